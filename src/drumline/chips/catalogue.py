@@ -1,0 +1,188 @@
+"""Every chip we know, one row each, with the source of each figure.
+
+All figures are per chip, never per core. Memory is counted in powers of ten, as the sources
+print it, which errs on the safe side: Google's "32 GB" is 32 GiB.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+
+from drumline.chips.names import UnknownName, nearest
+
+BOOK = "How to Scale Your Model, chapter 2 (TPUs) and chapter 12 (GPUs)"
+GOOGLE = "Cloud TPU documentation, system architecture pages, read 2026-11"
+NVIDIA = "NVIDIA datasheet of the chip, dense figures without sparsity"
+SLIDES = "Introduction to TPU & JAX, the tables of chips"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One accelerator chip. A figure that nobody has published is None."""
+
+    name: str
+    kind: str
+    """`tpu` or `gpu`."""
+    year: int
+    peak_bf16_flops: float
+    """Dense, float32 accumulation, per second."""
+    peak_8bit_flops: float | None
+    """int8 or fp8, whichever the chip has, per second."""
+    hbm_bytes: float
+    hbm_bandwidth: float
+    link_bandwidth: float
+    """Bytes per second one way: over one ICI link of a TPU, over all NVLink or PCIe of a GPU."""
+    torus_dimensions: int | None
+    cores: int | None
+    """TensorCores of a TPU, streaming multiprocessors of a GPU."""
+    dcn_bandwidth: float | None
+    """Bytes per second and chip into the data-centre network."""
+    sources: Mapping[str, str] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    def source_of(self, figure: str) -> str:
+        """Where the figure of that name was read."""
+        return self.sources[figure]
+
+
+_FIGURES = frozenset(f.name for f in fields(Chip)) - {"name", "kind", "sources", "notes"}
+
+
+def _from(source: str, **elsewhere: str) -> Mapping[str, str]:
+    """All figures from one source, but for those named."""
+    return MappingProxyType(dict.fromkeys(_FIGURES, source) | elsewhere)
+
+
+# fmt: off
+_CHIPS: tuple[Chip, ...] = (
+    Chip(
+        name="v2", kind="tpu", year=2018, cores=2, torus_dimensions=2,
+        peak_bf16_flops=4.6e13, peak_8bit_flops=None, hbm_bytes=16e9, hbm_bandwidth=7.2e11,
+        link_bandwidth=6e10, dcn_bandwidth=None,
+        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+        notes=("the slides print 8 GB, one core's share, beside the chip's 45 TFLOP/s",),
+    ),
+    Chip(
+        name="v3", kind="tpu", year=2020, cores=2, torus_dimensions=2,
+        peak_bf16_flops=1.23e14, peak_8bit_flops=None, hbm_bytes=32e9, hbm_bandwidth=9e11,
+        link_bandwidth=1e11, dcn_bandwidth=None,
+        sources=_from(BOOK, year=SLIDES, cores=GOOGLE, peak_bf16_flops=GOOGLE),
+        notes=(
+            "the slides' second table prints 16 GB, one core's share",
+            "the book prints 1.4e14 FLOP/s; Google's page prints 123 TFLOP/s, which stands here",
+        ),
+    ),
+    Chip(
+        name="v4", kind="tpu", year=2022, cores=2, torus_dimensions=3,
+        peak_bf16_flops=2.75e14, peak_8bit_flops=2.75e14, hbm_bytes=32e9, hbm_bandwidth=1.2e12,
+        link_bandwidth=4.5e10, dcn_bandwidth=6.25e9,
+        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+    ),
+    Chip(
+        name="v5e", kind="tpu", year=2023, cores=1, torus_dimensions=2,
+        peak_bf16_flops=1.97e14, peak_8bit_flops=3.94e14, hbm_bytes=16e9, hbm_bandwidth=8.2e11,
+        link_bandwidth=4.5e10, dcn_bandwidth=3.125e9,
+        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+    ),
+    Chip(
+        name="v5p", kind="tpu", year=2023, cores=2, torus_dimensions=3,
+        peak_bf16_flops=4.59e14, peak_8bit_flops=9.18e14, hbm_bytes=96e9, hbm_bandwidth=2.8e12,
+        link_bandwidth=9e10, dcn_bandwidth=6.25e9,
+        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+    ),
+    Chip(
+        name="v6e", kind="tpu", year=2024, cores=1, torus_dimensions=2,
+        peak_bf16_flops=9.2e14, peak_8bit_flops=1.84e15, hbm_bytes=32e9, hbm_bandwidth=1.6e12,
+        link_bandwidth=9e10, dcn_bandwidth=1.25e10,
+        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+        notes=("Google's page prints 918 TFLOP/s",),
+    ),
+    Chip(
+        name="7x", kind="tpu", year=2025, cores=2, torus_dimensions=3,
+        peak_bf16_flops=2.3e15, peak_8bit_flops=4.61e15, hbm_bytes=192e9, hbm_bandwidth=7.4e12,
+        link_bandwidth=9e10, dcn_bandwidth=1.25e10,
+        sources=_from(BOOK, year=GOOGLE, cores=GOOGLE),
+        notes=("to be had through GKE, not through the Cloud TPU API",),
+    ),
+    Chip(
+        name="V100", kind="gpu", year=2017, cores=80, torus_dimensions=None,
+        peak_bf16_flops=1.25e14, peak_8bit_flops=None, hbm_bytes=16e9, hbm_bandwidth=9e11,
+        link_bandwidth=1.5e11, dcn_bandwidth=None,
+        sources=_from(NVIDIA),
+        notes=("its tensor cores take float16, not bfloat16: the figure is for float16",),
+    ),
+    Chip(
+        name="A100", kind="gpu", year=2020, cores=108, torus_dimensions=None,
+        peak_bf16_flops=3.12e14, peak_8bit_flops=6.24e14, hbm_bytes=40e9, hbm_bandwidth=1.555e12,
+        link_bandwidth=3e11, dcn_bandwidth=None,
+        sources=_from(NVIDIA),
+        notes=("the 40 GB model, as in the slides",),
+    ),
+    Chip(
+        name="L40", kind="gpu", year=2022, cores=142, torus_dimensions=None,
+        peak_bf16_flops=1.82e14, peak_8bit_flops=3.62e14, hbm_bytes=48e9, hbm_bandwidth=8.64e11,
+        link_bandwidth=3.2e10, dcn_bandwidth=None,
+        sources=_from(NVIDIA, peak_bf16_flops=SLIDES),
+        notes=("no NVLink: the link is PCIe 4.0 ×16; its memory is GDDR6",),
+    ),
+    Chip(
+        name="H100", kind="gpu", year=2022, cores=132, torus_dimensions=None,
+        peak_bf16_flops=9.9e14, peak_8bit_flops=1.98e15, hbm_bytes=80e9, hbm_bandwidth=3.35e12,
+        link_bandwidth=4.5e11, dcn_bandwidth=None,
+        sources=_from(BOOK, year=NVIDIA, cores=NVIDIA),
+    ),
+    Chip(
+        name="H200", kind="gpu", year=2024, cores=132, torus_dimensions=None,
+        peak_bf16_flops=9.9e14, peak_8bit_flops=1.98e15, hbm_bytes=141e9, hbm_bandwidth=4.8e12,
+        link_bandwidth=4.5e11, dcn_bandwidth=None,
+        sources=_from(BOOK, year=NVIDIA, cores=NVIDIA),
+        notes=("measured on one: 7.9e14 FLOP/s on an 8192³ bf16 product, 4.3e12 B/s on a copy",),
+    ),
+    Chip(
+        name="B100", kind="gpu", year=2024, cores=None, torus_dimensions=None,
+        peak_bf16_flops=1.8e15, peak_8bit_flops=3.5e15, hbm_bytes=192e9, hbm_bandwidth=8e12,
+        link_bandwidth=9e11, dcn_bandwidth=None,
+        sources=_from(NVIDIA, peak_bf16_flops=SLIDES, hbm_bytes=SLIDES),
+        notes=("the slides print 655 % of an A100; their own figures give 577 %",),
+    ),
+    Chip(
+        name="B200", kind="gpu", year=2024, cores=148, torus_dimensions=None,
+        peak_bf16_flops=2.3e15, peak_8bit_flops=4.5e15, hbm_bytes=192e9, hbm_bandwidth=8e12,
+        link_bandwidth=9e11, dcn_bandwidth=None,
+        sources=_from(BOOK, year=NVIDIA, cores=NVIDIA, peak_8bit_flops=NVIDIA),
+    ),
+)
+# fmt: on
+
+_BY_NAME = {row.name.casefold(): row for row in _CHIPS}
+_ALIASES = {
+    "v5lite": "v5e",
+    "v5litepod": "v5e",
+    "trillium": "v6e",
+    "tpu7x": "7x",
+    "v7x": "7x",
+    "ironwood": "7x",
+}
+
+
+def chips() -> tuple[Chip, ...]:
+    """Every chip of the catalogue, fastest first: bf16 peak, then 8-bit peak, then memory rate."""
+
+    def figures(row: Chip) -> tuple[float, float, float]:
+        return row.peak_bf16_flops, row.peak_8bit_flops or 0.0, row.hbm_bandwidth
+
+    return tuple(sorted(_CHIPS, key=figures, reverse=True))
+
+
+def chip(name: str) -> Chip:
+    """The chip of that name; case, surrounding space and a leading `TPU` do not matter."""
+    folded = name.strip().casefold().removeprefix("tpu ").removeprefix("tpu-")
+    found = _BY_NAME.get(_ALIASES.get(folded, folded))
+    if found is not None:
+        return found
+    names = [row.name for row in _CHIPS]
+    if not folded:
+        raise UnknownName(f"the chip's name is empty; the chips are {', '.join(names)}")
+    near = nearest(folded, [*names, *_ALIASES])
+    hint = f"nearest: {', '.join(near)}" if near else f"the chips are {', '.join(names)}"
+    raise UnknownName(f"{name!r} is no chip we know; {hint}")

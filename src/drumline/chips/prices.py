@@ -1,0 +1,118 @@
+"""What chips, storage and transfer cost, in US dollars, each table with its date and source.
+
+Spot prices move up to once a month and list prices now and then: these are for choosing and for
+warnings, not for accounting. What a research grant covers is not subtracted.
+"""
+
+from dataclasses import dataclass
+
+from drumline.chips.names import UnknownName
+from drumline.chips.slices import Slice
+from drumline.chips.zones import region_of
+
+AS_OF = "2026-08-22"
+SOURCE = "Google's SKU prices as collected in the SkyPilot catalogue v8"
+
+TIERS = ("spot", "on-demand")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one chip costs for one hour."""
+
+    per_chip_hour: float
+    tier: str
+    region: str
+    as_of: str = AS_OF
+    source: str = SOURCE
+
+
+# (on demand, spot) per chip-hour. v2 and v3 are priced apart as single devices and as pod slices.
+_CHIP_HOUR: dict[str, dict[str, tuple[float, float | None]]] = {
+    "v2": {
+        "asia-east1": (1.305, 0.3915),
+        "europe-west4": (1.2375, 0.3156),
+        "us-central1": (1.125, 0.3375),
+    },
+    "v2 pod": {"europe-west4": (1.5, 0.3825), "us-central1": (1.5, 0.3825)},
+    "v3": {
+        "europe-west4": (2.2, 0.561),
+        "us-central1": (2.0, 0.51),
+        "us-east1": (2.0, None),
+    },
+    "v3 pod": {"europe-west4": (2.0, 0.66), "us-east1": (2.0, 0.6)},
+    "v4": {"us-central2": (3.22, 0.9215)},
+    "v5e": {
+        "asia-east1": (1.3895, 0.4527),
+        "asia-northeast1": (1.541, 0.2064),
+        "asia-southeast1": (1.56, 0.78),
+        "europe-north1": (1.3213, 0.6607),
+        "europe-west1": (1.3213, 0.5285),
+        "europe-west3": (1.416, 0.1896),
+        "europe-west4": (1.56, 0.5356),
+        "northamerica-northeast1": (1.3213, 0.177),
+        "southamerica-west1": (1.716, 0.2298),
+        "us-central1": (1.2, 0.3422),
+        "us-east1": (1.2, 0.3422),
+        "us-east4": (1.2, 0.5144),
+        "us-east5": (1.2, 0.6),
+        "us-south1": (1.416, 0.7196),
+        "us-west1": (1.2, 0.3422),
+        "us-west4": (1.2, 0.6068),
+    },
+    "v5p": {
+        "europe-west1": (4.4595, 1.5294),
+        "europe-west4": (4.2525, 0.8499),
+        "us-central1": (4.2, 0.8136),
+        "us-east1": (4.2, 0.8136),
+        "us-east5": (4.2, 1.0588),
+        "us-south1": (4.779, 0.6401),
+    },
+    "v6e": {
+        "asia-northeast1": (3.24, 1.5299),
+        "asia-south1": (3.24, 1.3789),
+        "asia-southeast1": (2.97, 0.2673),
+        "europe-west4": (2.97, 1.782),
+        "southamerica-west1": (2.7, 1.08),
+        "us-central1": (2.7, 0.6518),
+        "us-east1": (2.7, 0.6518),
+        "us-east4": (2.7, 0.2809),
+        "us-east5": (2.7, 1.5437),
+        "us-south1": (2.7, 0.9924),
+        "us-west1": (2.7, 0.6518),
+    },
+}
+
+
+def price(wanted: Slice, zone: str, tier: str) -> Price | None:
+    """The chip-hour price of that slice in that zone, or None where none is published."""
+    if tier not in TIERS:
+        raise UnknownName(f"{tier!r} is no tier with a list price; there are {', '.join(TIERS)}")
+    region = region_of(zone)
+    is_pod = wanted.generation in {"v2", "v3"} and wanted.hosts > 1
+    row = _CHIP_HOUR.get(f"{wanted.generation} pod" if is_pod else wanted.generation, {})
+    on_demand, spot = row.get(region, (None, None))
+    per_chip = spot if tier == "spot" else on_demand
+    return None if per_chip is None else Price(per_chip, tier, region)
+
+
+@dataclass(frozen=True)
+class StoragePrices:
+    """Cloud Storage, standard class, within one region; from the slides and Google's price list."""
+
+    per_gb_month: float = 0.02
+    per_1000_class_a: float = 0.0050
+    """Operations that write or list."""
+    per_1000_class_b: float = 0.0004
+    """Operations that read."""
+    same_region_per_gb: float = 0.0
+    cross_region_per_gb: tuple[float, float] = (0.02, 0.05)
+    """From the nearest to the farthest pair of regions; the slides: 1 TB costs at least $20."""
+    internet_per_gb: float = 0.1
+    boot_disk_gb: int = 100
+    """Every TPU VM has one."""
+    as_of: str = "2025-10"
+    source: str = "Introduction to TPU & JAX, TPU Costs; Cloud Storage price list"
+
+
+STORAGE = StoragePrices()

@@ -1,0 +1,212 @@
+"""From an accelerator name (`v4-128`) to what one gets: chips, hosts, topology, wrap-around links.
+
+The suffix counts TensorCores for some generations and chips for others, and hosts hold 1, 4 or 8
+chips depending on the size. Two tools in the field get v5litepod-8, v6e-8 or v5p-16 wrong by
+computing what only a table knows, so every size there is stands in a table here.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from drumline.chips.catalogue import Chip, chip
+from drumline.chips.names import UnknownName, nearest
+
+Topology = tuple[int, ...]
+
+# v4 and v5p pods are built of 4×4×4 cubes joined by optical switches. Slices from one cube on come
+# in these numbers of cubes: v4 and v5p as the Cloud TPU API lists its accelerator types (a crawl of
+# 2026-08-22), 7x as its documentation draws them, up to the pod of 9,216 chips.
+_CUBE = 4
+_V4_CUBES = tuple(range(1, 49))
+_V5P_CUBES = (
+    *range(1, 67), 68, 69, 70, 72, 74, 75, 76, 77, 78, 80, 81, 82,
+    84, 85, 86, 87, 88, 90, 91, 92, 93, 94, 95, 96,
+)  # fmt: skip
+_7X_CUBES = (1, 2, 4, 8, 16, 32, 144)
+
+_BELOW_A_CUBE: dict[int, Topology] = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
+_EIGHT_CHIP_HOSTS: dict[int, Topology] = {
+    1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8),
+    128: (8, 16), 256: (16, 16),
+}  # fmt: skip
+
+
+def _most_cubic(cubes: int) -> Topology:
+    """The default shape of so many cubes: nearest to a cube itself (Cloud TPU docs)."""
+    shapes = (
+        (a, b, cubes // (a * b))
+        for a in range(1, cubes + 1)
+        if cubes % a == 0
+        for b in range(a, cubes // a + 1)
+        if cubes % (a * b) == 0 and cubes // (a * b) >= b
+    )
+    return tuple(_CUBE * side for side in min(shapes, key=sum))
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """A generation as the Cloud TPU API sells it."""
+
+    chip: Chip
+    prefix: str
+    suffix_counts_cores: bool
+    flat: dict[int, Topology]
+    """Chips → topology, for the slices that are not made of cubes."""
+    image: str | None
+    """The runtime image to boot; None where the Cloud TPU API does not serve the generation."""
+    cubes: tuple[int, ...] = ()
+    pod_side: int | None = None
+    """2D pods: an axis wraps around only where it spans the pod."""
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Every suffix there is, smallest first."""
+        chips = (*self.flat, *(_CUBE**3 * count for count in self.cubes))
+        return tuple(one * self._per_chip for one in chips)
+
+    @property
+    def _per_chip(self) -> int:
+        return (self.chip.cores or 1) if self.suffix_counts_cores else 1
+
+    def slice(self, size: int) -> "Slice":
+        """The slice with that suffix, which must be one of `sizes`."""
+        chips = size // self._per_chip
+        topology = self.flat.get(chips) or _most_cubic(chips // _CUBE**3)
+        return Slice(
+            name=f"{self.prefix}-{size}",
+            chip=self.chip,
+            chips=chips,
+            # v5e and v6e pack a slice of up to 8 chips into one host; all else has 4 a host.
+            chips_per_host=chips if self.flat is _EIGHT_CHIP_HOSTS and chips <= 8 else 4,
+            topology=topology,
+            wraps=self._wraps(topology),
+            runtime_image=self.image,
+        )
+
+    def _wraps(self, topology: Topology) -> tuple[bool, ...]:
+        if self.pod_side is not None:
+            return tuple(side == self.pod_side for side in topology)
+        # The optical switches close the rings of whole cubes only.
+        return (all(side % _CUBE == 0 for side in topology),) * len(topology)
+
+
+_V2: dict[int, Topology] = {4: (2, 2), 16: (4, 4), 64: (8, 8), 128: (8, 16), 256: (16, 16)}
+_V3: dict[int, Topology] = _V2 | {32: (4, 8), 512: (16, 32), 1024: (32, 32)}
+_BASE = "tpu-ubuntu2204-base"
+_GENERATIONS = {
+    generation.prefix: generation
+    for generation in (
+        _Generation(chip("v2"), "v2", True, _V2, _BASE, pod_side=16),
+        _Generation(chip("v3"), "v3", True, dict(sorted(_V3.items())), _BASE, pod_side=32),
+        _Generation(chip("v4"), "v4", True, _BELOW_A_CUBE, _BASE, cubes=_V4_CUBES),
+        _Generation(
+            chip("v5e"), "v5litepod", False, _EIGHT_CHIP_HOSTS, "v2-alpha-tpuv5-lite", pod_side=16
+        ),
+        _Generation(chip("v5p"), "v5p", True, _BELOW_A_CUBE, "v2-alpha-tpuv5", cubes=_V5P_CUBES),
+        _Generation(chip("v6e"), "v6e", False, _EIGHT_CHIP_HOSTS, "v2-alpha-tpuv6e", pod_side=16),
+        _Generation(chip("7x"), "tpu7x", False, _BELOW_A_CUBE, None, cubes=_7X_CUBES),
+    )
+}
+_SPELLINGS = {"v5e": "v5litepod", "v5lite": "v5litepod", "7x": "tpu7x", "v7x": "tpu7x"}
+_SHAPE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<size>[1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True)
+class IciAxis:
+    """One axis of the torus, as the cost model sees it."""
+
+    name: str
+    length: int
+    wraps: bool
+    link_bandwidth: float
+    """Bytes per second one way over each link of this axis."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What an accelerator name stands for. `name` is the one the Cloud TPU API takes."""
+
+    name: str
+    chip: Chip
+    chips: int
+    chips_per_host: int
+    topology: Topology
+    wraps: tuple[bool, ...]
+    runtime_image: str | None
+
+    @property
+    def generation(self) -> str:
+        """The chip's name: `v5e` for v5litepod-16."""
+        return self.chip.name
+
+    @property
+    def cores(self) -> int:
+        """TensorCores."""
+        return self.chips * (self.chip.cores or 1)
+
+    @property
+    def hosts(self) -> int:
+        """Virtual machines one logs in to."""
+        return self.chips // self.chips_per_host
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Memory of all chips together."""
+        return self.chips * self.chip.hbm_bytes
+
+    @property
+    def peak_bf16_flops(self) -> float:
+        """Peak of all chips together, per second."""
+        return self.chips * self.chip.peak_bf16_flops
+
+    def mesh_axes(self) -> tuple[IciAxis, ...]:
+        """The ICI axes in the order of the topology, those of length 1 included."""
+        return tuple(
+            IciAxis(name, length, wraps, self.chip.link_bandwidth)
+            for name, length, wraps in zip("xyz", self.topology, self.wraps, strict=False)
+        )
+
+
+def slices() -> tuple[Slice, ...]:
+    """Every slice there is, oldest generation first."""
+    return tuple(one.slice(size) for one in _GENERATIONS.values() for size in one.sizes)
+
+
+def slice_of(name: str) -> Slice:
+    """The slice an accelerator name stands for; case and surrounding space do not matter."""
+    folded = name.strip().casefold()
+    if not folded:
+        raise UnknownName("the accelerator's name is empty; one looks like v4-8 or v5litepod-16")
+    prefix = folded.partition("-")[0]
+    generation = _GENERATIONS.get(_SPELLINGS.get(prefix, prefix))
+    if generation is None:
+        raise UnknownName(_no_generation(name, prefix))
+    parts = _SHAPE.fullmatch(folded)
+    sold = f"{prefix} comes in {_list(generation.sizes)}"
+    if parts is None:
+        raise UnknownName(f"{name!r} does not end in the size of a slice; {sold}")
+    size = int(parts["size"])
+    if size not in generation.sizes:
+        below = [s for s in generation.sizes if s < size][-1:]
+        above = [s for s in generation.sizes if s > size][:1]
+        near = ", ".join(f"{prefix}-{s}" for s in below + above)
+        raise UnknownName(f"{name!r}: {sold}; nearest: {near}")
+    return generation.slice(size)
+
+
+def _no_generation(name: str, prefix: str) -> str:
+    known = ", ".join(_GENERATIONS)
+    try:
+        if chip(prefix).kind == "gpu":
+            return f"{name!r} names a GPU; slices are of TPUs: {known}"
+    except UnknownName:
+        pass
+    near = nearest(prefix, [*_GENERATIONS, *_SPELLINGS])
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    return f"{name!r} begins with no TPU generation; there are {known}{hint}"
+
+
+def _list(sizes: tuple[int, ...]) -> str:
+    names = [str(size) for size in sizes]
+    return ", ".join(names if len(names) <= 10 else [*names[:8], "…", names[-1]])

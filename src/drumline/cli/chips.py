@@ -1,0 +1,194 @@
+"""`drumline chips`: the catalogue, or one slice or chip of it in full."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drumline.cli.table import print_table
+
+if TYPE_CHECKING:
+    from drumline.chips import Chip, Slice
+
+BASELINE = "A100"
+
+
+def chips(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A slice (v4-128) or a chip (v4, H100); without one, all chips."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare chips, or show one slice: size, topology, where it is, what it costs."""
+    from drumline.chips import UnknownName, chip, slice_of
+
+    if name is None:
+        _show_all(as_json)
+        return
+    try:
+        known = chip(name)
+    except UnknownName:
+        if "-" not in name:
+            raise
+        _show_slice(slice_of(name), as_json)
+    else:
+        _show_chip(known, as_json)
+
+
+def _show_all(as_json: bool) -> None:
+    from drumline.chips import chip, chips
+
+    baseline = chip(BASELINE).peak_bf16_flops
+    rows = [
+        {
+            "rank": rank,
+            **_chip_facts(one),
+            f"relative_to_{BASELINE.lower()}": round(one.peak_bf16_flops / baseline, 4),
+        }
+        for rank, one in enumerate(chips(), start=1)
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    print_table(
+        ["RANK", "CHIP", "YEAR", "PEAK BF16", "MEMORY", f"OF AN {BASELINE}"],
+        [
+            [
+                str(row["rank"]),
+                row["name"],
+                str(row["year"]),
+                f"{row['peak_bf16_flops'] / 1e12:,.0f} TFLOP/s",
+                f"{row['hbm_bytes'] / 1e9:.0f} GB",
+                f"{row[f'relative_to_{BASELINE.lower()}']:.0%}",
+            ]
+            for row in rows
+        ],
+        right="r rrrr",
+    )
+    typer.echo("\none with sources: drumline chips v3 · a slice: drumline chips v4-128")
+
+
+def _chip_facts(one: "Chip") -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "year": one.year,
+        "peak_bf16_flops": one.peak_bf16_flops,
+        "peak_8bit_flops": one.peak_8bit_flops,
+        "hbm_bytes": int(one.hbm_bytes),
+        "hbm_bandwidth": one.hbm_bandwidth,
+        "link_bandwidth": one.link_bandwidth,
+        "torus_dimensions": one.torus_dimensions,
+        "cores": one.cores,
+        "dcn_bandwidth": one.dcn_bandwidth,
+        "sources": dict(one.sources),
+        "notes": list(one.notes),
+    }
+
+
+def _show_chip(one: "Chip", as_json: bool) -> None:
+    facts = _chip_facts(one)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    shown = {
+        "peak_bf16_flops": ("bf16", _rate(one.peak_bf16_flops, "FLOP/s")),
+        "peak_8bit_flops": ("8-bit", _rate(one.peak_8bit_flops, "FLOP/s")),
+        "hbm_bytes": ("memory", f"{one.hbm_bytes / 1e9:.0f} GB"),
+        "hbm_bandwidth": ("memory rate", _rate(one.hbm_bandwidth, "B/s")),
+        "link_bandwidth": ("link, one way", _rate(one.link_bandwidth, "B/s")),
+        "torus_dimensions": ("torus", f"{one.torus_dimensions}D" if one.torus_dimensions else "–"),
+        "cores": ("cores", str(one.cores or "–")),
+        "dcn_bandwidth": ("network", _rate(one.dcn_bandwidth, "B/s")),
+        "year": ("year", str(one.year)),
+    }
+    typer.secho(f"{one.name} · one chip", bold=True)
+    print_table(
+        ["FIGURE", "", "SOURCE"],
+        [[label, value, one.source_of(figure)] for figure, (label, value) in shown.items()],
+        right=" r",
+    )
+    for note in one.notes:
+        typer.echo(f"note: {note}")
+
+
+def _rate(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if value >= scale:
+            return f"{value / scale:,.4g} {prefix}{unit}"
+    return f"{value:,.0f} {unit}"
+
+
+def _slice_facts(one: "Slice") -> dict[str, Any]:
+    from drumline.chips import places, price
+
+    offers = []
+    for place in places(one):
+        offer: dict[str, Any] = {"zone": place.zone, "public": place.public, "source": place.source}
+        for tier in ("on-demand", "spot"):
+            found = price(one, place.zone, tier)
+            offer[f"{tier.replace('-', '_')}_per_hour"] = (
+                None if found is None else round(found.per_chip_hour * one.chips, 4)
+            )
+            if found is not None:
+                offer |= {"price_as_of": found.as_of, "price_source": found.source}
+        offers.append(offer)
+    return {
+        "name": one.name,
+        "generation": one.generation,
+        "chips": one.chips,
+        "cores": one.cores,
+        "hosts": one.hosts,
+        "chips_per_host": one.chips_per_host,
+        "topology": list(one.topology),
+        "wraps": list(one.wraps),
+        "hbm_bytes": int(one.hbm_bytes),
+        "peak_bf16_flops": one.peak_bf16_flops,
+        "runtime_image": one.runtime_image,
+        "zones": [offer["zone"] for offer in offers],
+        "offers": offers,
+    }
+
+
+def _show_slice(one: "Slice", as_json: bool) -> None:
+    facts = _slice_facts(one)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    wrapped = [axis.name for axis in one.mesh_axes() if axis.wraps]
+    shape = "×".join(map(str, one.topology))
+    typer.secho(f"{one.name} · {one.generation}", bold=True)
+    typer.echo(f"chips     {_count(one.chips, 'chip')}, {_count(one.cores, 'core')}")
+    typer.echo(f"hosts     {_count(one.hosts, 'host')} with {_count(one.chips_per_host, 'chip')}")
+    typer.echo(f"topology  {shape}, wraps around on {', '.join(wrapped) or 'no axis'}")
+    typer.echo(f"memory    {one.hbm_bytes / 1e9:,.0f} GB")
+    typer.echo(f"peak      {_rate(one.peak_bf16_flops, 'FLOP/s')} bf16")
+    typer.echo(f"image     {one.runtime_image or 'none: not served by the Cloud TPU API'}")
+    typer.echo("")
+    print_table(
+        ["ZONE", "SPOT AN HOUR", "ON DEMAND AN HOUR", "OPEN TO"],
+        [
+            [
+                offer["zone"],
+                _dollars(offer["spot_per_hour"]),
+                _dollars(offer["on_demand_per_hour"]),
+                "everyone" if offer["public"] else "projects with a grant there",
+            ]
+            for offer in facts["offers"]
+        ],
+        right=" rr",
+    )
+    dated = next((offer for offer in facts["offers"] if "price_as_of" in offer), None)
+    if dated:
+        typer.echo(f"\nprices of {dated['price_as_of']}: {dated['price_source']}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _dollars(amount: float | None) -> str:
+    return "–" if amount is None else f"${amount:,.2f}"

@@ -1,0 +1,112 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.chips import Slice, UnknownName, slice_of, slices
+
+EVERY_SLICE = slices()
+
+
+@pytest.mark.parametrize("one", EVERY_SLICE, ids=lambda one: one.name)
+def test_the_parts_of_a_slice_add_up(one: Slice) -> None:
+    assert slice_of(one.name) == one
+    assert one.hosts * one.chips_per_host == one.chips
+    assert math.prod(one.topology) == one.chips
+    assert one.cores == one.chips * (one.chip.cores or 0)
+    assert len(one.wraps) == len(one.topology) == one.chip.torus_dimensions
+    assert one.hbm_bytes == one.chips * one.chip.hbm_bytes
+    assert one.peak_bf16_flops == one.chips * one.chip.peak_bf16_flops
+    assert (one.runtime_image is None) == (one.generation == "7x")
+
+
+@pytest.mark.parametrize("one", EVERY_SLICE, ids=lambda one: one.name)
+def test_the_cost_model_gets_each_axis_with_its_length_and_wrap(one: Slice) -> None:
+    axes = one.mesh_axes()
+    assert tuple(axis.length for axis in axes) == one.topology
+    assert tuple(axis.wraps for axis in axes) == one.wraps
+    assert {axis.link_bandwidth for axis in axes} == {one.chip.link_bandwidth}
+
+
+# Read from the configuration tables of Google's documentation, not computed.
+DOCUMENTED = [
+    # name, chips, hosts, topology, wraps
+    ("v2-8", 4, 1, "2x2", "--"),
+    ("v2-512", 256, 64, "16x16", "ww"),
+    ("v3-32", 16, 4, "4x4", "--"),
+    ("v3-2048", 1024, 256, "32x32", "ww"),
+    ("v4-8", 4, 1, "2x2x1", "---"),
+    ("v4-64", 32, 8, "2x4x4", "---"),
+    ("v4-128", 64, 16, "4x4x4", "www"),
+    ("v4-384", 192, 48, "4x4x12", "www"),
+    ("v4-4096", 2048, 512, "8x16x16", "www"),
+    ("v5litepod-1", 1, 1, "1x1", "--"),
+    ("v5litepod-4", 4, 1, "2x2", "--"),
+    ("v5litepod-8", 8, 1, "2x4", "--"),
+    ("v5litepod-16", 16, 4, "4x4", "--"),
+    ("v5litepod-128", 128, 32, "8x16", "-w"),
+    ("v5litepod-256", 256, 64, "16x16", "ww"),
+    ("v5p-8", 4, 1, "2x2x1", "---"),
+    ("v5p-16", 8, 2, "2x2x2", "---"),
+    ("v5p-32", 16, 4, "2x2x4", "---"),
+    ("v5p-64", 32, 8, "2x4x4", "---"),
+    ("v5p-256", 128, 32, "4x4x8", "www"),
+    ("v5p-512", 256, 64, "4x8x8", "www"),
+    ("v5p-1024", 512, 128, "8x8x8", "www"),
+    ("v5p-2048", 1024, 256, "8x8x16", "www"),
+    ("v5p-8192", 4096, 1024, "16x16x16", "www"),
+    ("v5p-12288", 6144, 1536, "16x16x24", "www"),
+    ("v6e-8", 8, 1, "2x4", "--"),
+    ("v6e-64", 64, 16, "8x8", "--"),
+    ("v6e-256", 256, 64, "16x16", "ww"),
+    ("tpu7x-64", 64, 16, "4x4x4", "www"),
+]
+
+
+@pytest.mark.parametrize(("name", "chips", "hosts", "topology", "wraps"), DOCUMENTED)
+def test_slices_are_as_google_documents_them(
+    name: str, chips: int, hosts: int, topology: str, wraps: str
+) -> None:
+    one = slice_of(name)
+    assert (one.chips, one.hosts) == (chips, hosts)
+    assert "x".join(map(str, one.topology)) == topology
+    assert one.wraps == tuple(mark == "w" for mark in wraps)
+
+
+@pytest.mark.parametrize("typed", ["v5e-16", "v5litepod-16", "V5E-16", " v5e-16\n"])
+def test_one_slice_under_its_spellings_has_the_name_the_cloud_takes(typed: str) -> None:
+    assert slice_of(typed).name == "v5litepod-16"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("v5p-12", "v5p comes in 8, 16, .*; nearest: v5p-8, v5p-16$"),
+        ("v5e-12", "nearest: v5e-8, v5e-16$"),
+        ("v4-2", "nearest: v4-8$"),
+        ("v4-999999", "nearest: v4-6144$"),
+        ("", "is empty"),
+        ("   ", "is empty"),
+        ("v4", "does not end in the size"),
+        ("v4-", "does not end in the size"),
+        ("v4-08", "does not end in the size"),
+        ("v4--8", "does not end in the size"),
+        ("v4-8; rm -rf /", "does not end in the size"),
+        ("v4-٨", "does not end in the size"),
+        ("v9-8", "no TPU generation"),
+        ("h100-8", "names a GPU"),
+    ],
+)
+def test_a_wrong_name_gets_one_sentence_with_the_mend(typed: str, said: str) -> None:
+    with pytest.raises(UnknownName, match=said):
+        slice_of(typed)
+
+
+@given(st.text(max_size=20) | st.from_regex(r"\A\s?[vV]?[0-9a-z]{1,4}-?[0-9]{0,12}\Z"))
+def test_any_text_is_a_slice_or_one_sentence(typed: str) -> None:
+    try:
+        said = slice_of(typed).name
+    except UnknownName as mistake:
+        said = str(mistake)
+    assert len(said.splitlines()) == 1
