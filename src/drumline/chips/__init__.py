@@ -8,9 +8,18 @@ from drumline.chips.catalogue import Chip, chip, chips
 from drumline.chips.names import UnknownName
 from drumline.chips.prices import STORAGE, TIERS, Price, StoragePrices, price
 from drumline.chips.slices import IciAxis, Slice, slice_of, slices
-from drumline.chips.zones import Place, generations_in, places, region_of, same_region, zones
+from drumline.chips.zones import (
+    LOCAL_ZONES,
+    Place,
+    generations_in,
+    places,
+    region_of,
+    same_region,
+    zones,
+)
 
 __all__ = [
+    "LOCAL_ZONES",
     "STORAGE",
     "TIERS",
     "Chip",

@@ -76,6 +76,8 @@ _PLACES: dict[str, tuple[Place, ...]] = {
     ),
     "7x": _public("us-central1-c"),
 }
+LOCAL_ZONES = ("local-a", "local-b", "local-c")
+"""Zones that only the emulator has, all in the region `local`, with every generation."""
 _ZONES = {place.zone for places in _PLACES.values() for place in places}
 _ZONE = re.compile(r"(?P<region>[a-z]+-[a-z]+[0-9]+)-[a-z][a-z0-9]*")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -103,6 +105,8 @@ def generations_in(zone: str) -> tuple[str, ...]:
 
 def region_of(zone: str) -> str:
     """The region of a zone: `us-central2` of `us-central2-b`."""
+    if zone in LOCAL_ZONES:
+        return "local"
     match = _ZONE.fullmatch(zone)
     if match:
         return match["region"]

@@ -1,0 +1,206 @@
+"""One REST call, made until it succeeds, is refused for good, or has taken long enough.
+
+Every call of ours can be repeated without harm (names are made before the call), so all of them
+are retried alike. What comes back is JSON or a CloudError, never anything else.
+"""
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from drumline.cloud.answers import Refusal, Rpc, read_refusal
+from drumline.cloud.credentials import LOGIN, Credentials
+from drumline.cloud.protocol import CloudError
+
+_log = logging.getLogger(__name__)
+
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a call may take before its caller gets an error and goes on with its loop."""
+
+    connect: float = 5.0
+    read: float = 20.0
+    """Listing a zone with hundreds of nodes takes seconds."""
+    write: float = 10.0
+    pool: float = 10.0
+    attempts: int = 4
+    first_delay: float = 0.5
+    longest_delay: float = 8.0
+    total: float = 45.0
+    """All attempts and waits of one call together, all pages of a listing included."""
+
+    def delay(self, failed: int, chance: float) -> float:
+        """Full jitter: anything up to twice the last ceiling, so that callers do not march in step.
+
+        `failed` counts the attempts made, `chance` lies in [0, 1).
+        """
+        ceiling = min(self.longest_delay, self.first_delay * 2.0 ** min(failed - 1, 30))
+        return chance * ceiling
+
+
+@dataclass(frozen=True)
+class World:
+    """What a call takes from outside itself; tests bring their own."""
+
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    random: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What to send."""
+
+    method: str
+    url: str
+    query: Mapping[str, str] | None = None
+    body: Mapping[str, Any] | None = None
+
+
+class _Unanswered(Exception):
+    """No answer, or one that cannot be read: an attempt that tells nothing."""
+
+
+class Rest:
+    """A pool of connections, the token that goes with each call, and the retries."""
+
+    def __init__(
+        self,
+        base_url: str,
+        credentials: Credentials | None,
+        patience: Patience,
+        world: World,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Open nothing yet. `credentials` None sends no token, as for the emulator."""
+        self._credentials = credentials
+        self._patience = patience
+        self._world = world
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(
+                connect=patience.connect,
+                read=patience.read,
+                write=patience.write,
+                pool=patience.pool,
+            ),
+            transport=transport,
+            # A proxy from the environment must not stand between us and the emulator.
+            trust_env=urlsplit(base_url).hostname not in _LOOPBACK,
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def deadline(self) -> "Deadline":
+        """The time that one call of our caller may take, shared by the calls it leads to."""
+        return Deadline(self._world.clock() + self._patience.total, self._patience.total)
+
+    async def send(self, call: Call, deadline: "Deadline") -> dict[str, Any]:
+        """The answer's JSON object, or CloudError after the retries that made sense."""
+        failed = 0
+        refused: str | None = None
+        while True:
+            wait: float | None = None
+            try:
+                answer, token = await self._once(call, refused, deadline)
+                if not isinstance(answer, Refusal):
+                    return answer
+                if answer.http == 401:
+                    if token is None or refused is not None:
+                        raise CloudError(
+                            f"Google refused our credentials: {answer.text}; {LOGIN}",
+                            Rpc.UNAUTHENTICATED.value,
+                        )
+                    refused = token
+                    continue
+                error = CloudError(answer.text, answer.code)
+                if not answer.may_pass:
+                    raise error
+                wait = answer.wait
+            except _Unanswered as reason:
+                error = CloudError(f"no answer from {urlsplit(call.url).netloc}: {reason}")
+            failed += 1
+            if failed >= self._patience.attempts:
+                raise error
+            # The wait that the cloud asked for is a floor; jitter on top keeps callers apart.
+            pause = self._patience.delay(failed, self._world.random()) + (wait or 0.0)
+            if self._world.clock() + pause >= deadline.at:
+                raise error
+            _log.info("%s %s: %s; again in %.1f s", call.method, call.url, error, pause)
+            await self._world.sleep(pause)
+
+    async def _once(
+        self, call: Call, refused: str | None, deadline: "Deadline"
+    ) -> tuple[dict[str, Any] | Refusal, str | None]:
+        """One attempt: what came back, and the token it was made with."""
+        left = deadline.at - self._world.clock()
+        try:
+            # httpx bounds each read, not the answer: one that drips would never end.
+            async with asyncio.timeout(max(left, 0.0)):
+                token, headers = await self._headers(refused)
+                response = await self._client.request(
+                    call.method, call.url, params=call.query, json=call.body, headers=headers
+                )
+        except TimeoutError:
+            raise _Unanswered(f"nothing after {deadline.total:g} s") from None
+        except httpx.TransportError as error:
+            raise _Unanswered(f"{type(error).__name__} {error}".strip()) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # What cannot be decoded at all, a body that is not the gzip it says.
+            raise _Unanswered(f"{type(error).__name__} {error}".strip()) from error
+        if not response.is_success:
+            refusal = read_refusal(
+                response.status_code, response.content, response.headers, self._world.now()
+            )
+            return refusal, token
+        return _json_object(call, response.content), token
+
+    async def _headers(self, refused: str | None) -> tuple[str | None, dict[str, str]]:
+        if self._credentials is None:
+            return None, {}
+        try:
+            token = await self._credentials.token(refused)
+        except CloudError as error:
+            if error.code is None:
+                raise _Unanswered(str(error)) from error
+            raise
+        headers = {"Authorization": f"Bearer {token}"}
+        if self._credentials.quota_project:
+            headers["X-Goog-User-Project"] = self._credentials.quota_project
+        return token, headers
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A time on the injected clock."""
+
+    at: float
+    total: float
+
+
+def _json_object(call: Call, body: bytes) -> dict[str, Any]:
+    """The answer; one cut short must never pass for an empty listing."""
+    if not body.strip() and call.method != "GET":
+        return {}
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        start = body[:80].decode(errors="replace")
+        raise _Unanswered(f"the answer is no JSON: {start!r}") from None
+    if not isinstance(answer, dict):
+        raise _Unanswered("the answer is no JSON object")
+    return answer

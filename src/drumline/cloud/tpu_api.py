@@ -1,0 +1,192 @@
+"""The Cloud TPU API (REST, v2) as the job manager's `Cloud`: Google's, or the emulator's.
+
+    TpuApi(project, credentials=GoogleCredentials())                              # Google
+    TpuApi("local", base_url=url, storage_url=url, ssh_port=None)                 # the emulator
+
+What is sent and read is in `messages`, how a call is made and retried in `rest`.
+"""
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from drumline.cloud import messages
+from drumline.cloud.answers import Rpc
+from drumline.cloud.credentials import Credentials
+from drumline.cloud.protocol import CloudError, Node, Request, SliceRequest
+from drumline.cloud.rest import Call, Deadline, Patience, Rest, World
+
+GOOGLE = "https://tpu.googleapis.com"
+STORAGE = "https://storage.googleapis.com"
+SSH_PORT = 22
+
+# The most that the API gives at once is not documented; it may give less than asked for.
+_PAGE = "500"
+# No project has so many; a cloud whose last page points to another would hold us forever.
+_MOST_PAGES = 200
+_BEING_DELETED = re.compile(
+    r"(?:already|currently|is) (?:being )?delet(?:ed|ing)\b|\bbeing deleted\b"
+    r"|\bstate\b[\s:='\"]*(?:is )?DELETING\b|deletion (?:is )?(?:already )?in progress",
+    re.IGNORECASE,
+)
+
+
+class TpuApi:
+    """See `protocol.Cloud` for what each call promises."""
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        base_url: str = GOOGLE,
+        storage_url: str = STORAGE,
+        credentials: Credentials | None = None,
+        ssh_port: int | None = SSH_PORT,
+        patience: Patience | None = None,
+        world: World | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Open nothing yet.
+
+        `credentials` None calls without a token. `ssh_port` None takes the port each endpoint
+        publishes: the emulator's hosts share an address. Google publishes the port of the TPU's
+        own service there, so 22 is said, not read.
+        """
+        self._project = project
+        self._base = base_url.rstrip("/")
+        self._storage = storage_url.rstrip("/")
+        self._ssh_port = ssh_port
+        self._rest = Rest(
+            self._base, credentials, patience or Patience(), world or World(), transport
+        )
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._rest.close()
+
+    async def requests(self, zone: str) -> list[Request]:
+        """All queued resources of the project in a zone, all pages."""
+        return messages.read_requests(await self._list(zone, "queuedResources"), zone)
+
+    async def nodes(self, zone: str) -> list[Node]:
+        """All nodes of the project in a zone, all pages."""
+        return messages.read_nodes(await self._list(zone, "nodes"), zone, self._ssh_port)
+
+    async def ask(self, request: SliceRequest) -> None:
+        """Queue a request; one that exists already under that name is taken for ours."""
+        call = Call(
+            "POST",
+            self._url(request.zone, "queuedResources"),
+            query={"queuedResourceId": request.name},
+            body=messages.queued_resource(request, self._parent(request.zone)),
+        )
+        try:
+            await self._operate(call)
+        except CloudError as error:
+            if error.code != Rpc.ALREADY_EXISTS:
+                raise
+
+    async def release(self, zone: str, name: str) -> None:
+        """Delete the request and the node under it; what is gone already is no error."""
+        # Without force the node under the request blocks the delete.
+        await self._delete(Call("DELETE", self._url(zone, "queuedResources", name), _FORCE))
+
+    async def remove_node(self, zone: str, name: str) -> None:
+        """Delete a node that has no request; what is gone already is no error."""
+        await self._delete(Call("DELETE", self._url(zone, "nodes", name)))
+
+    async def host_keys(self, zone: str, node: str) -> list[str | None]:
+        """The public SSH host key of each host in worker order, None where it is not published.
+
+        Empty where not even the number of hosts can be learnt.
+        """
+        url = self._url(zone, "nodes", node)
+        deadline = self._rest.deadline()
+        try:
+            hosts = messages.count_hosts(await self._rest.send(Call("GET", url), deadline))
+        except CloudError:
+            return []
+        ask = Call("POST", f"{url}:getGuestAttributes", body={"queryPath": "hostkeys/"})
+        try:
+            return messages.read_host_keys(await self._rest.send(ask, deadline), hosts)
+        except CloudError:
+            return [None] * hosts
+
+    async def bucket_location(self, bucket: str) -> str | None:
+        """`US-CENTRAL2`, `EU`, …; None where it cannot be known."""
+        url = f"{self._storage}/storage/v1/b/{quote(bucket, safe='')}"
+        call = Call("GET", url, query={"fields": "location"})
+        try:
+            answer = await self._rest.send(call, self._rest.deadline())
+        except CloudError as error:
+            if error.code in {Rpc.PERMISSION_DENIED, Rpc.NOT_FOUND}:
+                return None
+            raise
+        location = answer.get("location")
+        return location if isinstance(location, str) and location else None
+
+    async def _list(self, zone: str, collection: str) -> list[object]:
+        deadline = self._rest.deadline()
+        found: list[object] = []
+        token = ""
+        for _ in range(_MOST_PAGES):
+            page = await self._page(zone, collection, token, deadline)
+            found += _entries(page, collection)
+            following = page.get("nextPageToken")
+            if not following:
+                return found
+            if not isinstance(following, str) or following == token:
+                break
+            token = following
+        raise CloudError(f"the listing of {collection} in {zone} has no end")
+
+    async def _page(
+        self, zone: str, collection: str, token: str, deadline: Deadline
+    ) -> dict[str, Any]:
+        query = {"pageSize": _PAGE} | ({"pageToken": token} if token else {})
+        page = await self._rest.send(Call("GET", self._url(zone, collection), query), deadline)
+        if page.get("unreachable"):
+            # The listing has holes, and what is not in it would be taken for lost.
+            raise CloudError(
+                f"the listing of {collection} is incomplete: the cloud could not reach {zone}",
+                Rpc.UNAVAILABLE.value,
+            )
+        return page
+
+    async def _operate(self, call: Call) -> None:
+        """Start an operation. It may have ended by the time we hear of it, and badly."""
+        answer = await self._rest.send(call, self._rest.deadline())
+        trouble = messages.read_trouble(answer.get("error"))
+        if trouble is not None:
+            raise CloudError(trouble.message, trouble.code)
+
+    async def _delete(self, call: Call) -> None:
+        try:
+            await self._operate(call)
+        except CloudError as error:
+            gone = error.code == Rpc.NOT_FOUND
+            if not gone and not (error.code in _REFUSALS and _BEING_DELETED.search(str(error))):
+                raise
+
+    def _parent(self, zone: str) -> str:
+        return f"projects/{self._project}/locations/{zone}"
+
+    def _url(self, zone: str, *path: str) -> str:
+        parts = ("projects", self._project, "locations", zone, *path)
+        return f"{self._base}/v2/{'/'.join(quote(part, safe='') for part in parts)}"
+
+
+_FORCE = {"force": "true"}
+# The codes with which a cloud may say "not now, it is going": which one is undocumented.
+_REFUSALS = frozenset({Rpc.INVALID_ARGUMENT, Rpc.FAILED_PRECONDITION, Rpc.ABORTED})
+
+
+def _entries(page: dict[str, Any], collection: str) -> list[object]:
+    entries = page.get(collection)
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        raise CloudError(f"the listing cannot be read: {collection} is no list")
+    return entries

@@ -1,0 +1,21 @@
+"""What a job is and what becomes of it.
+
+`from drumline.jobs import Client` is the way in for Python users. It is looked up when asked for,
+so that importing one module of this room does not load the others.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from drumline.jobs.client import Client, Refused
+
+__all__ = ["Client", "Refused"]
+
+
+def __getattr__(name: str) -> object:
+    """Load the client on first use."""
+    if name in __all__:
+        from drumline.jobs import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,342 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.jobs import faults
+from drumline.jobs.faults import (
+    Fault,
+    FaultKind,
+    Scope,
+    classify,
+    classify_host_output,
+    explain,
+)
+
+STOCKOUT = Fault(FaultKind.STOCKOUT, Scope.ZONE)
+ZONE_QUOTA = Fault(FaultKind.QUOTA, Scope.ZONE)
+REGION_QUOTA = Fault(FaultKind.QUOTA, Scope.REGION)
+RATE = Fault(FaultKind.RATE, Scope.PROJECT)
+ZONE_DENIED = Fault(FaultKind.DENIED, Scope.ZONE)
+PROJECT_DENIED = Fault(FaultKind.DENIED, Scope.PROJECT)
+LOGIN = Fault(FaultKind.LOGIN, Scope.PROJECT)
+CONFLICT = Fault(FaultKind.CONFLICT, Scope.REQUEST)
+BAD_HOST = Fault(FaultKind.BAD_HOST, Scope.HOST)
+UNKNOWN = Fault(FaultKind.UNKNOWN, Scope.ZONE)
+TRANSIENT = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
+INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
+
+BAD_HOST_TEXTS = (
+    "Couldn't open iommu group",
+    "open(/dev/vfio",
+    "Failed to initialize TPU system",
+    "TPU initialization failed",
+    "No accelerator found",
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        (8, 'There is no more capacity in the zone "us-central2-b"', STOCKOUT),
+        (
+            8,
+            'There is no more capacity in the zone "us-central1-c"; you can try in another zone '
+            "where Cloud TPU Nodes are offered (see https://cloud.google.com/tpu/docs/regions) "
+            "[EID: 0x9f48947a7d57c8d]",
+            STOCKOUT,
+        ),
+        (8, "Insufficient reserved capacity", STOCKOUT),
+        (9, "Insufficient reserved capacity. Contact customer support.", STOCKOUT),
+        (
+            3,
+            "update is not supported while in state PREEMPTED",
+            Fault(FaultKind.PREEMPTED, Scope.ZONE),
+        ),
+        (
+            8,
+            "Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted.\n"
+            "      Limit 20800 in region us-central2",
+            REGION_QUOTA,
+        ),
+        (
+            8,
+            "Quota 'TPUV6EPerProjectPerZoneForTPUAPI' exhausted. Limit 64 in zone europe-west4-a",
+            ZONE_QUOTA,
+        ),
+        (8, "QuotaFailure: no description", REGION_QUOTA),
+        (
+            8,
+            "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. "
+            "Limit: 0",
+            REGION_QUOTA,
+        ),
+        (8, "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0 in region us-central1.", REGION_QUOTA),
+        (8, "Maximum number of CreateNode requests per minute", RATE),
+        (
+            8,
+            "Quota exceeded for quota metric 'CreateNode requests' and limit 'CreateNode requests "
+            "per minute' of service 'tpu.googleapis.com' [RATE_LIMIT_EXCEEDED]",
+            RATE,
+        ),
+        (5, "Location us-east5-b is not found or access is unauthorized.", ZONE_DENIED),
+        (7, "Permission 'tpu.nodes.list' denied on", ZONE_DENIED),
+        (
+            7,
+            "Permission 'tpu.nodes.list' denied on 'projects/p/locations/us-central2-b/nodes'",
+            ZONE_DENIED,
+        ),
+        (7, "Permission 'tpu.nodes.list' denied on 'projects/p'", PROJECT_DENIED),
+        (
+            7,
+            "User does not have permission to submit requests into this queue for accelerator "
+            "type v5p-8 in location us-east1-d.",
+            ZONE_DENIED,
+        ),
+        (7, "The caller does not have permission", PROJECT_DENIED),
+        (7, "Cloud TPU API has not been used in project 7 before", PROJECT_DENIED),
+        (16, "Request had invalid authentication credentials.", LOGIN),
+        (16, "no Google credentials: run gcloud auth application-default login", LOGIN),
+        (None, "('invalid_grant: Bad Request', {'error': 'invalid_grant'})", LOGIN),
+        (10, "unable to queue the operation", CONFLICT),
+        (None, "unable to queue the operation", CONFLICT),
+        (6, "Resource already exists", CONFLICT),
+        (
+            3,
+            "the accelerator v4-128 was not found in zone us-central2-b [EID: 0x94]",
+            Fault(FaultKind.INVALID, Scope.ZONE),
+        ),
+        (3, "Invalid value at 'queued_resource.tpu'", INVALID),
+        (
+            5,
+            "Resource 'projects/p/locations/z/nodes/n' was not found",
+            Fault(FaultKind.NOT_FOUND, Scope.REQUEST),
+        ),
+        (None, "no answer from tpu.googleapis.com: ConnectTimeout", TRANSIENT),
+        (None, "", TRANSIENT),
+        (13, "an internal error has occurred", TRANSIENT),
+        (14, "The service is currently unavailable.", TRANSIENT),
+        (4, "deadline", TRANSIENT),
+        *((None, text, BAD_HOST) for text in BAD_HOST_TEXTS),
+        (
+            None,
+            "libtpu.so already in use by another process",
+            Fault(FaultKind.CONFLICT, Scope.HOST),
+        ),
+        (None, "a left-over /tmp/libtpu_lockfile", Fault(FaultKind.CONFLICT, Scope.HOST)),
+    ],
+)
+def test_a_text_that_was_seen_has_its_meaning(code: int | None, text: str, expected: Fault) -> None:
+    assert classify(code, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        # Only the text tells what is exhausted; this one does not.
+        (8, "Resource has been exhausted (e.g. check quota).", UNKNOWN),
+        (8, "", UNKNOWN),
+        # Preemptible is the tier, not what happened.
+        (3, "schedulingConfig.preemptible must not be set", INVALID),
+        (9, "update is not supported while in state CREATING", UNKNOWN),
+        # A user's own resource may be called anything.
+        (3, "label value 'capacity' is invalid", INVALID),
+        (3, "nodeId 'quota-exhausted' is too long", INVALID),
+        # The API does not speak of devices.
+        (3, "metadata key 'No accelerator found' is invalid", INVALID),
+        (2, "something new", UNKNOWN),
+        (99, "a code that does not exist", UNKNOWN),
+        (-1, "nor this", UNKNOWN),
+    ],
+)
+def test_a_near_miss_is_not_taken_for_it(code: int, text: str, expected: Fault) -> None:
+    assert classify(code, text) == expected
+
+
+def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
+    for row in faults._CLOUD:
+        assert classify(9, row.seen) == Fault(row.kind, row.scope), row.seen
+    for row in (*faults._STALE_HOLDER, *faults._BAD_HOST):
+        assert classify(None, row.seen) == Fault(row.kind, row.scope), row.seen
+
+
+@pytest.mark.parametrize(
+    ("fault", "retry", "next_zone"),
+    [
+        (STOCKOUT, True, True),
+        (ZONE_QUOTA, True, True),
+        (REGION_QUOTA, True, True),
+        (RATE, True, False),
+        (ZONE_DENIED, False, True),
+        (PROJECT_DENIED, False, False),
+        (LOGIN, True, False),
+        (Fault(FaultKind.PREEMPTED, Scope.ZONE), True, True),
+        (BAD_HOST, True, True),
+        (CONFLICT, True, False),
+        (INVALID, False, False),
+        (Fault(FaultKind.INVALID, Scope.ZONE), False, True),
+        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), False, False),
+        (TRANSIENT, True, False),
+        (UNKNOWN, True, True),
+    ],
+)
+def test_the_kind_says_what_follows(fault: Fault, retry: bool, next_zone: bool) -> None:
+    assert (fault.retry, fault.next_zone) == (retry, next_zone)
+
+
+BACKEND = "RuntimeError: Unable to initialize backend 'tpu': UNKNOWN: "
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+
+
+@pytest.mark.parametrize("text", BAD_HOST_TEXTS)
+def test_a_host_phrase_counts_only_when_the_program_failed(text: str) -> None:
+    log = f"step 1\n{TRACEBACK}{BACKEND}{text}: nope"
+    assert classify_host_output(1, log) == BAD_HOST
+    assert classify_host_output(-6, f"F0000 {text}") == BAD_HOST
+    assert classify_host_output(0, log) is None
+    assert classify_host_output(None, log) is None
+
+
+def test_a_warning_before_the_users_own_error_is_not_the_cause() -> None:
+    log = f"W0000 TPU initialization failed, trying again\nstep 100\n{TRACEBACK}ValueError: shapes"
+    assert classify_host_output(1, log) is None
+
+
+def test_the_library_may_log_the_reason_before_the_exception() -> None:
+    log = f"E0000 Couldn't open iommu group /dev/vfio/0\n{TRACEBACK}{BACKEND}INTERNAL"
+    assert classify_host_output(1, log) == BAD_HOST
+
+
+def test_the_reason_may_stand_in_the_first_of_two_chained_tracebacks() -> None:
+    log = (
+        f"{TRACEBACK}RuntimeError: TPU initialization failed\n\nDuring handling of the above "
+        f"exception, another exception occurred:\n\n{TRACEBACK}SystemError: gave up"
+    )
+    assert classify_host_output(1, log) == BAD_HOST
+
+
+def test_a_stale_holder_is_no_bad_host() -> None:
+    log = "TPU initialization failed: libtpu.so already in use by another process"
+    assert classify_host_output(1, log) is None
+
+
+def test_an_ordinary_failure_is_no_bad_host() -> None:
+    assert classify_host_output(1, f"{TRACEBACK}KeyError: 'accelerator'") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "zone", "sentence"),
+    [
+        (
+            8,
+            'There is no more capacity in the zone "us-central2-b"',
+            "us-central2-b",
+            "no capacity in us-central2-b",
+        ),
+        (
+            8,
+            "Quota 'TPUV4sPodPerProjectPerRegionForTPUAPI' exhausted. Limit 32 in region "
+            "us-central2",
+            "us-central2-b",
+            "quota of 32 v4 chips in us-central2 is used up",
+        ),
+        (
+            8,
+            "Quota 'TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI' exhausted. Limit 64 in "
+            "zone us-west4-a",
+            "us-west4-a",
+            "quota of 64 spot v5e chips in us-west4-a is used up",
+        ),
+        (
+            8,
+            "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. "
+            "Limit: 0 in region us-east5.",
+            "us-east5-b",
+            "no quota of spot v6e chips in us-east5: its limit is 0",
+        ),
+        (
+            8,
+            "Quota limit 'TPUV6EPerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0",
+            "us-east5-b",
+            "no quota of v6e chips in us-east5: its limit is 0",
+        ),
+        (
+            8,
+            "Quota 'TPUV5PPerProjectPerZoneForTPUAPI' exhausted.",
+            "us-east5-a",
+            "quota of v5p chips in us-east5-a is used up",
+        ),
+        (
+            8,
+            "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0 in region us-central1.",
+            "us-central1-a",
+            "quota of 8 external addresses in us-central1 is used up",
+        ),
+        (8, "QuotaFailure: no description", "local-a", "quota in local is used up"),
+        (
+            7,
+            "Permission 'tpu.nodes.list' denied on",
+            "us-east1-d",
+            "the project may not use us-east1-d",
+        ),
+        (
+            7,
+            "Cloud TPU API has not been used in project 7",
+            "us-east1-d",
+            "the project may not use Cloud TPU: Cloud TPU API has not been used in project 7",
+        ),
+        (
+            16,
+            "",
+            "z",
+            "Google login is missing or expired: run gcloud auth application-default login",
+        ),
+        (8, "odd {zone}\n text", "us-east1-d", "us-east1-d refused: odd {zone} text"),
+        (3, "", "us-east1-d", "the request was refused: no reason given"),
+    ],
+)
+def test_the_user_reads_why_a_job_waits(code: int, text: str, zone: str, sentence: str) -> None:
+    assert explain(classify(code, text), zone, text) == sentence
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_every_kind_has_a_sentence_of_one_line(kind: FaultKind) -> None:
+    for scope in Scope:
+        sentence = explain(Fault(kind, scope), "us-central2-b", "long\n" * 500)
+        assert sentence
+        assert "\n" not in sentence
+        assert len(sentence) < 250
+
+
+codes = st.none() | st.integers(-5, 40)
+pieces = st.sampled_from(
+    [
+        *(row.seen for row in (*faults._CLOUD, *faults._STALE_HOLDER, *faults._BAD_HOST)),
+        "Quota '",
+        "Limit: ",
+        "in region ",
+        "Permission '",
+        TRACEBACK,
+    ]
+)
+texts = st.lists(st.text() | pieces).map(" ".join)
+
+
+@given(codes, texts)
+def test_any_text_has_a_meaning_and_a_sentence(code: int | None, text: str) -> None:
+    fault = classify(code, text)
+    assert fault.kind in FaultKind
+    assert fault.scope in Scope
+    assert isinstance(fault.retry, bool)
+    assert explain(fault, "us-central2-b", text)
+
+
+@given(st.none() | st.integers(-64, 255), texts)
+def test_any_log_is_a_bad_host_or_nothing(exit_code: int | None, text: str) -> None:
+    found = classify_host_output(exit_code, text)
+    assert found in {None, BAD_HOST}
+    assert exit_code or found is None
+
+
+@given(st.text(), st.sampled_from(['There is no more capacity in the zone "x"', *BAD_HOST_TEXTS]))
+def test_a_success_is_never_a_bad_host(around: str, phrase: str) -> None:
+    assert classify_host_output(0, f"{around}{phrase}{around}") is None
