@@ -1,0 +1,204 @@
+"""`drumline emulator`: the cloud on this machine, and what one cannot do to a real one."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from drumline.cli.table import print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MISTAKE = 2
+NONE_RUNS = "no emulator is running; drumline create starts one"
+
+app = typer.Typer(
+    help="The cloud on this machine: look at it, preempt, break hosts, run out of chips.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _home() -> Path:
+    # An emulated host knows the emulator it stands on, as a TPU VM knows its metadata server.
+    if here := os.environ.get("DRUMLINE_EMULATOR"):
+        return Path(here)
+    return Path(os.environ.get("DRUMLINE_HOME", "~/.drumline")).expanduser() / "emulator"
+
+
+def _url() -> str | None:
+    from drumline.cloud.emulator.launch import endpoint
+
+    return os.environ.get("DRUMLINE_EMULATOR_URL") or endpoint(_home())
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(sentence, err=True)
+    raise typer.Exit(MISTAKE)
+
+
+def _control(verb: str, **given: Any) -> dict[str, Any]:
+    from drumline.cloud.emulator.launch import EmulatorError, control
+
+    url = _url()
+    if url is None:
+        _fail(NONE_RUNS)
+    try:
+        return control(url, verb, **given)
+    except EmulatorError as wrong:
+        _fail(str(wrong))
+
+
+@app.command()
+def start(as_json: AsJson = False) -> None:
+    """Start the emulator, or say where it runs."""
+    from drumline.cloud.emulator.launch import EmulatorError, ensure_running
+
+    try:
+        url = os.environ.get("DRUMLINE_EMULATOR_URL") or ensure_running(_home())
+    except EmulatorError as wrong:
+        _fail(str(wrong))
+    typer.echo(json.dumps({"url": url, "home": str(_home())}) if as_json else f"running at {url}")
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """Show whether it runs, what it holds, how it is set to misbehave."""
+    url = _url()
+    if url is None:
+        if as_json:
+            typer.echo(json.dumps({"running": False}))
+        else:
+            typer.echo(NONE_RUNS, err=True)
+        raise typer.Exit(1)
+    found = _control("status")
+    if as_json:
+        typer.echo(json.dumps({"running": True, "url": url, **found}, indent=2))
+        return
+    typer.echo(f"running at {url}, process {found['pid']}, home {found['home']}")
+    held = ", ".join(
+        f"{found[what]} {what if found[what] != 1 else what[:-1]}"
+        for what in ("requests", "nodes", "hosts")
+    )
+    typer.echo(f"holds {held}; {found['total']} API calls since it started")
+    for zone, pools in sorted(found["capacity"].items()):
+        for name, chips in sorted(pools.items()):
+            typer.echo(f"capacity of {name} in {zone}: {chips} chips")
+    for line in _faults_in_words(found["faults"]):
+        typer.echo(line)
+
+
+@app.command()
+def stop() -> None:
+    """Stop the emulator and every host it has."""
+    from drumline.cloud.emulator.launch import EmulatorError
+    from drumline.cloud.emulator.launch import stop as stop_it
+
+    try:
+        stopped = stop_it(_home())
+    except EmulatorError as wrong:
+        _fail(str(wrong))
+    if not stopped:
+        _fail(NONE_RUNS)
+    typer.echo("stopped")
+
+
+@app.command()
+def resources(as_json: AsJson = False) -> None:
+    """List every request, node and host it holds."""
+    found = _control("resources")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    rows = [
+        [kind, one["name"], one["zone"], one["accelerator"], one["tier"], one["state"], ""]
+        for kind, many in (("request", found["requests"]), ("node", found["nodes"]))
+        for one in many
+    ]
+    rows += [
+        ["host", f"{one['node']}/{one['index']}", "", "", "", "", f"{one['ip']}:{one['port']}"]
+        for one in found["hosts"]
+    ]
+    if rows:
+        print_table(["KIND", "NAME", "ZONE", "ACCELERATOR", "TIER", "STATE", "SSH"], rows)
+    else:
+        typer.echo("nothing")
+
+
+@app.command()
+def preempt(
+    target: Annotated[str, typer.Argument(help="A node, a request, or a job such as 000012.")],
+    notice: Annotated[float, typer.Option(min=0, help="Seconds until it happens.")] = 0.0,
+) -> None:
+    """Take a slice away, as the cloud does."""
+    done = _control("preempt", target=target, notice=notice)
+    when = f" in {notice:g} s" if notice else ""
+    typer.echo(f"{done['preempted']} is preempted{when}")
+
+
+@app.command()
+def capacity(
+    zone: Annotated[str, typer.Argument(help="Such as local-a.")],
+    accelerator: Annotated[str, typer.Argument(help="v4 for all of them, v4-8 for that size.")],
+    chips: Annotated[str, typer.Argument(help="How many chips there are; or unlimited.")],
+) -> None:
+    """Set how many chips a zone has. What runs already goes on."""
+    if chips != "unlimited" and not chips.isdecimal():
+        _fail(f"{chips!r} is no number of chips; give one such as 16, or unlimited")
+    number = None if chips == "unlimited" else int(chips)
+    done = _control("capacity", zone=zone, accelerator=accelerator, chips=number)
+    shown = "unlimited" if number is None else f"{number} chips"
+    typer.echo(f"capacity of {done['accelerator']} in {zone}: {shown}")
+
+
+@app.command()
+def faults(
+    fail: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of calls that fail: 0.1.")
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of calls that take longer.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="How much longer.")] = None,
+    login: Annotated[str | None, typer.Option(help="ok or expired.")] = None,
+    deny: Annotated[list[str] | None, typer.Option(help="A zone to be denied; repeatable.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="End all faults first.")] = False,
+) -> None:
+    """Make the API misbehave, or behave again; without options, show how it does."""
+    given = {"fail": fail, "delay": delay, "seconds": seconds, "login": login, "deny": deny or None}
+    wanted = {key: value for key, value in given.items() if value is not None}
+    done = _control("faults", **wanted, **({"clear": True} if clear else {}))
+    for line in _faults_in_words(done) or ["no faults"]:
+        typer.echo(line)
+
+
+@app.command("break")
+def break_host(
+    target: Annotated[str, typer.Argument(help="A job such as 000012, a node, or a request.")],
+    host: Annotated[int, typer.Option(help="Which host of the slice.")] = 0,
+    how: Annotated[str, typer.Option(help="silent, reboot, vfio, slow, or heal.")] = "silent",
+) -> None:
+    """Break one host of a slice, or heal it."""
+    done = _control("break", target=target, host=host, how=how)
+    typer.echo(f"{done['node']} host {host}: {how}")
+
+
+def _faults_in_words(found: dict[str, Any]) -> list[str]:
+    return list(_each_fault(found))
+
+
+def _each_fault(found: dict[str, Any]) -> "Iterator[str]":
+    if found["fail"]:
+        yield f"{found['fail']:.0%} of calls fail"
+    if found["delay"]:
+        yield f"{found['delay']:.0%} of calls take {found['seconds']:g} s longer"
+    if found["login"] != "ok":
+        yield "the login has expired"
+    for zone in found["deny"]:
+        yield f"{zone} is denied"

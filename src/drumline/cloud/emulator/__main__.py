@@ -1,0 +1,124 @@
+"""The emulator's process: `python -m drumline.cloud.emulator --home DIR [--port P]`.
+
+One at a time in a home, which a lock there sees to. It writes `endpoint.json` when it answers and
+removes it when it ends in order.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from drumline.cloud.emulator import control, rest
+from drumline.cloud.emulator.config import BadConfig, Config, load
+from drumline.cloud.emulator.hosts import Ground
+from drumline.cloud.emulator.launch import ENDPOINT
+from drumline.cloud.emulator.service import Service
+
+MISTAKE = 2
+
+
+def main() -> int:
+    """Run until told to stop."""
+    parser = argparse.ArgumentParser(prog="python -m drumline.cloud.emulator", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0, help="any free one unless given")
+    given = parser.parse_args()
+    home: Path = given.home.resolve()
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        config = load(home / "config.yaml")
+    except BadConfig as wrong:
+        print(wrong, file=sys.stderr)
+        return MISTAKE
+    _allow_many_hosts()
+    with (home / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"an emulator already runs in {home}", file=sys.stderr)
+            return MISTAKE
+        asyncio.run(_serve(home, config, given.port))
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn would end the process before its hosts are ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def _allow_many_hosts() -> None:
+    # Each host takes three descriptors, and many systems allow 1,024 unless asked.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _serve(home: Path, config: Config, port: int) -> None:
+    service = Service(config, Ground(home, config.boot_seconds))
+    service.hosts.clear_away()
+    service.hosts.warm_up()
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen(512)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    app = Starlette(routes=[*control.routes(service, stop), *rest.routes(service)])
+    server = _Server(
+        uvicorn.Config(
+            app,
+            # A line for each call would fill the disk of who leaves it running.
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            # Closing an idle connection in the moment a caller uses it again looks like a fault,
+            # and faults here come when they are asked for.
+            timeout_keep_alive=600,
+        )
+    )
+    _announce(home, listening.getsockname()[1])
+    for asked_to_end in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(asked_to_end, stop)
+    clockwork = asyncio.create_task(service.run())
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        clockwork.cancel()
+        await service.hosts.close()
+        with contextlib.suppress(OSError):
+            (home / "hosts").rmdir()
+        (home / ENDPOINT).unlink(missing_ok=True)
+
+
+def _announce(home: Path, port: int) -> None:
+    endpoint = {
+        "pid": os.getpid(),
+        "url": f"http://127.0.0.1:{port}",
+        "started": time.time(),
+    }
+    draft = home / f"{ENDPOINT}.{os.getpid()}"
+    draft.write_text(json.dumps(endpoint))
+    draft.replace(home / ENDPOINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""`/emulator/…`: what a cloud does not let its users do. Preempt, break, run dry, misbehave.
+
+Each call answers JSON; a mistake is `{"error": "one sentence"}` with status 400.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from drumline.chips import UnknownName
+from drumline.cloud.emulator.config import Faults, first_problem, known_zones, pool_name
+from drumline.cloud.emulator.errors import Json
+from drumline.cloud.emulator.service import Mistake, Service
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Preempt(_Asked):
+    target: str
+    notice: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds until it happens."""
+
+
+class _Capacity(_Asked):
+    zone: str
+    accelerator: str
+    chips: Annotated[int, Field(ge=0)] | None = None
+    """None lifts the limit."""
+
+
+class _Break(_Asked):
+    target: str
+    host: int = 0
+    how: str
+
+
+def _status(service: Service, _: object) -> Json:
+    calls = service.calls
+    return {
+        "pid": os.getpid(),
+        "home": str(service.ground.home),
+        "started": service.started,
+        "requests": len(service.fleet.requests),
+        "nodes": len(service.fleet.nodes),
+        "hosts": sum(len(node.hosts) for node in service.fleet.nodes.values()),
+        "capacity": service.fleet.limits.capacity,
+        "faults": service.faults.model_dump(),
+        "calls": dict(calls.by_method),
+        "calls_by_zone": {zone: dict(counts) for zone, counts in calls.by_zone.items() if zone},
+        "total": calls.by_method.total(),
+    }
+
+
+def _resources(service: Service, _: object) -> Json:
+    service.settle()
+    return service.resources()
+
+
+def _preempt(service: Service, body: object) -> Json:
+    given = _Preempt.model_validate(body)
+    return {"preempted": service.preempt(given.target, given.notice)}
+
+
+def _capacity(service: Service, body: object) -> Json:
+    given = _Capacity.model_validate(body)
+    if given.zone not in known_zones():
+        raise Mistake(f"{given.zone!r} is no zone with TPUs; local-a is one, us-central2-b another")
+    pools = service.fleet.limits.capacity.setdefault(given.zone, {})
+    name = pool_name(given.accelerator)
+    if given.chips is None:
+        pools.pop(name, None)
+    else:
+        pools[name] = given.chips
+    service.settle()
+    return {"zone": given.zone, "accelerator": name, "chips": given.chips}
+
+
+def _faults(service: Service, body: object) -> Json:
+    """Change the faults that are named and leave the others; `clear` ends all first."""
+    given = dict(body) if isinstance(body, dict) else {}
+    before = {} if given.pop("clear", False) else service.faults.model_dump()
+    service.faults = Faults.model_validate(before | given)
+    for zone in service.faults.deny:
+        if zone not in known_zones():
+            service.faults = Faults.model_validate(before)
+            raise Mistake(f"{zone!r} is no zone with TPUs")
+    return service.faults.model_dump()
+
+
+def _break(service: Service, body: object) -> Json:
+    given = _Break.model_validate(body)
+    node = service.break_host(given.target, given.host, given.how)
+    return {"node": node, "host": given.host, "how": given.how}
+
+
+def routes(service: Service, stop: Callable[[], None]) -> list[Route]:
+    """All controls; `stop` ends the process once the answer is out."""
+
+    def _stop(_: Service, __: object) -> Json:
+        stop()
+        return {"stopping": True}
+
+    def route(path: str, method: str, answer: Callable[[Service, object], Json]) -> Route:
+        return Route(f"/emulator/{path}", _handler(service, answer), methods=[method])
+
+    return [
+        route("status", "GET", _status),
+        route("resources", "GET", _resources),
+        route("preempt", "POST", _preempt),
+        route("capacity", "POST", _capacity),
+        route("faults", "POST", _faults),
+        route("break", "POST", _break),
+        route("stop", "POST", _stop),
+    ]
+
+
+def _handler(
+    service: Service, answer: Callable[[Service, object], Json]
+) -> Callable[[HttpRequest], Awaitable[JSONResponse]]:
+    async def handle(http: HttpRequest) -> JSONResponse:
+        try:
+            body = await http.json() if await http.body() else {}
+        except ValueError:
+            return JSONResponse({"error": "the body is not JSON"}, 400)
+        try:
+            return JSONResponse(answer(service, body))
+        except ValidationError as wrong:
+            return JSONResponse({"error": first_problem(wrong)}, 400)
+        except (Mistake, UnknownName) as wrong:
+            return JSONResponse({"error": str(wrong)}, 400)
+
+    return handle

@@ -1,0 +1,214 @@
+"""What the API says when it refuses: google.rpc codes, Google's words, Google's JSON.
+
+Three different troubles share the code RESOURCE_EXHAUSTED (no chips, no quota, too many calls);
+only the text tells them apart, so the texts here are the ones the real service uses.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+INVALID_ARGUMENT = 3
+NOT_FOUND = 5
+ALREADY_EXISTS = 6
+PERMISSION_DENIED = 7
+RESOURCE_EXHAUSTED = 8
+FAILED_PRECONDITION = 9
+ABORTED = 10
+UNIMPLEMENTED = 12
+INTERNAL = 13
+UNAVAILABLE = 14
+UNAUTHENTICATED = 16
+
+_NAMES_AND_HTTP = {
+    INVALID_ARGUMENT: ("INVALID_ARGUMENT", 400),
+    NOT_FOUND: ("NOT_FOUND", 404),
+    ALREADY_EXISTS: ("ALREADY_EXISTS", 409),
+    PERMISSION_DENIED: ("PERMISSION_DENIED", 403),
+    RESOURCE_EXHAUSTED: ("RESOURCE_EXHAUSTED", 429),
+    FAILED_PRECONDITION: ("FAILED_PRECONDITION", 400),
+    ABORTED: ("ABORTED", 409),
+    UNIMPLEMENTED: ("UNIMPLEMENTED", 501),
+    INTERNAL: ("INTERNAL", 500),
+    UNAVAILABLE: ("UNAVAILABLE", 503),
+    UNAUTHENTICATED: ("UNAUTHENTICATED", 401),
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """google.rpc.Status: what a failed request or operation carries."""
+
+    code: int
+    message: str
+    details: Sequence[Mapping[str, Any]] = ()
+
+    def as_json(self) -> Json:
+        """As it stands in `failedData.error` and in a failed operation."""
+        shown: Json = {"code": self.code, "message": self.message}
+        return shown | ({"details": list(self.details)} if self.details else {})
+
+
+class Refused(Exception):
+    """A call that the API answers with an error."""
+
+    def __init__(self, status: Status) -> None:
+        """Keep the status, which is the whole answer."""
+        super().__init__(status.message)
+        self.status = status
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status of the answer."""
+        return _NAMES_AND_HTTP[self.status.code][1]
+
+    def as_json(self) -> Json:
+        """The body of the answer; here `code` is the HTTP status, and the rpc code has its name."""
+        name, http = _NAMES_AND_HTTP[self.status.code]
+        body: Json = {"code": http, "message": self.status.message, "status": name}
+        if self.status.details:
+            body["details"] = list(self.status.details)
+        return {"error": body}
+
+
+def invalid(message: str, field: str = "") -> Refused:
+    """The call itself is wrong; it will be wrong next time too."""
+    details: list[Json] = []
+    if field:
+        violation = {"field": field, "description": message}
+        details = [{"@type": _type("BadRequest"), "fieldViolations": [violation]}]
+    return Refused(Status(INVALID_ARGUMENT, message, details))
+
+
+def not_found(resource: str) -> Refused:
+    """Nothing of that name, or not any more."""
+    return Refused(Status(NOT_FOUND, f"Resource '{resource}' was not found", [_info(resource)]))
+
+
+def already_exists(resource: str) -> Refused:
+    """The name is taken, by what waits, runs, failed or is being deleted."""
+    message = f"Resource '{resource}' already exists"
+    return Refused(Status(ALREADY_EXISTS, message, [_info(resource)]))
+
+
+def unknown_location(zone: str) -> Refused:
+    """A zone that does not exist, and one that is not granted, look alike."""
+    message = f"Location {zone} is not found or access is unauthorized."
+    return Refused(Status(PERMISSION_DENIED, message))
+
+
+def permission_denied(permission: str, resource: str) -> Refused:
+    """The zone exists, but this project may do nothing there."""
+    details = {
+        "@type": _type("ErrorInfo"),
+        "reason": "IAM_PERMISSION_DENIED",
+        "domain": "tpu.googleapis.com",
+        "metadata": {"permission": permission, "resource": resource},
+    }
+    message = f"Permission '{permission}' denied on '{resource}' (or it may not exist)."
+    return Refused(Status(PERMISSION_DENIED, message, [details]))
+
+
+def node_in_the_way(request: str, nodes: Sequence[str]) -> Refused:
+    """A request that still has a node is deleted with force, or not at all."""
+    message = (
+        f"Queued resource '{request}' still has the node '{nodes[0]}'; delete the node first, "
+        "or delete the queued resource with force=true"
+    )
+    violation = {"type": "NODE_EXISTS", "subject": nodes[0], "description": message}
+    details = {"@type": _type("PreconditionFailure"), "violations": [violation]}
+    return Refused(Status(FAILED_PRECONDITION, message, [details]))
+
+
+def login_expired() -> Refused:
+    """The caller's credentials are no longer good."""
+    message = (
+        "Request had invalid authentication credentials. Expected OAuth 2 access token, login "
+        "cookie or other valid authentication credential. See "
+        "https://developers.google.com/identity/sign-in/web/devconsole-project."
+    )
+    details = {
+        "@type": _type("ErrorInfo"),
+        "reason": "ACCESS_TOKEN_EXPIRED",
+        "domain": "googleapis.com",
+        "metadata": {"service": "tpu.googleapis.com"},
+    }
+    return Refused(Status(UNAUTHENTICATED, message, [details]))
+
+
+def passing_troubles() -> tuple[Refused, ...]:
+    """What any call may meet on a bad day, and will not meet again if repeated."""
+    rate = (
+        "Quota exceeded for quota metric 'CreateNode requests' and limit 'Maximum number of "
+        "CreateNode requests per minute' of service 'tpu.googleapis.com'"
+    )
+    return (
+        Refused(Status(UNAVAILABLE, "The service is currently unavailable.")),
+        Refused(Status(INTERNAL, "Internal error encountered.")),
+        Refused(Status(RESOURCE_EXHAUSTED, rate)),
+    )
+
+
+def stockout(zone: str, *, reserved: bool) -> Status:
+    """No chips left in the zone, or none in the reservation."""
+    if reserved:
+        return Status(FAILED_PRECONDITION, f"Insufficient reserved capacity in zone {zone}.")
+    message = (
+        f'There is no more capacity in the zone "{zone}"; you can try in another zone where '
+        "Cloud TPU Nodes are offered (see https://cloud.google.com/tpu/docs/regions)"
+    )
+    return Status(RESOURCE_EXHAUSTED, message)
+
+
+def preempted_while_created() -> Status:
+    """The chips were taken before the node was ready."""
+    message = (
+        "Cloud TPU received a bad request. update is not supported while in state PREEMPTED "
+        "[EID: 0x73013519f5b7feb2]"
+    )
+    return Status(INVALID_ARGUMENT, message)
+
+
+def zone_quota(generation: str, tier: str, zone: str, limit: int) -> Status:
+    """The zone's allowance is used up, by what runs and by what was never deleted."""
+    quota = f"{_quota_name(generation, tier)}PerProjectPerZoneForTPUAPI"
+    message = f"Quota '{quota}' exhausted. Limit {limit} in zone {zone}"
+    return Status(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
+
+
+def region_quota(generation: str, tier: str, region: str, limit: int) -> Status:
+    """The region's allowance is used up, whatever the zone's says."""
+    quota = f"{_quota_name(generation, tier)}PerProjectPerRegionForTPUAPI"
+    message = f"Quota limit '{quota}' has been exceeded. Limit: {limit} in region {region}."
+    return Status(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
+
+
+# v5e and v6e as the service names them; the others formed alike.
+_QUOTA_STEMS = {
+    "v2": ("TPUV2", ""),
+    "v3": ("TPUV3", ""),
+    "v4": ("TPUV4s", "Pod"),
+    "v5e": ("TPUV5s", "Litepod"),
+    "v5p": ("TPUV5P", ""),
+    "v6e": ("TPUV6E", ""),
+}
+
+
+def _quota_name(generation: str, tier: str) -> str:
+    stem, rest = _QUOTA_STEMS.get(generation, (f"TPU{generation.upper()}", ""))
+    return stem + ("Preemptible" if tier == "spot" else "") + rest
+
+
+def _quota_failure(message: str) -> Json:
+    violation = {"subject": "tpu.googleapis.com", "description": message}
+    return {"@type": _type("QuotaFailure"), "violations": [violation]}
+
+
+def _info(resource: str) -> Json:
+    return {"@type": _type("ResourceInfo"), "resourceName": resource}
+
+
+def _type(name: str) -> str:
+    return f"type.googleapis.com/google.rpc.{name}"

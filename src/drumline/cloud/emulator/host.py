@@ -1,0 +1,270 @@
+"""One emulated host: a process that is the ancestor of everything that runs there.
+
+    emulator ── pipe ── host ─┬─ SSH server ── commands
+                              └─ what commands left behind
+
+The host adopts orphans, so whatever daemon a command started is found and ended with it. It is
+alive as long as the pipe is: when the emulator dies, even by `kill -9`, the pipe closes and the
+host ends. The SSH server is a process apart, so that it can hang (`silent`) or die (`reboot`)
+while the host still obeys.
+
+It is forked from a process that has imported this module, which makes it start in milliseconds.
+"""
+
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+import asyncssh
+
+from drumline.cloud.emulator import processes
+from drumline.cloud.emulator.sshd import Door, authorized_keys, serve_forever
+
+VFIO_LINE = "Failed to initialize TPU system: open(/dev/vfio/0): Device or resource busy"
+HOWS = ("silent", "reboot", "vfio", "slow", "heal")
+_BACKLOG = 128
+
+# A slow host's programs run a fifth of the time, in slices short enough to look steady.
+_SLOW_RUNS = 0.05
+_SLOW_RESTS = 0.20
+# How often orphans that ended are buried when nothing else happens.
+_REAP_EVERY = 1.0
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What a host is made of."""
+
+    home: Path
+    ssh_keys: str
+    """Node metadata `ssh-keys`."""
+    chips: int
+    emulator: Path
+    """The emulator's own folder, where its endpoint is written."""
+    buckets: Path
+    boot_seconds: float
+    mark: str
+    """Stands in the environment of all that runs here, as DRUMLINE_HOST_TAG."""
+
+
+@dataclass(frozen=True)
+class Up:
+    """The host's first and only word: where it answers, or will once it has booted."""
+
+    port: int
+    host_key: str
+
+
+def environment(spec: HostSpec) -> Mapping[str, str]:
+    """What every command finds in its environment, beside what SSH adds."""
+    here = str(Path(sys.executable).parent)
+    return {
+        "HOME": str(spec.home),
+        "PATH": os.pathsep.join([here, os.environ.get("PATH", os.defpath)]),
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TMPDIR": str(spec.home / "tmp"),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.chips}",
+        "DRUMLINE_EMULATED": "1",
+        "DRUMLINE_EMULATOR": str(spec.emulator),
+        "DRUMLINE_BUCKETS": str(spec.buckets),
+        "DRUMLINE_DEV": str(spec.home / "dev"),
+        "DRUMLINE_HOST_TAG": spec.mark,
+    }
+
+
+def main(spec: HostSpec, pipe: Connection) -> None:
+    """Be the host until told to end, or until the emulator is gone."""
+    # What we inherited stays shared with the other hosts if the collector leaves it alone.
+    gc.freeze()
+    os.setsid()
+    processes.adopt_orphans()
+    host = _Host(spec)
+    try:
+        host.furnish()
+        pipe.send(Up(host.port, host.public_key))
+        host.obey(pipe)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        host.end()
+
+
+class _Host:
+    def __init__(self, spec: HostSpec) -> None:
+        self._spec = spec
+        self._sshd: int | None = None
+        self._boots_at: float | None = time.monotonic() + spec.boot_seconds
+        self._slow = False
+        self._resting = False
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        self.public_key = " ".join(key.export_public_key().decode().split()[:2])
+        self._door = Door(
+            home=str(spec.home),
+            environment=environment(spec),
+            authorized=authorized_keys(spec.ssh_keys),
+            host_key=key.export_private_key(),
+        )
+        # Bound but not listening: the port stays this host's through every reboot, and who knocks
+        # meanwhile is refused.
+        self._reserved = _socket(0)
+        self.port: int = self._reserved.getsockname()[1]
+
+    def furnish(self) -> None:
+        """Make the home folder and the stand-in for /dev."""
+        home = self._spec.home
+        home.mkdir(parents=True, mode=0o700)
+        (home / "tmp").mkdir()
+        (home / "dev" / "vfio").mkdir(parents=True)
+        for chip in range(self._spec.chips):
+            (home / "dev" / "vfio" / str(chip)).touch()
+
+    def obey(self, pipe: Connection) -> None:
+        """Do what the emulator says, and what time brings, until the pipe closes."""
+        while True:
+            self._boot_if_due()
+            processes.reap()
+            with contextlib.suppress(InterruptedError):
+                if pipe.poll(self._patience()):
+                    try:
+                        how = pipe.recv()
+                    except (EOFError, OSError):
+                        return
+                    if how == "end":
+                        return
+                    self._break(how)
+            self._keep_slow()
+
+    def end(self) -> None:
+        """Kill everything, then take the home folder away."""
+        self._reserved.close()
+        if not processes.end_all(lambda: processes.descendants(os.getpid())):
+            print(f"{self._spec.home}: some processes do not end", file=sys.stderr)
+        shutil.rmtree(self._spec.home, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._spec.home.parent.rmdir()
+
+    def _patience(self) -> float:
+        if self._slow:
+            return _SLOW_RESTS if self._resting else _SLOW_RUNS
+        if self._boots_at is not None:
+            return max(0.0, self._boots_at - time.monotonic())
+        return _REAP_EVERY
+
+    def _boot_if_due(self) -> None:
+        if self._boots_at is None or time.monotonic() < self._boots_at:
+            return
+        self._boots_at = None
+        # As the kernel's boot_id: tells what was started before a reboot from what came after.
+        (self._spec.home / "dev" / "boot_id").write_text(uuid.uuid4().hex)
+        # Listening before the fork: whoever hears that we are up can connect at once.
+        listening = _socket(self.port)
+        listening.listen(_BACKLOG)
+        host = os.getpid()
+        self._sshd = os.fork()
+        if self._sshd == 0:
+            self._become_sshd(listening, host)
+        listening.close()
+
+    def _become_sshd(self, listening: socket.socket, host: int) -> NoReturn:
+        try:
+            processes.die_with_parent()
+            if os.getppid() == host:
+                self._reserved.close()
+                serve_forever(listening, self._door)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _break(self, how: str) -> None:
+        match how:
+            case "silent":
+                self._signal_sshd(signal.SIGSTOP)
+            case "reboot":
+                self._heal()
+                self._sshd = None
+                processes.end_all(lambda: processes.descendants(os.getpid()))
+                shutil.rmtree(self._spec.home / "tmp", ignore_errors=True)
+                (self._spec.home / "tmp").mkdir()
+                self._boots_at = time.monotonic() + self._spec.boot_seconds
+            case "vfio":
+                self._lose_chip()
+            case "slow":
+                self._slow = True
+            case "heal":
+                self._heal()
+
+    def _heal(self) -> None:
+        self._slow = False
+        self._rest(False)
+        self._signal_sshd(signal.SIGCONT)
+        device = self._device()
+        device.unlink(missing_ok=True)
+        device.touch()
+
+    def _signal_sshd(self, what: signal.Signals) -> None:
+        if self._sshd is not None:
+            processes.send([self._sshd], what)
+
+    def _device(self) -> Path:
+        return self._spec.home / "dev" / "vfio" / "0"
+
+    def _lose_chip(self) -> None:
+        """The chip is no more to be opened, and the program that had it says so and dies."""
+        device = self._device()
+        device.unlink(missing_ok=True)
+        try:
+            # A socket cannot be opened, not even by root, whom a mode would not stop.
+            os.mknod(device, stat.S_IFSOCK | 0o600)
+        except OSError:
+            device.symlink_to(device.name)
+        programs = self._programs()
+        processes.send(programs, signal.SIGSTOP)
+        for log in {processes.stdout_of(pid) for pid in programs}:
+            if log is not None:
+                with log.open("a") as out:
+                    out.write(f"{VFIO_LINE}\n")
+        processes.send(programs, signal.SIGKILL)
+
+    def _programs(self) -> list[int]:
+        """What runs with its output in a file: a job's program, but not the agent that tends it."""
+        return [
+            pid
+            for pid in self._all_but_sshd()
+            if processes.stdout_of(pid) and ".drumline/agent-" not in processes.command_line(pid)
+        ]
+
+    def _all_but_sshd(self) -> list[int]:
+        return [pid for pid in processes.descendants(os.getpid()) if pid != self._sshd]
+
+    def _keep_slow(self) -> None:
+        if self._slow:
+            self._rest(not self._resting)
+
+    def _rest(self, resting: bool) -> None:
+        if resting or self._resting:
+            what = signal.SIGSTOP if resting else signal.SIGCONT
+            processes.send(self._all_but_sshd(), what)
+        self._resting = resting
+
+
+def _socket(port: int) -> socket.socket:
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", port))
+    return one

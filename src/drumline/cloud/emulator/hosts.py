@@ -1,0 +1,200 @@
+"""Starts and ends the hosts of nodes, as `state` orders, and passes `break` on to them.
+
+Hosts are forked from a fork server that has their code loaded, one process each, and talk to us
+through a pipe. A host is gone when its process is.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from drumline.cloud.emulator import host, processes
+from drumline.cloud.emulator.model import HostAddress, Node
+
+# A host ends in milliseconds; one whose own process hangs is ended from outside after this long.
+_END_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where hosts stand."""
+
+    home: Path
+    """The emulator's."""
+    boot_seconds: float = 0.0
+
+    @property
+    def hosts(self) -> Path:
+        """One folder a node, in it one a host."""
+        return self.home / "hosts"
+
+    @property
+    def buckets(self) -> Path:
+        """What stands for Cloud Storage."""
+        return self.home / "buckets"
+
+    @property
+    def mark(self) -> str:
+        """Found in the environment of everything that runs on any host of this emulator."""
+        return f"{self.home.resolve()}#"
+
+
+@dataclass
+class _Running:
+    process: ForkServerProcess
+    pid: int
+    pipe: Connection
+    mark: str
+    folder: Path
+
+
+class Hosts:
+    """The hosts of all nodes."""
+
+    def __init__(self, ground: Ground) -> None:
+        """Begin with none; what an emulator that was killed left behind is cleared away."""
+        self._ground = ground
+        self._running: dict[int, list[_Running]] = {}
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([host.__name__])
+        # Starting a process blocks a little, and multiprocessing wants it done by one thread.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosts")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._locks: dict[int, asyncio.Lock] = {}
+
+    def clear_away(self) -> None:
+        """End and remove what an earlier emulator in this home left behind."""
+        mark = f"DRUMLINE_HOST_TAG={self._ground.mark}"
+        processes.end_all(lambda: processes.bearing(mark), deadline=5.0)
+        shutil.rmtree(self._ground.hosts, ignore_errors=True)
+        self._ground.hosts.mkdir(parents=True, mode=0o700)
+        self._ground.buckets.mkdir(exist_ok=True)
+
+    def warm_up(self) -> None:
+        """Start the fork server now, so that the first node does not wait for it."""
+        self._starter.submit(multiprocessing.forkserver.ensure_running)  # type: ignore[attr-defined]
+
+    def start(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
+        """Start a node's hosts and report when all are there; none if one did not start."""
+
+        async def work() -> None:
+            async with self._lock(node):
+                addresses = await self._start_all(node)
+            report(node, addresses)
+
+        self._spawn(work())
+
+    def end(self, node: Node, report: Callable[[Node], None]) -> None:
+        """End a node's hosts and report when nothing is left of them."""
+
+        async def work() -> None:
+            async with self._lock(node):
+                await self._end_all(node.uid)
+            self._locks.pop(node.uid, None)
+            report(node)
+
+        self._spawn(work())
+
+    def tell(self, node: Node, index: int, how: str) -> None:
+        """Break or heal one host."""
+        self._running[node.uid][index].pipe.send(how)
+
+    def listing(self, node: Node) -> list[int]:
+        """The process of each of a node's hosts."""
+        return [one.pid for one in self._running.get(node.uid, [])]
+
+    async def close(self) -> None:
+        """End all hosts."""
+        await asyncio.gather(*(self._end_all(uid) for uid in list(self._running)))
+        for task in self._tasks:
+            task.cancel()
+        self._starter.shutdown(wait=False)
+
+    def _lock(self, node: Node) -> asyncio.Lock:
+        # A node may be deleted while its hosts are still starting.
+        return self._locks.setdefault(node.uid, asyncio.Lock())
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_all(self, node: Node) -> tuple[HostAddress, ...]:
+        loop = asyncio.get_running_loop()
+        running = [
+            await loop.run_in_executor(self._starter, self._fork, node, index)
+            for index in range(node.spec.slice.hosts)
+        ]
+        self._running[node.uid] = running
+        words = await asyncio.gather(*(_first_word(one.pipe) for one in running))
+        if not all(words):
+            return ()
+        return tuple(HostAddress("127.0.0.1", up.port, up.host_key) for up in words if up)
+
+    def _fork(self, node: Node, index: int) -> _Running:
+        short = node.spec.name.rpartition("/")[2]
+        folder = self._ground.hosts / f"{short}-{node.uid:x}" / str(index)
+        spec = host.HostSpec(
+            home=folder,
+            ssh_keys=node.spec.metadata.get("ssh-keys", ""),
+            chips=node.spec.slice.chips_per_host,
+            emulator=self._ground.home,
+            buckets=self._ground.buckets,
+            boot_seconds=self._ground.boot_seconds,
+            mark=f"{self._ground.mark}{node.uid:x}/{index}",
+        )
+        ours, theirs = self._context.Pipe()
+        name = f"host {short}/{index}"
+        process = self._context.Process(target=host.main, args=(spec, theirs), name=name)
+        process.start()
+        theirs.close()
+        return _Running(process, process.pid or 0, ours, spec.mark, folder)
+
+    async def _end_all(self, uid: int) -> None:
+        ending = self._running.get(uid, [])
+        for one in ending:
+            with contextlib.suppress(OSError):
+                one.pipe.send("end")
+        await asyncio.gather(*(self._ended(one) for one in ending))
+        self._running.pop(uid, None)
+
+    async def _ended(self, one: _Running) -> None:
+        if not await _readable(one.process.sentinel, _END_SECONDS):
+            one.process.kill()
+            await _readable(one.process.sentinel, _END_SECONDS)
+        crashed = one.process.exitcode != 0
+        one.pipe.close()
+        one.process.close()
+        if crashed or one.folder.exists():
+            mark = f"DRUMLINE_HOST_TAG={one.mark}"
+            await asyncio.to_thread(processes.end_all, lambda: processes.bearing(mark))
+            await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
+
+
+async def _first_word(pipe: Connection) -> host.Up | None:
+    await _readable(pipe.fileno(), None)
+    try:
+        word = pipe.recv()
+    except (EOFError, OSError):
+        return None
+    return word if isinstance(word, host.Up) else None
+
+
+async def _readable(fd: int, seconds: float | None) -> bool:
+    loop = asyncio.get_running_loop()
+    happened = asyncio.Event()
+    loop.add_reader(fd, happened.set)
+    try:
+        await asyncio.wait_for(happened.wait(), seconds)
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fd)
+    return True

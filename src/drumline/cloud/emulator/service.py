@@ -1,0 +1,218 @@
+"""The emulated cloud as one running thing: state, hosts, faults, and the clock that drives them."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from drumline.cloud.emulator.config import Config, Faults
+from drumline.cloud.emulator.errors import Json, Refused, passing_troubles
+from drumline.cloud.emulator.host import HOWS
+from drumline.cloud.emulator.hosts import Ground, Hosts
+from drumline.cloud.emulator.model import HostAddress, Node, NodeState, Request, StartHosts
+from drumline.cloud.emulator.state import Fleet
+
+JOB_LABEL = "drumline-job"
+
+
+class Mistake(ValueError):
+    """What a user of the controls asked for cannot be; the text is the whole sentence."""
+
+
+@dataclass
+class Calls:
+    """How often the API was called since the start. Benchmarks read it."""
+
+    by_method: Counter[str] = field(default_factory=Counter)
+    by_zone: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def count(self, method: str, zone: str) -> None:
+        """One more call."""
+        self.by_method[method] += 1
+        self.by_zone.setdefault(zone, Counter())[method] += 1
+
+
+class Service:
+    """What the routes act on."""
+
+    def __init__(
+        self, config: Config, ground: Ground, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Begin with an empty cloud."""
+        self.config = config
+        self.faults: Faults = config.faults
+        self.calls = Calls()
+        self.clock = clock
+        self.ground = ground
+        self.started = clock()
+        self.hosts = Hosts(ground)
+        self.fleet = Fleet(clock, config.limits(), config.timing(), config.seed)
+        self._chance = random.Random(config.seed)  # noqa: S311, it decides which calls fail
+        self._failed = 0
+        self._changed = asyncio.Event()
+
+    # The clockwork.
+
+    def settle(self) -> None:
+        """Bring the cloud up to this moment and have its orders carried out."""
+        self.fleet.advance()
+        orders, self.fleet.orders = self.fleet.orders, []
+        for order in orders:
+            if isinstance(order, StartHosts):
+                self.hosts.start(order.node, self._hosts_up)
+            else:
+                self.hosts.end(order.node, self._hosts_gone)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Let time pass, until cancelled."""
+        while True:
+            self._changed.clear()
+            self.fleet.advance()
+            if self.fleet.orders:
+                self.settle()
+                continue
+            due = self.fleet.next_due()
+            wait = None if due is None else max(0.0, due - self.clock())
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait)
+            except TimeoutError:
+                self.settle()
+
+    def _hosts_up(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
+        if hosts:
+            self.fleet.hosts_up(node, hosts)
+        else:
+            self.fleet.preempt(node)
+        self.settle()
+
+    def _hosts_gone(self, node: Node) -> None:
+        self.fleet.hosts_gone(node)
+        self.settle()
+
+    # Faults.
+
+    def trouble(self) -> Refused | None:
+        """What this call is to fail with, if it is one of those that fail."""
+        if self._chance.random() >= self.faults.fail:
+            return None
+        self._failed += 1
+        kinds = passing_troubles()
+        return kinds[self._failed % len(kinds)]
+
+    def takes_effect(self) -> bool:
+        """Whether a failing change happens all the same: for the caller there is no telling."""
+        return self._failed % 2 == 0
+
+    def delay(self) -> float:
+        """How much longer this call takes."""
+        delayed = self._chance.random() < self.faults.delay
+        return self.faults.seconds if delayed else 0.0
+
+    # What a cloud does not let its users do.
+
+    def find(self, target: str) -> Request | Node:
+        """A request or a node by its name, short or full, or by the job it is for.
+
+        Of several, the one that runs; else the newest.
+        """
+        found: list[Request | Node] = []
+        for request in self.fleet.requests.values():
+            names = [request.spec.name, *(node.name for node in request.spec.nodes)]
+            labels = [node.labels.get(JOB_LABEL, "") for node in request.spec.nodes]
+            if _matches(target, names, labels):
+                found.append(request)
+        for node in self.fleet.nodes.values():
+            alone = node.request not in self.fleet.requests
+            if alone and _matches(target, [node.spec.name], [node.spec.labels.get(JOB_LABEL, "")]):
+                found.append(node)
+        if not found:
+            raise Mistake(
+                f"nothing here is called {target!r}; drumline emulator resources lists all"
+            )
+        return max(found, key=lambda one: (one.state in {"ACTIVE", "READY"}, one.created))
+
+    def preempt(self, target: str, notice: float = 0.0) -> str:
+        """Take the chips of a request or node; returns its name."""
+        subject = self.find(target)
+        short = target.rpartition("/")[2]
+        if isinstance(subject, Request):
+            # Of a request with several nodes, the one that was named goes first.
+            for node in self.fleet.nodes_under(subject):
+                if node.spec.name.rpartition("/")[2] == short:
+                    subject = node
+        if subject.state in {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"} | {
+            NodeState.PREEMPTED,
+            NodeState.TERMINATED,
+        }:
+            raise Mistake(f"{target} holds no chips: it is {subject.state}")
+        self.fleet.preempt(subject, notice)
+        self.settle()
+        return subject.spec.name.rpartition("/")[2]
+
+    def break_host(self, target: str, index: int, how: str) -> str:
+        """Break one host of a node, or heal it; returns the node's name."""
+        if how not in HOWS:
+            raise Mistake(f"a host breaks by {', '.join(HOWS[:-1])}, and heals; not by {how!r}")
+        subject = self.find(target)
+        nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
+        hosts = [(node, number) for node in nodes for number in range(len(node.hosts))]
+        if not hosts:
+            raise Mistake(f"{target} has no hosts now: it is {subject.state}")
+        if not 0 <= index < len(hosts):
+            raise Mistake(f"{target} has the hosts 0 to {len(hosts) - 1}, not {index}")
+        node, number = hosts[index]
+        try:
+            self.hosts.tell(node, number, how)
+        except (KeyError, OSError):
+            raise Mistake(f"host {index} of {target} is gone") from None
+        return node.spec.name.rpartition("/")[2]
+
+    def resources(self) -> Json:
+        """Everything the cloud holds."""
+        requests = [
+            {
+                "name": one.spec.name.rpartition("/")[2],
+                "zone": one.spec.zone,
+                "state": one.state,
+                "initiator": one.by,
+                "accelerator": one.spec.nodes[0].slice.name,
+                "chips": sum(node.slice.chips for node in one.spec.nodes),
+                "tier": one.spec.tier,
+                "job": one.spec.nodes[0].labels.get(JOB_LABEL),
+                "error": one.error.message if one.error else None,
+                "created": one.created,
+            }
+            for one in self.fleet.requests.values()
+        ]
+        nodes: list[Json] = []
+        hosts: list[Json] = []
+        for node in self.fleet.nodes.values():
+            short = node.spec.name.rpartition("/")[2]
+            nodes.append(
+                {
+                    "name": short,
+                    "zone": node.spec.zone,
+                    "state": node.state,
+                    "accelerator": node.spec.slice.name,
+                    "chips": node.spec.slice.chips,
+                    "tier": node.spec.tier,
+                    "job": node.spec.labels.get(JOB_LABEL),
+                    "request": node.request and node.request.rpartition("/")[2],
+                    "created": node.created,
+                }
+            )
+            for index, (pid, address) in enumerate(
+                zip(self.hosts.listing(node), node.hosts, strict=False)
+            ):
+                where = {"ip": address.ip, "port": address.port, "host_key": address.host_key}
+                hosts.append({"node": short, "index": index, "pid": pid, **where})
+        return {"requests": requests, "nodes": nodes, "hosts": hosts}
+
+
+def _matches(target: str, names: list[str], jobs: list[str]) -> bool:
+    if any(target in {name, name.rpartition("/")[2]} for name in names):
+        return True
+    return target.isdigit() and any(job.isdigit() and int(job) == int(target) for job in jobs)

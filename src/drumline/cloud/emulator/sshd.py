@@ -1,0 +1,174 @@
+"""The way in to an emulated host: an SSH server that runs commands there.
+
+It does what OpenSSH does, down to what surprises: a command outlives a connection that breaks, and
+a channel stays open as long as anything holds its output.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import struct
+import termios
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import asyncssh
+
+
+@dataclass(frozen=True)
+class Door:
+    """What the server needs to know of its host."""
+
+    home: str
+    environment: Mapping[str, str]
+    authorized: Mapping[str, str]
+    """User → lines as in an authorized_keys file."""
+    host_key: bytes
+    """The private key, in OpenSSH's format."""
+
+
+def authorized_keys(metadata: str) -> dict[str, str]:
+    """From node metadata `ssh-keys`: `user:ssh-ed25519 AAAA comment`, one a line."""
+    keys: dict[str, str] = {}
+    for line in metadata.splitlines():
+        user, colon, key = line.strip().partition(":")
+        if colon and user and key.strip():
+            keys[user] = keys.get(user, "") + key.strip() + "\n"
+    return keys
+
+
+def serve_forever(listening: socket.socket, door: Door) -> None:
+    """Serve on that socket until killed."""
+    # Relative paths of SFTP and SCP are the host's own.
+    os.chdir(door.home)
+    asyncio.run(_serve(listening, door))
+
+
+async def _serve(listening: socket.socket, door: Door) -> None:
+    async def handle(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        await _run(process, door)
+
+    await asyncssh.listen(
+        sock=listening,
+        server_factory=lambda: _Server(door.authorized),
+        server_host_keys=[asyncssh.import_private_key(door.host_key)],
+        process_factory=handle,
+        sftp_factory=True,
+        allow_scp=True,
+        encoding=None,
+        line_editor=False,
+        password_auth=False,
+        kbdint_auth=False,
+        gss_host=None,
+        # Clients multiplex and stay: time is theirs to limit.
+        login_timeout=120,
+    )
+    await asyncio.Event().wait()
+
+
+class _Server(asyncssh.SSHServer):
+    """Lets in who holds a key that the node's metadata names."""
+
+    def __init__(self, authorized: Mapping[str, str]) -> None:
+        self._authorized = authorized
+        self._connection: asyncssh.SSHServerConnection | None = None
+
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._connection = conn
+
+    def begin_auth(self, username: str) -> bool:
+        lines = self._authorized.get(username)
+        if lines and self._connection is not None:
+            with contextlib.suppress(ValueError):
+                self._connection.set_authorized_keys(asyncssh.import_authorized_keys(lines))
+        return True
+
+    def connection_requested(
+        self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
+    ) -> bool:
+        del dest_host, dest_port, orig_host, orig_port
+        return True  # `ssh -L` to a TensorBoard on the host
+
+
+async def _run(process: asyncssh.SSHServerProcess[bytes], door: Door) -> None:
+    """Run one command, or a shell, and pass on how it ended."""
+    user = process.channel.get_connection().get_extra_info("username")
+    environment = {**door.environment, "USER": user, "LOGNAME": user, **process.env}
+    if process.term_type:
+        environment["TERM"] = process.term_type
+    # With no command it is a login shell, as everywhere.
+    arguments = ["bash", "-c", process.command] if process.command else ["bash", "-l"]
+    start = _start_on_terminal if process.term_type else _start_on_pipes
+    try:
+        program = await start(process, arguments, {"env": environment, "cwd": door.home})
+    except OSError as wrong:
+        process.stderr.write(f"cannot start: {wrong}\n".encode())
+        process.exit(126)
+        return
+    process.set_redirect_pid(program.pid)
+    code = await program.wait()
+    # Output may still be on its way, or be held open by what the command left running.
+    await process.stdout.drain()
+    await process.stderr.drain()
+    if code >= 0:
+        process.exit(code)
+    else:
+        name = signal.Signals(-code).name.removeprefix("SIG")
+        process.exit_with_signal(name, core_dumped=False)
+
+
+async def _start_on_pipes(
+    process: asyncssh.SSHServerProcess[bytes], arguments: list[str], options: dict[str, Any]
+) -> asyncio.subprocess.Process:
+    # Pipes of our own instead of asyncio's, which would kill the program when they are closed.
+    stdin, to_program = os.pipe()
+    from_stdout, stdout = os.pipe()
+    from_stderr, stderr = os.pipe()
+    try:
+        program = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            **options,
+        )
+    except OSError:
+        for fd in (to_program, from_stdout, from_stderr):
+            os.close(fd)
+        raise
+    finally:
+        for fd in (stdin, stdout, stderr):
+            os.close(fd)
+    # The end of one output is not the end of the other, so neither ends the channel.
+    await process.redirect(stdin=to_program, stdout=from_stdout, stderr=from_stderr, send_eof=False)
+    return program
+
+
+async def _start_on_terminal(
+    process: asyncssh.SSHServerProcess[bytes], arguments: list[str], options: dict[str, Any]
+) -> asyncio.subprocess.Process:
+    ours, theirs = os.openpty()
+    columns, rows, width, height = process.term_size
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, width, height))
+    try:
+        program = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+            **options,
+        )
+    except OSError:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    await process.redirect(stdin=os.dup(ours), stdout=ours)
+    return program

@@ -1,0 +1,119 @@
+"""An emulator to test with, and the real client of Google to judge it by."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import pytest
+import yaml
+
+from drumline.cloud.emulator import launch
+
+PARENT = "projects/p/locations/local-a"
+
+
+def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 20.0) -> Any:
+    """Wait until `holds()` is true, and return what it returned."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"it never came to be: {what}"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A running emulator, with the words the tests tell their stories in."""
+
+    home: Path
+    url: str
+    key: asyncssh.SSHKey
+
+    def client(self) -> Any:
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import tpu_v2
+        from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
+
+        transport = TpuRestTransport(
+            host=self.url.removeprefix("http://"),
+            url_scheme="http",
+            credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
+        )
+        return tpu_v2.TpuClient(transport=transport)
+
+    def control(self, verb: str, **given: Any) -> dict[str, Any]:
+        return launch.control(self.url, verb, **given)
+
+    def node(self, accelerator: str = "v4-8", **more: Any) -> dict[str, Any]:
+        public = self.key.export_public_key().decode().strip()
+        return {
+            "accelerator_type": accelerator,
+            "runtime_version": "tpu-ubuntu2204-base",
+            "metadata": {"ssh-keys": f"drumline:{public}"},
+            **more,
+        }
+
+    def ask(self, name: str, accelerator: str = "v4-8", **node: Any) -> Any:
+        """Queue a spot request with one node of the same name."""
+        spec = {"parent": PARENT, "node_id": name, "node": self.node(accelerator, **node)}
+        return self.client().create_queued_resource(
+            parent=PARENT,
+            queued_resource_id=name,
+            queued_resource={"tpu": {"node_spec": [spec]}, "spot": {}},
+        )
+
+    def state(self, name: str) -> str:
+        """The request's."""
+        got = self.client().get_queued_resource(name=f"{PARENT}/queuedResources/{name}")
+        return str(got.state.state.name)
+
+    def wait_for(self, name: str, state: str) -> None:
+        eventually(lambda: self.state(name) == state, f"{name} is {state}")
+
+    def slice(self, name: str, accelerator: str = "v4-8", **node: Any) -> list[dict[str, Any]]:
+        """A slice that runs; its hosts as the emulator lists them."""
+        self.ask(name, accelerator, **node)
+        self.wait_for(name, "ACTIVE")
+        hosts = self.control("resources")["hosts"]
+        return [host for host in hosts if host["node"] == name]
+
+    def release(self, name: str) -> None:
+        full = f"{PARENT}/queuedResources/{name}"
+        self.client().delete_queued_resource(request={"name": full, "force": True}).result(
+            timeout=20
+        )
+
+
+Start = Callable[..., Emulator]
+
+
+@pytest.fixture(scope="session")
+def ssh_key() -> asyncssh.SSHKey:
+    return asyncssh.generate_private_key("ssh-ed25519")
+
+
+@pytest.fixture
+def start_emulator(tmp_path: Path, ssh_key: asyncssh.SSHKey) -> Iterator[Start]:
+    """Start one with the given keys in its config.yaml."""
+    home = tmp_path / "emulator"
+
+    def start(**config: Any) -> Emulator:
+        home.mkdir(exist_ok=True)
+        (home / "config.yaml").write_text(yaml.safe_dump(config))
+        return Emulator(home, launch.ensure_running(home), ssh_key)
+
+    yield start
+    launch.stop(home)
+
+
+@pytest.fixture(scope="module")
+def emulator(
+    tmp_path_factory: pytest.TempPathFactory, ssh_key: asyncssh.SSHKey
+) -> Iterator[Emulator]:
+    """One for all tests of a module that leave it as they found it."""
+    home = tmp_path_factory.mktemp("emulator")
+    yield Emulator(home, launch.ensure_running(home), ssh_key)
+    launch.stop(home)

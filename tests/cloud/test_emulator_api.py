@@ -1,0 +1,248 @@
+"""The API as Google's own client sees it."""
+
+import http.client
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from google.api_core import exceptions
+from google.cloud import tpu_v2
+
+if TYPE_CHECKING:
+    from tests.cloud.conftest import Emulator, Start
+else:
+    Emulator = Start = Any
+
+PARENT = "projects/p/locations/local-a"
+
+
+def rest(url: str, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection.request(method, path, None if body is None else json.dumps(body))
+    answer = connection.getresponse()
+    found = json.loads(answer.read())
+    connection.close()
+    assert isinstance(found, dict)
+    return answer.status, found
+
+
+def test_the_whole_life_of_a_request(emulator: Emulator) -> None:
+    client = emulator.client()
+    operation = emulator.ask("life", "v4-16", labels={"drumline-job": "000012"})
+    created = operation.result(timeout=20)
+    assert isinstance(created, tpu_v2.QueuedResource)
+    assert operation.metadata.target == f"{PARENT}/queuedResources/life"
+    emulator.wait_for("life", "ACTIVE")
+
+    request = client.get_queued_resource(name=f"{PARENT}/queuedResources/life")
+    assert "spot" in request
+    assert request.tpu.node_spec[0].node.labels == {"drumline-job": "000012"}
+    node = client.get_node(name=f"{PARENT}/nodes/life")
+    assert node.state == tpu_v2.Node.State.READY
+    assert node.accelerator_config.type_ == tpu_v2.AcceleratorConfig.Type.V4
+    assert node.queued_resource == request.name
+    assert [one.ip_address for one in node.network_endpoints] == ["127.0.0.1"] * 2
+    assert len({one.port for one in node.network_endpoints}) == 2
+    assert node.scheduling_config.spot
+
+    with pytest.raises(exceptions.BadRequest, match="force=true") as refused:
+        client.delete_queued_resource(name=request.name)
+    assert refused.value.response.json()["error"]["status"] == "FAILED_PRECONDITION"
+    emulator.release("life")
+    with pytest.raises(exceptions.NotFound, match="queuedResources/life' was not found"):
+        client.get_queued_resource(name=request.name)
+    with pytest.raises(exceptions.NotFound):
+        client.get_node(name=node.name)
+    assert emulator.control("resources") == {"requests": [], "nodes": [], "hosts": []}
+    assert list((emulator.home / "hosts").iterdir()) == []
+
+
+def test_a_node_without_a_queue(emulator: Emulator) -> None:
+    client = emulator.client()
+    node = client.create_node(parent=PARENT, node_id="alone", node=emulator.node()).result(
+        timeout=20
+    )
+    assert (node.state, node.name) == (tpu_v2.Node.State.READY, f"{PARENT}/nodes/alone")
+    changed = client.update_node(
+        node={"name": node.name, "labels": {"a": "b"}}, update_mask={"paths": ["labels"]}
+    ).result(timeout=20)
+    assert changed.labels == {"a": "b"}
+    client.delete_node(name=node.name).result(timeout=20)
+    assert list(client.list_nodes(parent=PARENT)) == []
+
+
+def test_out_of_chips_the_operation_of_a_node_fails_with_code_8(start_emulator: Start) -> None:
+    emulator = start_emulator(capacity={"local-a": {"v4": 0}})
+    operation = emulator.client().create_node(parent=PARENT, node_id="n", node=emulator.node())
+    with pytest.raises(
+        exceptions.GoogleAPICallError, match="There is no more capacity in the zone"
+    ):
+        operation.result(timeout=20)
+    assert operation.operation.error.code == 8
+    assert list(emulator.client().list_nodes(parent=PARENT)) == []
+
+
+def test_lists_come_in_pages(start_emulator: Start) -> None:
+    emulator = start_emulator(page_size=3, capacity={"local-a": {"v4": 0}})
+    for index in range(7):
+        emulator.ask(f"r{index}")
+    client = emulator.client()
+    pages = client.list_queued_resources(parent=PARENT).pages
+    assert [len(page.queued_resources) for page in pages] == [3, 3, 1]
+    every = client.list_queued_resources(request={"parent": PARENT, "page_size": 2})
+    assert [one.name[-2:] for one in every] == [f"r{index}" for index in range(7)]
+    anywhere = client.list_queued_resources(parent="projects/p/locations/-")
+    assert len(list(anywhere)) == 7
+    assert list(client.list_queued_resources(parent="projects/p/locations/local-b")) == []
+    assert list(client.list_queued_resources(parent="projects/q/locations/local-a")) == []
+    calls = emulator.control("status")
+    assert calls["calls"]["queuedResources.create"] == 7
+    assert calls["calls_by_zone"]["local-b"] == {"queuedResources.list": 1}
+    assert calls["total"] == sum(calls["calls"].values())
+
+
+def test_a_failed_request_carries_its_error(start_emulator: Start) -> None:
+    emulator = start_emulator(capacity={"local-a": {"v4": 0}}, when_short="fail")
+    emulator.ask("short")
+    emulator.wait_for("short", "FAILED")
+    got = emulator.client().get_queued_resource(name=f"{PARENT}/queuedResources/short")
+    assert got.state.failed_data.error.code == 8
+    assert "There is no more capacity" in got.state.failed_data.error.message
+    assert got.state.state_initiator == tpu_v2.QueuedResourceState.StateInitiator.SERVICE
+
+
+def test_capacity_given_later_ends_the_wait(start_emulator: Start) -> None:
+    emulator = start_emulator(capacity={"local-a": {"v4": 0}})
+    emulator.ask("patient")
+    assert emulator.state("patient") == "WAITING_FOR_RESOURCES"
+    emulator.control("capacity", zone="local-a", accelerator="v4", chips=4)
+    emulator.wait_for("patient", "ACTIVE")
+
+
+def test_quota_is_told_from_a_stockout_by_its_text(start_emulator: Start) -> None:
+    emulator = start_emulator(quota={"local-a": {"spot": 4}})
+    emulator.ask("fits")
+    with pytest.raises(exceptions.TooManyRequests) as refused:
+        emulator.ask("more")
+    assert "Quota 'TPUV4sPreemptiblePodPerProjectPerZoneForTPUAPI' exhausted" in str(refused.value)
+    assert "Limit 4 in zone local-a" in str(refused.value)
+
+
+def test_a_preempted_slice_is_suspended_by_the_service(emulator: Emulator) -> None:
+    emulator.slice("victim", labels={"drumline-job": "000012"})
+    assert emulator.control("preempt", target="000012") == {"preempted": "victim"}
+    emulator.wait_for("victim", "SUSPENDED")
+    client = emulator.client()
+    got = client.get_queued_resource(name=f"{PARENT}/queuedResources/victim")
+    assert got.state.state_initiator == tpu_v2.QueuedResourceState.StateInitiator.SERVICE
+    node = client.get_node(name=f"{PARENT}/nodes/victim")
+    assert (node.state, len(node.network_endpoints)) == (tpu_v2.Node.State.PREEMPTED, 0)
+    emulator.release("victim")
+    assert emulator.control("resources") == {"requests": [], "nodes": [], "hosts": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"accelerator_type": "v4-7"}, "Accelerator type 'v4-7' is invalid"),
+        ({"accelerator_type": "v5e-16"}, "v5e-16 was not found in zone local-a"),
+        ({"accelerator_type": "tpu7x-8"}, "tpu7x-8 was not found in zone local-a"),
+        ({"runtime_version": "debian"}, "Runtime version 'debian' was not found"),
+        ({"labels": {"Key": "x"}}, "Invalid label key 'Key'"),
+        ({"labels": {"key": "X Y"}}, "Invalid value 'X Y' of label 'key'"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused(
+    emulator: Emulator, change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(exceptions.BadRequest, match=says):
+        emulator.client().create_node(parent=PARENT, node_id="wrong", node=emulator.node() | change)
+
+
+def test_names_that_are_taken_malformed_or_nowhere(emulator: Emulator) -> None:
+    emulator.slice("taken")
+    with pytest.raises(exceptions.Conflict, match="queuedResources/taken' already exists"):
+        emulator.ask("taken")
+    emulator.release("taken")
+    with pytest.raises(exceptions.BadRequest, match="Invalid queued_resource_id 'Bad_Name'"):
+        emulator.ask("Bad_Name")
+    client = emulator.client()
+    with pytest.raises(exceptions.Forbidden, match="Location mars-a is not found or access is"):
+        list(client.list_nodes(parent="projects/p/locations/mars-a"))
+    with pytest.raises(exceptions.BadRequest, match="v4-8 was not found in zone us-central1-a"):
+        client.create_node(
+            parent="projects/p/locations/us-central1-a", node_id="n", node=emulator.node()
+        )
+
+
+def test_a_field_that_does_not_exist_is_refused(emulator: Emulator) -> None:
+    status, answer = rest(
+        emulator.url, "POST", f"/v2/{PARENT}/nodes?nodeId=n", {"acceleratorTyp": "v4-8"}
+    )
+    assert status == 400
+    assert answer["error"]["status"] == "INVALID_ARGUMENT"
+    assert "Unknown name \"acceleratorTyp\" at 'node'" in answer["error"]["message"]
+
+
+def test_places_types_and_images(emulator: Emulator) -> None:
+    client = emulator.client()
+    zones = {one.location_id for one in client.list_locations({"name": "projects/p"}).locations}
+    assert {"local-a", "us-central2-b"} <= zones
+    types = {one.type_ for one in client.list_accelerator_types(parent=PARENT)}
+    assert {"v4-8", "v5litepod-16", "v6e-8"} <= types
+    in_us = client.list_accelerator_types(parent="projects/p/locations/us-central2-b")
+    assert "v5p-8" not in {one.type_ for one in in_us}
+    images = {one.version for one in client.list_runtime_versions(parent=PARENT)}
+    assert "v2-alpha-tpuv6e" in images
+
+
+def test_buckets_have_a_location(start_emulator: Start) -> None:
+    emulator = start_emulator(buckets={"ours": "US-CENTRAL2"})
+    assert rest(emulator.url, "GET", "/storage/v1/b/ours")[1]["location"] == "US-CENTRAL2"
+    assert rest(emulator.url, "GET", "/storage/v1/b/other")[1]["location"] == "LOCAL"
+
+
+def test_several_nodes_under_one_request(emulator: Emulator) -> None:
+    spec = {
+        "parent": PARENT,
+        "multislice_params": {"node_count": 2, "node_id_prefix": "pair"},
+        "node": emulator.node(),
+    }
+    emulator.client().create_queued_resource(
+        parent=PARENT, queued_resource_id="pair", queued_resource={"tpu": {"node_spec": [spec]}}
+    )
+    emulator.wait_for("pair", "ACTIVE")
+    names = [one.name.rpartition("/")[2] for one in emulator.client().list_nodes(parent=PARENT)]
+    assert names == ["pair-0", "pair-1"]
+    emulator.release("pair")
+
+
+def test_calls_fail_by_turns_and_never_the_controls(start_emulator: Start) -> None:
+    emulator = start_emulator()
+    emulator.control("faults", fail=1.0)
+    path = f"/v2/{PARENT}/nodes"
+    assert {rest(emulator.url, "GET", path)[0] for _ in range(3)} == {429, 500, 503}
+    spec = {"parent": PARENT, "nodeId": "n", "node": {"acceleratorType": "v4-8"}}
+    spec["node"] |= {"runtimeVersion": "tpu-ubuntu2204-base"}  # type: ignore[operator]
+    for index in range(12):
+        create = f"/v2/{PARENT}/queuedResources?queuedResourceId=r{index}"
+        body = {"tpu": {"nodeSpec": [spec | {"nodeId": f"r{index}"}]}}
+        assert rest(emulator.url, "POST", create, body)[0] in {429, 500, 503}
+    # Some were carried out although they failed: the caller cannot know.
+    assert 0 < len(emulator.control("resources")["requests"]) < 12
+    emulator.control("faults", clear=True)
+    assert rest(emulator.url, "GET", path)[0] == 200
+
+
+def test_an_expired_login_and_a_denied_zone(start_emulator: Start) -> None:
+    emulator = start_emulator()
+    client = emulator.client()
+    emulator.control("faults", login="expired")
+    # Google's client would go and refresh its token, which an anonymous one cannot.
+    status, answer = rest(emulator.url, "GET", f"/v2/{PARENT}/nodes")
+    assert (status, answer["error"]["status"]) == (401, "UNAUTHENTICATED")
+    assert "invalid authentication credentials" in answer["error"]["message"]
+    emulator.control("faults", login="ok", deny=["local-b"])
+    assert list(client.list_nodes(parent=PARENT)) == []
+    with pytest.raises(exceptions.Forbidden, match=r"Permission 'tpu\.nodes\.list' denied on"):
+        list(client.list_nodes(parent="projects/p/locations/local-b"))

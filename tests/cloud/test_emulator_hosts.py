@@ -1,0 +1,282 @@
+"""Hosts one can log in to, and what dies with them."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncssh
+import pytest
+
+from drumline.cloud.emulator import launch
+
+if TYPE_CHECKING:
+    from tests.cloud.conftest import Emulator, Start
+else:
+    Emulator = Start = Any
+
+SILENCE = 3.0
+Host = dict[str, Any]
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.02)
+    return found
+
+
+def connect(emulator: Emulator, host: Host, **more: Any) -> Any:
+    trusted = f"[{host['ip']}]:{host['port']} {host['host_key']}"
+    options = {
+        "username": "drumline",
+        "client_keys": [emulator.key],
+        "known_hosts": asyncssh.import_known_hosts(trusted),
+        "agent_path": None,
+        "config": None,
+    }
+    return asyncssh.connect(host["ip"], host["port"], **(options | more))
+
+
+def run(emulator: Emulator, host: Host, command: str, **more: Any) -> Any:
+    async def go() -> Any:
+        async with connect(emulator, host) as connection:
+            return await asyncio.wait_for(connection.run(command, **more), 30)
+
+    return asyncio.run(go())
+
+
+def start_daemon(emulator: Emulator, host: Host) -> int:
+    """One that forked twice and made a session of its own; returns its pid."""
+    run(emulator, host, "(setsid bash -c 'echo $$ > pid; exec sleep 1000' </dev/null &>log &)")
+    home = Path(run(emulator, host, "pwd").stdout.strip())
+    return int(until(lambda: (home / "pid").exists() and (home / "pid").read_text()))
+
+
+def wait_until_it_answers(emulator: Emulator, host: Host) -> None:
+    def answers() -> bool:
+        try:
+            return bool(run(emulator, host, "true").exit_status == 0)
+        except (OSError, asyncssh.Error):
+            return False
+
+    until(answers)
+
+
+@pytest.fixture(scope="module")
+def host(emulator: Emulator) -> Host:
+    return emulator.slice("plain", "v5litepod-8", runtime_version="v2-alpha-tpuv5-lite")[0]
+
+
+def test_a_command_gets_its_input_and_returns_output_and_code(
+    emulator: Emulator, host: Host
+) -> None:
+    done = run(emulator, host, "cat; echo oops >&2; exit 7", input="hello")
+    assert (done.stdout, done.stderr, done.exit_status) == ("hello", "oops\n", 7)
+
+
+def test_death_by_a_signal_is_told_from_an_exit_code(emulator: Emulator, host: Host) -> None:
+    done = run(emulator, host, "kill -TERM $$")
+    assert done.exit_signal is not None
+    assert done.exit_signal[0] == "TERM"
+
+
+def test_every_command_finds_what_a_host_offers(emulator: Emulator, host: Host) -> None:
+    shown = run(emulator, host, "env", env={"MINE": "given"}).stdout
+    found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    home = Path(found["HOME"])
+    assert home.parent.parent == emulator.home / "hosts"
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert found["PWD"] == found["HOME"]
+    assert found["PATH"].startswith(str(Path(sys.executable).parent))
+    assert found["DRUMLINE_EMULATED"] == "1"
+    assert found["DRUMLINE_BUCKETS"] == str(emulator.home / "buckets")
+    assert found["MINE"] == "given"
+    assert sorted(path.name for path in Path(found["DRUMLINE_DEV"], "vfio").iterdir()) == list(
+        "01234567"
+    )
+
+
+def test_jax_sees_the_chips_of_the_host(emulator: Emulator, host: Host) -> None:
+    pytest.importorskip("jax")
+    counted = run(emulator, host, "python -c 'import jax; print(jax.device_count())'")
+    assert counted.stdout.strip() == "8", counted.stderr
+
+
+def test_a_terminal_and_files(emulator: Emulator, host: Host) -> None:
+    async def go() -> tuple[str, str, str]:
+        async with connect(emulator, host) as connection:
+            shell = await connection.run(
+                "stty size; test -t 0 && echo terminal", term_type="xterm", term_size=(90, 30)
+            )
+            async with connection.start_sftp_client() as sftp:
+                async with sftp.open("put.txt", "w") as put:
+                    await put.write("over sftp")
+                where = await sftp.realpath(".")
+            read = await connection.run("cat put.txt")
+            return str(shell.stdout), str(where), str(read.stdout)
+
+    shown, where, read = asyncio.run(go())
+    assert shown.split() == ["30", "90", "terminal"]
+    assert Path(where).parent.parent == emulator.home / "hosts"
+    assert read == "over sftp"
+
+
+def test_many_commands_at_once_over_one_connection(emulator: Emulator, host: Host) -> None:
+    async def go() -> list[str]:
+        async with connect(emulator, host) as connection:
+            done = await asyncio.gather(*(connection.run(f"echo {n}") for n in range(40)))
+            return [str(one.stdout).strip() for one in done]
+
+    assert asyncio.run(go()) == [str(n) for n in range(40)]
+
+
+@pytest.mark.parametrize("who", ["stranger", "drumline"])
+def test_only_the_keys_of_the_metadata_open(emulator: Emulator, host: Host, who: str) -> None:
+    other = asyncssh.generate_private_key("ssh-ed25519")
+    key = other if who == "drumline" else emulator.key
+
+    async def go() -> None:
+        async with connect(emulator, host, username=who, client_keys=[key]):
+            pass
+
+    with pytest.raises(asyncssh.PermissionDenied):
+        asyncio.run(go())
+
+
+def test_guest_attributes_tell_the_host_keys(emulator: Emulator, host: Host) -> None:
+    got = emulator.client().get_guest_attributes(
+        request={"name": "projects/p/locations/local-a/nodes/plain", "query_path": "hostkeys/"}
+    )
+    items = [entry.query_value.items[0] for entry in got.guest_attributes]
+    assert [(one.namespace, one.key, one.value) for one in items] == [
+        ("hostkeys", *host["host_key"].split())
+    ]
+
+
+@LINUX
+def test_a_program_outlives_its_connection_but_not_its_host(emulator: Emulator) -> None:
+    host = emulator.slice("mortal")[0]
+    daemon = start_daemon(emulator, host)
+    assert alive(daemon)
+    emulator.control("preempt", target="mortal")
+    emulator.wait_for("mortal", "SUSPENDED")
+    assert not alive(daemon)
+    assert not any("mortal" in path.name for path in (emulator.home / "hosts").iterdir())
+    with pytest.raises(ConnectionRefusedError):
+        run(emulator, host, "true")
+    emulator.release("mortal")
+
+
+@LINUX
+def test_killed_outright_the_emulator_leaves_nothing_behind(start_emulator: Start) -> None:
+    emulator = start_emulator()
+    hosts = emulator.slice("orphan", "v4-16")
+    daemons = [start_daemon(emulator, host) for host in hosts]
+    emulator.control("break", target="orphan", host=1, how="silent")
+    os.kill(emulator.control("status")["pid"], signal.SIGKILL)
+    gone = [*daemons, *(host["pid"] for host in hosts)]
+    until(lambda: not any(map(alive, gone)))
+    assert launch.endpoint(emulator.home) is None
+    again = start_emulator()
+    assert again.control("resources") == {"requests": [], "nodes": [], "hosts": []}
+    assert list((emulator.home / "hosts").iterdir()) == []
+
+
+@LINUX
+def test_a_silent_host_hangs_while_its_program_runs_on(emulator: Emulator) -> None:
+    host = emulator.slice("mute")[0]
+    daemon = start_daemon(emulator, host)
+
+    async def go() -> None:
+        async with connect(emulator, host, keepalive_interval=0.2, keepalive_count_max=3) as link:
+            emulator.control("break", target="mute", host=0, how="silent")
+            with pytest.raises((asyncssh.Error, TimeoutError)):
+                await asyncio.wait_for(link.run("true"), SILENCE)
+        with pytest.raises((asyncssh.Error, TimeoutError)):
+            await asyncio.wait_for(connect(emulator, host), 1)
+
+    asyncio.run(go())
+    assert alive(daemon)
+    emulator.control("break", target="mute", host=0, how="heal")
+    wait_until_it_answers(emulator, host)
+    emulator.release("mute")
+
+
+@LINUX
+def test_a_rebooted_host_comes_back_without_its_program(start_emulator: Start) -> None:
+    emulator = start_emulator(boot_seconds=0.5)
+    host = emulator.slice("again")[0]
+    wait_until_it_answers(emulator, host)
+    daemon = start_daemon(emulator, host)
+    emulator.control("break", target="again", host=0, how="reboot")
+    until(lambda: not alive(daemon))
+    with pytest.raises(ConnectionRefusedError):
+        run(emulator, host, "true")
+    wait_until_it_answers(emulator, host)  # same port, same host key
+    assert run(emulator, host, "cat pid").stdout.strip() == str(daemon)
+
+
+@LINUX
+def test_a_host_that_loses_its_chip_ends_its_program(emulator: Emulator) -> None:
+    host = emulator.slice("sick")[0]
+    daemon = start_daemon(emulator, host)
+    opens = "exec 3<$DRUMLINE_DEV/vfio/0"
+    assert run(emulator, host, opens).exit_status == 0
+    emulator.control("break", target="sick", host=0, how="vfio")
+    until(lambda: not alive(daemon))
+    assert (
+        "Failed to initialize TPU system: open(/dev/vfio/0)"
+        in run(emulator, host, "cat log").stdout
+    )
+    assert run(emulator, host, opens).exit_status != 0
+    emulator.control("break", target="sick", host=0, how="heal")
+    assert until(lambda: run(emulator, host, opens).exit_status == 0)
+    emulator.release("sick")
+
+
+@LINUX
+def test_a_slow_host_runs_its_programs_a_fifth_of_the_time(emulator: Emulator) -> None:
+    host = emulator.slice("sluggish")[0]
+    daemon = start_daemon(emulator, host)
+    emulator.control("break", target="sluggish", host=0, how="slow")
+
+    def stopped() -> bool:
+        return Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    until(stopped)
+    until(lambda: not stopped())
+    emulator.control("break", target="sluggish", host=0, how="heal")
+    until(lambda: not stopped())
+    for _ in range(50):
+        assert not stopped()
+        time.sleep(0.01)
+    emulator.release("sluggish")
+
+
+@pytest.mark.usefixtures("host")
+def test_mistakes_at_the_controls_are_one_sentence(emulator: Emulator) -> None:
+    mistakes: list[tuple[str, dict[str, Any], str]] = [
+        ("preempt", {"target": "nobody"}, "nothing here is called 'nobody'"),
+        ("break", {"target": "plain", "host": 3, "how": "slow"}, "the hosts 0 to 0, not 3"),
+        ("break", {"target": "plain", "how": "fire"}, "not by 'fire'"),
+        ("capacity", {"zone": "mars", "accelerator": "v4", "chips": 1}, "'mars' is no zone"),
+        ("capacity", {"zone": "local-a", "accelerator": "v9", "chips": 1}, "'v9'"),
+        ("faults", {"fail": 2}, "fail: Input should be less than or equal to 1"),
+    ]
+    for verb, given, says in mistakes:
+        with pytest.raises(launch.EmulatorError, match=says):
+            emulator.control(verb, **given)

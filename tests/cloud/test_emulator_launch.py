@@ -1,0 +1,147 @@
+"""Finding, starting and stopping the emulator, and its commands."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from drumline.cli.emulator import app
+from drumline.cloud.emulator import launch
+
+if TYPE_CHECKING:
+    from tests.cloud.conftest import Emulator, Start
+else:
+    Emulator = Start = Any
+
+
+def drumline(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def at_home(start_emulator: Start, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    emulator = start_emulator()
+    monkeypatch.setenv("DRUMLINE_HOME", str(emulator.home.parent))
+    monkeypatch.delenv("DRUMLINE_EMULATOR_URL", raising=False)
+    return emulator
+
+
+def test_two_that_start_it_at_once_get_the_same_one(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from drumline.cloud.emulator import launch;"
+        "print(launch.ensure_running(Path(sys.argv[1])))"
+    )
+
+    def ask(_: int) -> str:
+        call = [sys.executable, "-c", script, str(tmp_path)]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(ask, range(2))
+    try:
+        assert first == second == launch.endpoint(tmp_path)
+        announced = json.loads((tmp_path / "endpoint.json").read_text())
+        assert announced["pid"] == launch.control(first, "status")["pid"]
+        assert "already runs" not in (tmp_path / "log").read_text()
+    finally:
+        assert launch.stop(tmp_path)
+    assert launch.endpoint(tmp_path) is None
+    assert not launch.stop(tmp_path)
+
+
+def test_asked_to_end_it_ends_its_hosts_and_takes_its_address_away(start_emulator: Start) -> None:
+    emulator = start_emulator()
+    emulator.slice("some", "v4-16")
+    os.kill(emulator.control("status")["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while (emulator.home / "endpoint.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not (emulator.home / "hosts").exists()
+
+
+def test_looking_for_it_imports_the_standard_library_only() -> None:
+    script = (
+        "import sys; import drumline.cloud.emulator.launch;"
+        "print([m for m in ('pydantic', 'starlette', 'asyncssh', 'httpx') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("boot_secs: 3", "boot_secs: there is no such key"),
+        ("capacity: {mars: {v4: 1}}", "capacity: 'mars' is no zone with TPUs"),
+        ("quota: {local-a: {cheap: 1}}", "quota.local-a.cheap"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_wrong_config_is_one_sentence(tmp_path: Path, config: str, says: str) -> None:
+    (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(launch.EmulatorError, match="the emulator did not start") as failed:
+        launch.ensure_running(tmp_path)
+    assert says in str(failed.value)
+
+
+def test_without_an_emulator_the_commands_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRUMLINE_HOME", str(tmp_path))
+    monkeypatch.delenv("DRUMLINE_EMULATOR_URL", raising=False)
+    for arguments in (["resources"], ["preempt", "000001"], ["stop"]):
+        code, _, told = drumline(*arguments)
+        assert (code, told) == (2, "no emulator is running; drumline create starts one\n")
+    assert drumline("status")[0] == 1
+    assert json.loads(drumline("status", "--json")[1]) == {"running": False}
+
+
+def test_a_slice_seen_and_preempted_from_the_command_line(at_home: Emulator) -> None:
+    assert drumline("resources") == (0, "nothing\n", "")
+    at_home.slice("mine", "v4-16", labels={"drumline-job": "000007"})
+    found = json.loads(drumline("resources", "--json")[1])
+    assert [one["state"] for one in found["requests"]] == ["ACTIVE"]
+    assert [one["index"] for one in found["hosts"]] == [0, 1]
+    assert "mine/1" in drumline("resources")[1]
+    assert drumline("break", "000007", "--host", "1", "--how", "silent")[:2] == (
+        0,
+        "mine host 1: silent\n",
+    )
+    assert drumline("preempt", "7")[:2] == (0, "mine is preempted\n")
+    at_home.wait_for("mine", "SUSPENDED")
+    code, _, told = drumline("preempt", "7")
+    assert (code, told) == (2, "7 holds no chips: it is SUSPENDED\n")
+    at_home.release("mine")
+    assert json.loads(drumline("resources", "--json")[1]) == {
+        "requests": [],
+        "nodes": [],
+        "hosts": [],
+    }
+
+
+def test_capacity_and_faults_from_the_command_line(at_home: Emulator) -> None:
+    assert drumline("start")[1] == f"running at {at_home.url}\n"
+    assert drumline("capacity", "local-a", "v4", "16")[1].endswith("local-a: 16 chips\n")
+    shown = drumline("faults", "--fail", "0.25", "--deny", "local-b")[1]
+    assert shown == "25% of calls fail\nlocal-b is denied\n"
+    status = drumline("status")[1]
+    assert "holds 0 requests, 0 nodes, 0 hosts" in status
+    assert "capacity of v4 in local-a: 16 chips" in status
+    assert "25% of calls fail" in status
+    assert drumline("faults", "--clear")[1] == "no faults\n"
+    assert "unlimited" in drumline("capacity", "local-a", "v4", "unlimited")[1]
+    assert at_home.control("status")["capacity"] == {"local-a": {}}
+    code, _, told = drumline("capacity", "local-a", "v4", "lots")
+    assert (code, "'lots' is no number of chips" in told) == (2, True)
+    assert drumline("stop")[:2] == (0, "stopped\n")
+    assert launch.endpoint(at_home.home) is None
