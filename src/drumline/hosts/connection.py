@@ -1,0 +1,206 @@
+"""One SSH connection to one host, kept open.
+
+Only our own key opens it: no agent, no password, no SSH configuration of the user's. The host has
+to show the key that the cloud published for it or, where none is published, the one it showed
+first.
+"""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from signal import Signals
+from typing import Self
+
+import asyncssh
+
+from drumline.hosts.values import Address, CompletedCommand, Timing
+
+USER = "drumline"
+
+
+class ConnectionCut(Exception):
+    """The connection ended before the command did; what became of it is not known."""
+
+
+class HostKeyChanged(Exception):
+    """The host shows another key than before, or than the cloud published."""
+
+
+class KnownHosts:
+    """The keys of one slice's hosts, in a file that `ssh -o UserKnownHostsFile=…` reads too."""
+
+    def __init__(self, file: Path) -> None:
+        """Keep keys in this file; it need not exist."""
+        self.file = file
+
+    def key_of(self, address: Address) -> str | None:
+        """The key this host must show; None if any will do."""
+        if address.host_key is not None:
+            return _plain(address.host_key)
+        name = _name(address)
+        for line in self._lines():
+            words = line.split()
+            if len(words) >= 3 and words[0] == name:
+                return _plain(" ".join(words[1:]))
+        return None
+
+    def keep(self, address: Address, key: str) -> None:
+        """Pin a key."""
+        name = _name(address)
+        entry = f"{name} {_plain(key)}"
+        lines = self._lines()
+        if entry in lines:
+            return
+        lines = [line for line in lines if line.split()[:1] != [name]] + [entry]
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.file.with_name(f".{self.file.name}.{os.getpid()}")
+        draft.write_text("".join(line + "\n" for line in lines))
+        draft.replace(self.file)
+
+    def _lines(self) -> list[str]:
+        try:
+            return self.file.read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+
+def _name(address: Address) -> str:
+    return address.ssh_ip if address.ssh_port == 22 else f"[{address.ssh_ip}]:{address.ssh_port}"
+
+
+def _plain(key: str) -> str:
+    """Type and key, without the comment."""
+    return " ".join(key.split()[:2])
+
+
+def _algorithms(key: str | None) -> list[str]:
+    """What to ask the host to prove, so that it shows the key we can compare."""
+    kind = key.split()[0] if key else ""
+    if kind == "ssh-rsa":
+        return ["rsa-sha2-512", "rsa-sha2-256"]
+    return [kind] if kind else ["ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512"]
+
+
+class _HostCheck(asyncssh.SSHClient):
+    """Compares the host's key before anything is said to it."""
+
+    def __init__(self, address: Address, known: KnownHosts) -> None:
+        self.address = address
+        self.known = known
+        self.refused = False
+        self.shown = ""
+
+    def validate_host_public_key(
+        self, host: str, addr: str, port: int, key: asyncssh.SSHKey
+    ) -> bool:
+        del host, addr, port
+        self.shown = _plain(key.export_public_key("openssh").decode())
+        expected = self.known.key_of(self.address)
+        self.refused = expected is not None and expected != self.shown
+        return not self.refused
+
+
+class Connection:
+    """An open connection; any number of commands may run on it at once."""
+
+    def __init__(self, ssh: asyncssh.SSHClientConnection) -> None:
+        """Take over an established connection."""
+        self._ssh = ssh
+
+    @classmethod
+    async def open(cls, address: Address, key: Path, known: KnownHosts, timing: Timing) -> Self:
+        """Connect; raises HostKeyChanged, OSError or asyncssh.Error."""
+        check = _HostCheck(address, known)
+        try:
+            ssh, _ = await asyncssh.create_connection(
+                lambda: check,
+                address.ssh_ip,
+                address.ssh_port,
+                username=USER,
+                client_keys=[str(key)],
+                known_hosts=([], [], []),
+                server_host_key_algs=_algorithms(known.key_of(address)),
+                x509_trusted_certs=None,
+                config=None,
+                agent_path=None,
+                preferred_auth="publickey",
+                gss_host=None,
+                compression_algs=None,
+                connect_timeout=timing.connect_timeout,
+                login_timeout=timing.connect_timeout,
+                keepalive_interval=timing.keepalive_interval,
+                keepalive_count_max=timing.keepalive_count,
+            )
+        except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as trouble:
+            if check.refused or known.key_of(address) is not None:
+                raise HostKeyChanged(
+                    f"{_name(address)} does not show the host key it had before: it was replaced "
+                    f"or somebody is in between; if it was replaced, remove its line in "
+                    f"{known.file}"
+                ) from trouble
+            raise
+        known.keep(address, check.shown)
+        return cls(ssh)
+
+    async def run(
+        self, command: str, sent: bytes = b"", sent_file: Path | None = None
+    ) -> CompletedCommand:
+        """Run a shell command to its end. Its words must be quoted; data belongs into `sent`."""
+        done = (
+            await self._ssh.run(command, stdin=str(sent_file), encoding=None)
+            if sent_file
+            else await self._ssh.run(command, input=sent, encoding=None)
+        )
+        if done.exit_signal is not None:
+            name = done.exit_signal[0]
+            code = -Signals[f"SIG{name}"] if f"SIG{name}" in Signals.__members__ else -1
+        elif done.exit_status is None:
+            raise ConnectionCut("connection lost")
+        else:
+            code = done.exit_status
+        return CompletedCommand(code, _text(done.stdout), _text(done.stderr))
+
+    async def lines(self, command: str) -> AsyncIterator[bytes]:
+        """What a long-lived command says, line by line; ends with ConnectionCut if it is cut."""
+        process = await self._ssh.create_process(command, stdin=asyncssh.DEVNULL, encoding=None)
+        try:
+            rest = b""
+            while data := await process.stdout.read(1 << 16):
+                *whole, rest = (rest + data).split(b"\n")
+                for line in whole:
+                    yield line
+            await process.wait_closed()
+            if process.exit_status is None and process.exit_signal is None:
+                raise ConnectionCut("connection lost")
+        finally:
+            process.close()
+
+    async def close(self) -> None:
+        """Let go; what runs on the host is not touched."""
+        self._ssh.close()
+        with contextlib.suppress(asyncssh.Error, OSError):
+            await self._ssh.wait_closed()
+
+    def abort(self) -> None:
+        """Let go without a word."""
+        self._ssh.abort()
+
+
+def _text(data: object) -> str:
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else str(data or "")
+
+
+def in_words(trouble: BaseException) -> str:
+    """Why a host could not be reached, for a person."""
+    if isinstance(trouble, TimeoutError):
+        return "no answer"
+    if isinstance(trouble, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(trouble, asyncssh.PermissionDenied):
+        return "the host does not take our key"
+    if isinstance(trouble, asyncssh.ConnectionLost | ConnectionResetError):
+        return "connection lost"
+    if isinstance(trouble, OSError) and trouble.strerror:
+        return trouble.strerror.lower()
+    return str(trouble) or type(trouble).__name__

@@ -1,0 +1,322 @@
+"""Drives one host: connect, prepare, start when all are ready, watch, and again after each cut.
+
+Every act on a host may be repeated, because the agent remembers what was done; so after a lost
+connection, or in a new server, the way begins at the top and finds most of it done.
+"""
+
+import asyncio
+import base64
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import asyncssh
+
+from drumline.hosts.connection import (
+    Connection,
+    ConnectionCut,
+    HostKeyChanged,
+    KnownHosts,
+    in_words,
+)
+from drumline.hosts.messages import (
+    Done,
+    Place,
+    Port,
+    Prepared,
+    Status,
+    StepEnded,
+    attempt_folder,
+    program_message,
+    work_folder,
+)
+from drumline.hosts.remote import AgentFailed, RemoteAgent
+from drumline.hosts.values import CompletedCommand, HostPhase, HostReport, Program, Timing
+
+CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
+TAIL_LINES = 20
+TRIES = 3
+"""An agent that fails this often, on connections that hold, will not do better."""
+
+
+class Gate(Protocol):
+    """Holds all hosts back until each is ready, then tells them where the first one listens."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the attempt was stopped: nothing starts any more."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds a stopped program has to end by itself."""
+
+    def ready(self, host: int) -> None:
+        """A host is prepared."""
+
+    def away(self, host: int) -> None:
+        """A host cannot be reached."""
+
+    def found_running(self, coordinator: str) -> None:
+        """A host already runs the program with this coordinator."""
+
+    async def coordinator(self, place: Place, free_port: Callable[[], Awaitable[int]]) -> str:
+        """Wait for the others, and learn where the first host listens."""
+
+    def was_started(self, host: int) -> bool:
+        """Whether the program was started there, in this session or an earlier one."""
+
+    def started(self, host: int) -> None:
+        """Remember that the program was started there."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a driver works with."""
+
+    key: Path
+    known: KnownHosts
+    log: Path
+    clock: Callable[[], float]
+    timing: Timing
+    changed: Callable[[], None]
+
+
+class HostDriver:
+    """One host on its way."""
+
+    def __init__(self, program: Program, place: Place, gate: Gate, means: Means) -> None:
+        """Nothing happens before `drive`."""
+        self.program = program
+        self.place = place
+        self._gate = gate
+        self._means = means
+        self._report = HostReport(place.index, HostPhase.CONNECTING, None)
+        self._folder = attempt_folder(program)
+        self._agent: RemoteAgent | None = None
+        self._connected = asyncio.Event()
+        self._recent = b""
+        self._settled = ""
+        """What was being done when this host came to its end, to be shown again after a cut."""
+
+    def report(self) -> HostReport:
+        """What is known now."""
+        if self._report.tail:
+            return self._report
+        lines = self._recent.decode("utf-8", "replace").splitlines()
+        kept = [line.rstrip()[:500] for line in lines if line.strip()]
+        return replace(self._report, tail=tuple(kept[-TAIL_LINES:]))
+
+    async def drive(self) -> None:
+        """For ever: connect, go on from where the host is, and again when the connection ends."""
+        timing = self._means.timing
+        pause, failures = timing.reconnect_first, 0
+        while True:
+            try:
+                connection = await Connection.open(
+                    self.place.address, self._means.key, self._means.known, timing
+                )
+                pause = timing.reconnect_first
+                try:
+                    await self._on(RemoteAgent(connection, self._heard))
+                finally:
+                    self._connected.clear()
+                    self._agent = None
+                    self._gate.away(self.place.index)
+                    connection.abort()
+            except CUT as trouble:
+                self._show(detail=in_words(trouble))
+            except Exception as trouble:
+                # Whatever it is, this host is tried again and the others are not held up by it.
+                failures += 1
+                text = str(trouble) if isinstance(trouble, AgentFailed) else repr(trouble)
+                self._show(detail=text)
+                if failures >= TRIES and self._report.started_at is None:
+                    self._show(phase=HostPhase.FAILED, error=text)
+            # Hosts of a slice come back together; spread, they do not all knock at once.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
+            pause = min(pause * 2, timing.reconnect_most)
+
+    async def _on(self, agent: RemoteAgent) -> None:
+        """All that happens on one connection."""
+        self._heard()
+        await agent.install()
+        status = await agent.ask(Status, "status", self._folder)
+        if status.state == "none" and not self._gate.was_started(self.place.index):
+            self._begin_log(status.log_size or 0)
+        self._agent = agent
+        self._connected.set()
+        watching = asyncio.create_task(self._watch(agent))
+        going = asyncio.create_task(self._go_on(agent, status))
+        try:
+            await asyncio.wait({watching, going}, return_when=asyncio.FIRST_COMPLETED)
+            if going.done():
+                going.result()
+            await watching
+        finally:
+            for task in (watching, going):
+                task.cancel()
+            await asyncio.gather(watching, going, return_exceptions=True)
+
+    async def _go_on(self, agent: RemoteAgent, status: Status) -> None:
+        """From where the host is to a running program."""
+        host = self.place.index
+        if self._gate.stopped:
+            grace = str(self._gate.grace)
+            self._take(await agent.ask(Status, "stop", self._folder, grace))
+        elif status.state != "none":
+            self._gate.found_running(status.coordinator)
+            self._gate.started(host)
+            self._gate.ready(host)
+            self._take(status)
+        elif status.stopped or self._gate.was_started(host):
+            self._take(status)
+        elif self._report.phase in (HostPhase.FAILED, HostPhase.EXITED):
+            self._show(detail=self._settled)
+        elif await self._prepare(agent):
+            self._show(phase=HostPhase.READY, detail="")
+            self._gate.ready(host)
+            if self.place.rank is None:
+                self._settled = "runs nothing"
+                self._show(phase=HostPhase.EXITED, exit_code=0, detail=self._settled)
+                return
+            coordinator = await self._gate.coordinator(self.place, lambda: self._free_port(agent))
+            sent = json.dumps({"coordinator": coordinator}).encode()
+            now = await agent.ask(Status, "start", self._folder, sent=sent)
+            if now.state != "none":
+                self._gate.started(host)
+            self._take(now)
+
+    async def _prepare(self, agent: RemoteAgent) -> bool:
+        """Free chips, code, set-up. False when this host cannot be prepared."""
+        self._show(phase=HostPhase.PREPARING, detail="chips")
+        wait = str(self._means.timing.device_wait)
+        message = program_message(self.program, self.place)
+        prepared = await agent.ask(Prepared, "prepare", self._folder, wait, sent=message)
+        if prepared.trouble:
+            self._settled = "chips"
+            self._show(phase=HostPhase.FAILED, error=prepared.trouble)
+            return False
+        if not prepared.have_code:
+            await self._send_code(agent)
+        for step in self.program.steps:
+            self._show(detail=f"setup: {step.name}")
+            sent = json.dumps({"name": step.name, "script": step.script}).encode()
+            ended = await agent.ask(StepEnded, "step", self._folder, sent=sent)
+            if ended.exit_code != 0 and not self._gate.stopped:
+                self._settled = self._report.detail
+                self._show(
+                    phase=HostPhase.FAILED,
+                    exit_code=ended.exit_code,
+                    error=ended.error,
+                    tail=ended.tail,
+                )
+                return False
+        return not self._gate.stopped
+
+    async def _send_code(self, agent: RemoteAgent) -> None:
+        archive, sha = self.program.archive, self.program.archive_sha
+        if archive is None or sha is None:
+            return
+        self._show(detail="code")
+        await agent.ask(Done, "receive", sha, sent_file=archive)
+        unpacked = await agent.ask(Prepared, "unpack", sha, work_folder(self.program))
+        if not unpacked.have_code:
+            raise AgentFailed("the code could not be unpacked")
+
+    async def _free_port(self, agent: RemoteAgent) -> int:
+        return (await agent.ask(Port, "free-port")).port
+
+    # What the host says --------------------------------------------------------------------------
+
+    async def _watch(self, agent: RemoteAgent) -> None:
+        """Until the connection ends: the log into its file, the status into the report."""
+        log = self._means.log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab", buffering=0) as file:
+            async for line in agent.watch(self._folder, file.tell()):
+                if line.log is not None:
+                    data, have = base64.b64decode(line.log), file.tell()
+                    if line.offset > have:
+                        raise AgentFailed(f"the log goes on at {line.offset}, we have {have}")
+                    fresh = data[have - line.offset :]
+                    file.write(fresh)
+                    self._recent = (self._recent + fresh)[-16384:]
+                if line.status is not None:
+                    self._take(line.status)
+
+    def _begin_log(self, on_host: int) -> None:
+        """A host that came back empty before it ran begins a new log; what we have is kept."""
+        log = self._means.log
+        if log.exists() and log.stat().st_size > on_host:
+            number = 1
+            while (old := log.with_name(f"{log.name}.{number}")).exists():
+                number += 1
+            log.rename(old)
+
+    def _take(self, status: Status) -> None:
+        """What the agent says of the program, into the report."""
+        known = {"started_at": status.started_at, "heartbeat": status.heartbeat}
+        was_started = self._gate.was_started(self.place.index)
+        if status.state == "running":
+            phase = HostPhase.RUNNING
+            self._show(
+                phase=phase, detail="", error=status.error, error_at=status.error_at, **known
+            )
+        elif status.state == "exited":
+            self._show(
+                phase=HostPhase.EXITED,
+                detail="",
+                exit_code=status.exit_code,
+                error=status.error,
+                error_at=status.error_at,
+                tail=status.tail,
+                **known,
+            )
+        elif status.state == "lost" or was_started:
+            self._show(
+                phase=HostPhase.MISSING,
+                detail="the host answers but no longer knows the program: it was restarted",
+            )
+        elif status.stopped:
+            self._show(phase=HostPhase.EXITED, detail="stopped before it ran", exit_code=-15)
+
+    def _heard(self) -> None:
+        self._report = replace(self._report, heard=self._means.clock())
+
+    def _show(self, **news: Any) -> None:
+        report = replace(self._report, **news)
+        if report != self._report:
+            self._report = report
+            self._means.changed()
+
+    # What others want of it ----------------------------------------------------------------------
+
+    async def stop(self, grace: float) -> None:
+        """End the program there; a host that cannot be reached in time is left alone."""
+        margin = grace + self._means.timing.stop_margin
+        try:
+            async with asyncio.timeout(margin):
+                while True:
+                    agent = await self._reached()
+                    try:
+                        self._take(await agent.ask(Status, "stop", self._folder, str(grace)))
+                        return
+                    except (*CUT, AgentFailed):
+                        await asyncio.sleep(0.1)
+        except TimeoutError:
+            return
+
+    async def run(self, command: str, timeout: float | None) -> CompletedCommand:
+        """Run a command for the user."""
+        agent = await self._reached()
+        sent = json.dumps({"command": command, "timeout": timeout}).encode()
+        return await agent.run("exec", self._folder, sent=sent)
+
+    async def _reached(self) -> RemoteAgent:
+        while True:
+            await self._connected.wait()
+            if self._agent is not None:
+                return self._agent

@@ -1,0 +1,97 @@
+"""Calls the agent on a host: puts it there, asks it, reads its answers."""
+
+import hashlib
+import shlex
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from drumline.hosts.connection import Connection
+from drumline.hosts.messages import Line, from_line
+from drumline.hosts.values import CompletedCommand
+
+AGENT = (Path(__file__).parent / "agent.py").read_bytes()
+AGENT_SHA = hashlib.sha256(AGENT).hexdigest()
+AGENT_FILE = f"agent-{AGENT_SHA[:8]}.py"
+# -I keeps the user's PYTHONPATH and site-packages out of the agent, not out of the program.
+AGENT_COMMAND = f'python3 -I "$HOME"/.drumline/{AGENT_FILE}'
+
+# Stores the agent. A copy cut short by a lost connection must not be taken for the agent.
+INSTALL = """
+import hashlib, os, sys
+folder, sha = os.path.expanduser("~/.drumline"), sys.argv[2]
+data = sys.stdin.buffer.read()
+if hashlib.sha256(data).hexdigest() != sha: sys.exit("the agent arrived cut short")
+os.makedirs(folder, 0o700, True)
+draft = os.path.join(folder, "%s.%d" % (sys.argv[1], os.getpid()))
+with open(draft, "wb") as file: file.write(data)
+os.replace(draft, os.path.join(folder, sys.argv[1]))
+"""
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class AgentFailed(Exception):
+    """The agent could not do what it was asked; the text is its last line."""
+
+
+class RemoteAgent:
+    """The agent at the other end of a connection."""
+
+    def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
+        """`heard` is called at every sign of life."""
+        self._connection = connection
+        self._heard = heard
+
+    async def install(self) -> None:
+        """Put the agent there unless it is."""
+        found = await self._connection.run(f'test -f "$HOME"/.drumline/{AGENT_FILE}')
+        self._heard()
+        if found.exit_code != 0:
+            words = ["python3", "-I", "-c", INSTALL, AGENT_FILE, AGENT_SHA]
+            done = await self._connection.run(shlex.join(words), sent=AGENT)
+            self._heard()
+            if done.exit_code != 0:
+                raise AgentFailed(_last_line(done) or "the agent could not be installed")
+
+    async def ask(
+        self,
+        answer: type[Answer],
+        *words: str,
+        sent: bytes = b"",
+        sent_file: Path | None = None,
+    ) -> Answer:
+        """Have one verb done and read the last line of what it says."""
+        done = await self.run(*words, sent=sent, sent_file=sent_file)
+        if done.exit_code != 0 or not done.stdout.strip():
+            raise AgentFailed(_last_line(done) or f"{words[0]} ended with {done.exit_code}")
+        try:
+            return answer.model_validate(from_line(done.stdout.strip().splitlines()[-1]))
+        except (ValueError, ValidationError) as trouble:
+            raise AgentFailed(f"{words[0]}: an answer that makes no sense") from trouble
+
+    async def run(
+        self, *words: str, sent: bytes = b"", sent_file: Path | None = None
+    ) -> CompletedCommand:
+        """Have one verb done; the answer as it came."""
+        command = f"{AGENT_COMMAND} {shlex.join(words)}"
+        done = await self._connection.run(command, sent=sent, sent_file=sent_file)
+        self._heard()
+        return done
+
+    async def watch(self, folder: str, offset: int) -> AsyncIterator[Line]:
+        """The attempt's log from an offset, and its status at each change, until cut."""
+        words = shlex.join(["watch", folder, str(offset)])
+        async for line in self._connection.lines(f"{AGENT_COMMAND} {words}"):
+            self._heard()
+            try:
+                yield Line.model_validate(from_line(line))
+            except (ValueError, ValidationError) as trouble:
+                raise AgentFailed("watch: a line that makes no sense") from trouble
+
+
+def _last_line(done: CompletedCommand) -> str:
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1][:500] if lines else ""

@@ -1,0 +1,268 @@
+"""Hosts one can log in to: an SSH server each, with a home of its own, behind a link to cut."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from drumline.hosts.session import Address, Program, SliceSession, Timing
+
+Link = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
+
+QUICK = Timing(
+    connect_timeout=3,
+    keepalive_interval=0.3,
+    keepalive_count=2,
+    reconnect_first=0.05,
+    reconnect_most=0.2,
+    device_wait=0.3,
+    stop_margin=3,
+)
+
+
+def program(**parts: Any) -> Program:
+    known: dict[str, Any] = {
+        "job_id": "000012",
+        "name": "digits",
+        "attempt": 1,
+        "accelerator": "v4-16",
+        "archive": None,
+        "archive_sha": None,
+        "steps": (),
+        "run": "true",
+        "environment": {},
+        "secrets": {},
+        "hosts": None,
+        "checkpoint": None,
+    }
+    return Program(**{**known, **parts})
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = 10) -> None:
+    """Wait for a condition; fail with what it was after the time is up."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        await asyncio.sleep(0.02)
+
+
+class _Login(asyncssh.SSHServer):
+    def begin_auth(self, username: str) -> bool:
+        del username
+        return True
+
+
+async def _feed(source: Any, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncssh.Error):
+        while data := await source.read(1 << 16):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
+
+
+async def _pour(source: asyncio.StreamReader, sink: Any) -> None:
+    while data := await source.read(1 << 16):
+        sink.write(data)
+        await sink.drain()
+
+
+class Host:
+    """One stand-in."""
+
+    def __init__(self, home: Path, authorized: Path) -> None:
+        self.home = home
+        self.environment: dict[str, str] = {}
+        self.commands: list[str] = []
+        self.children: list[asyncio.subprocess.Process] = []
+        self.host_key = asyncssh.generate_private_key("ssh-ed25519")
+        self._authorized = authorized
+        self._links: set[Link] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self.ssh_port = self.port = 0
+
+    async def start(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._server = await asyncssh.create_server(
+            _Login,
+            "127.0.0.1",
+            self.ssh_port,
+            server_host_keys=[self.host_key],
+            authorized_client_keys=str(self._authorized),
+            process_factory=self._serve,
+            encoding=None,
+            config=None,
+        )
+        self.ssh_port = self._server.get_port()
+        self._front = await asyncio.start_server(self._link, "127.0.0.1", self.port)
+        self.port = self._front.sockets[0].getsockname()[1]
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port, "127.0.0.1", None)
+
+    async def _serve(self, process: "asyncssh.SSHServerProcess[bytes]") -> None:
+        command = process.command or ""
+        self.commands.append(command)
+        child = await asyncio.create_subprocess_exec(
+            "bash",
+            "-c",
+            command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self.home,
+            env={
+                "HOME": str(self.home),
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                **self.environment,
+            },
+        )
+        self.children.append(child)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        feeding = asyncio.create_task(_feed(process.stdin, child.stdin))
+        try:
+            await asyncio.gather(
+                _pour(child.stdout, process.stdout), _pour(child.stderr, process.stderr)
+            )
+            code = await child.wait()
+            if code < 0:
+                process.exit_with_signal(signal.Signals(-code).name[3:])
+            else:
+                process.exit(code)
+        except (OSError, asyncssh.Error):
+            process.close()
+        finally:
+            feeding.cancel()
+
+    # The link -----------------------------------------------------------------------------------
+
+    async def _link(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        try:
+            far, forth = await asyncio.open_connection("127.0.0.1", self.ssh_port)
+        except OSError:
+            back.transport.abort()
+            return
+        pair = (forth, back)
+        self._links.add(pair)
+        try:
+            await asyncio.gather(self._carry(near, pair, 0), self._carry(far, pair, 1))
+        finally:
+            self._links.discard(pair)
+
+    async def _carry(self, source: asyncio.StreamReader, pair: Link, side: int) -> None:
+        """Until one side ends; then both do."""
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                await self._open.wait()
+                pair[side].write(data)
+                await pair[side].drain()
+        for end in pair:
+            end.transport.abort()
+
+    def cut(self) -> None:
+        """Every connection breaks; a new one may be made."""
+        for pair in list(self._links):
+            for end in pair:
+                end.transport.abort()
+
+    def fall_silent(self) -> None:
+        """Nothing gets through any more, and nobody is told."""
+        self._open.clear()
+
+    def speak_again(self) -> None:
+        self._open.set()
+
+    # The machine --------------------------------------------------------------------------------
+
+    def pids(self) -> list[int]:
+        """All processes of this host."""
+        mark = b"\0HOME=" + str(self.home).encode() + b"\0"
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if mark in b"\0" + (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+        return found
+
+    def reboot(self) -> None:
+        """All its processes end at once and it comes back with an empty disk."""
+        self.kill()
+        shutil.rmtree(self.home)
+        self.home.mkdir()
+        self.cut()
+
+    def kill(self) -> None:
+        # Stopped first, so that none sees another die and writes it down.
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self.pids():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, how)
+
+    async def stop(self) -> None:
+        self._front.close()
+        self.speak_again()
+        self.cut()
+        self._server.close()
+        self.kill()
+        await self._server.wait_closed()
+
+
+class Slice:
+    """Some hosts, and sessions on them."""
+
+    def __init__(self, folder: Path, hosts: int) -> None:
+        self.folder = folder
+        self.key = folder / "id_ed25519"
+        self.key.parent.mkdir(parents=True, exist_ok=True)
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        key.write_private_key(str(self.key))
+        authorized = folder / "authorized"
+        authorized.write_bytes(key.export_public_key())
+        self.hosts = [Host(folder / f"home-{n}", authorized) for n in range(hosts)]
+        self.sessions: list[SliceSession] = []
+
+    async def __aenter__(self) -> "Slice":
+        for host in self.hosts:
+            await host.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for session in self.sessions:
+            await session.close()
+        for host in self.hosts:
+            await host.stop()
+        # Everything that was cut or killed says goodbye before the loop closes.
+        for host in self.hosts:
+            for child in host.children:
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+                await child.wait()
+        await until(lambda: len(asyncio.all_tasks()) <= 1, f"quiet: {asyncio.all_tasks()}", 5)
+
+    def session(self, what: Program, **parts: Any) -> SliceSession:
+        known: Mapping[str, Any] = {
+            "key": self.key,
+            "known_hosts": self.folder / "known",
+            "logs": self.folder / "logs",
+            "timing": QUICK,
+        }
+        made = SliceSession(what, [host.address for host in self.hosts], **{**known, **parts})
+        self.sessions.append(made)
+        return made
+
+    def log(self, host: int) -> bytes:
+        path = self.folder / "logs" / f"host-{host}.log"
+        return path.read_bytes() if path.exists() else b""

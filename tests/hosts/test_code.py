@@ -1,0 +1,156 @@
+"""The code that is sent: what belongs to it, and that the same files are the same archive."""
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from drumline.hosts.code import CodeError, pack
+from drumline.hosts.ignore import files_below
+
+GIT = shutil.which("git")
+
+
+def fill(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"this is {name}\n")
+    return folder
+
+
+def git(folder: Path, *words: str) -> None:
+    assert GIT is not None
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([GIT, "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+def packed(folder: Path, into: Path) -> list[str]:
+    with tarfile.open(pack(folder, into).path) as tar:
+        return tar.getnames()
+
+
+def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
+    one = fill(tmp_path / "one", "b.py", "a/c.py", "a.py")
+    two = fill(tmp_path / "two", "a.py", "a/c.py", "b.py")
+    os.utime(two / "a.py", (1, 1))
+    first, second = pack(one, tmp_path / "code"), pack(two, tmp_path / "code")
+    assert first == second
+    assert first.path.name == f"{first.sha256}.tar.gz"
+    assert (first.files, first.bytes) == (3, len("this is b.py\nthis is a/c.py\nthis is a.py\n"))
+    assert list((tmp_path / "code").iterdir()) == [first.path]
+    (two / "a.py").write_text("changed")
+    assert pack(two, tmp_path / "code").sha256 != first.sha256
+
+
+def test_names_modes_and_links_arrive_as_they_were(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "run.sh", "data/ä b'c\n.txt", "x" * 120 + "/long.py")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("data")
+    (folder / "absolute").symlink_to(folder / "run.sh")
+    with tarfile.open(pack(folder, tmp_path / "out").path) as tar:
+        members = {member.name: member for member in tar.getmembers()}
+    assert members["run.sh"].mode == 0o755
+    assert members["data/ä b'c\n.txt"].mode == 0o644
+    assert members["link"].linkname == "data"
+    assert members["absolute"].linkname == "run.sh"
+    assert {(member.mtime, member.uid, member.uname) for member in members.values()} == {(0, 0, "")}
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "a/../../secret"])
+def test_a_link_that_points_outside_is_refused(tmp_path: Path, target: str) -> None:
+    folder = fill(tmp_path / "code", "a/b.py")
+    (folder / "link").symlink_to(target)
+    with pytest.raises(CodeError, match="the link link points out of the folder"):
+        pack(folder, tmp_path / "out")
+
+
+def test_too_much_names_the_largest_part(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "train.py", "data/a", "data/b")
+    (folder / "data" / "a").write_bytes(b"x" * 2_000_000)
+    with pytest.raises(CodeError, match=r"holds 2\.0 MB, more than 1\.0 MB; .* data with 2\.0 MB"):
+        pack(folder, tmp_path / "out", largest=1_000_000)
+
+
+def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CodeError, match="is not a folder"):
+        pack(tmp_path / "nowhere", tmp_path / "out")
+
+
+@pytest.mark.skipif(GIT is None, reason="needs git")
+def test_a_checkout_sends_what_git_would_keep(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "kept.py", "new.py", "gone.py", "secret.env", "out/x.bin")
+    git(folder, "init")
+    (folder / ".gitignore").write_text("*.env\nout/\n")
+    git(folder, "add", "kept.py", "gone.py")
+    git(folder, "commit", "-m", "one")
+    (folder / "gone.py").unlink()
+    fill(folder, ".venv/bin/python", "__pycache__/kept.pyc")
+    inner = fill(folder / "inner", "library.py", "junk.o")
+    git(inner, "init")
+    (inner / ".gitignore").write_text("*.o\n")
+    git(inner, "add", "library.py")
+    git(inner, "commit", "-m", "one")
+    assert packed(folder, tmp_path / "out") == [
+        ".gitignore",
+        "inner/.gitignore",
+        "inner/library.py",
+        "kept.py",
+        "new.py",
+    ]
+
+
+@pytest.mark.skipif(GIT is None, reason="needs git")
+def test_a_folder_that_an_outer_checkout_ignores_is_still_sent(tmp_path: Path) -> None:
+    outer = fill(tmp_path / "outer", "x.py", "mine/train.py", "mine/big.bin")
+    git(outer, "init")
+    (outer / ".gitignore").write_text("mine/\n")
+    (outer / "mine" / ".gitignore").write_text("*.bin\n")
+    assert packed(outer / "mine", tmp_path / "out") == [".gitignore", "train.py"]
+
+
+IGNORED = r"""
+# a comment
+*.log
+!keep.log
+/top.txt
+build/
+docs/*.html
+**/cache
+a/**/z
+deep/**
+[ab].dat
+[!x]only
+\#literal
+under_*
+!build/never
+spaced\{}
+""".replace("{}", " ")
+
+NAMES = [
+    "one.log", "keep.log", "sub/two.log", "sub/keep.log", "top.txt", "sub/top.txt",
+    "build/x", "sub/build/y", "sub2/build", "docs/a.html", "docs/sub/b.html", "cache/x",
+    "p/cache/y", "p/q/cache", "a/z", "a/b/z", "a/b/c/z", "a/b/zz", "deep/x/y", "a.dat", "c.dat",
+    "yonly", "xonly", "#literal", "spaced ", "under_x", "own/keep.txt", "own/drop.txt",
+    "own/sub/drop.txt", "build/never", "plain.py", "UPPER.LOG",
+]  # fmt: skip
+
+
+def test_without_git_the_rules_of_gitignore_hold_all_the_same(tmp_path: Path) -> None:
+    if GIT is None:
+        pytest.skip("needs git, as the judge")
+    folder = fill(tmp_path / "code", *NAMES)
+    (folder / ".gitignore").write_text(IGNORED)
+    (folder / "own" / ".gitignore").write_text("drop.txt\n!/sub/drop.txt\n")
+    ours = sorted(files_below(folder))
+    git(folder, "init")
+    listed = subprocess.run(
+        [GIT, "-C", str(folder), "ls-files", "-o", "--exclude-standard", "-z"],
+        check=True,
+        capture_output=True,
+    ).stdout
+    assert ours == sorted(name for name in listed.decode().split("\0") if name)
+    assert {"plain.py", "keep.log", "xonly", "own/sub/drop.txt"} <= set(ours)

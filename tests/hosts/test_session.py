@@ -1,0 +1,404 @@
+"""All hosts of a slice together: SSH servers in this process, the real agent behind them."""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.hosts.code import pack
+from drumline.hosts.session import HostPhase, HostReport, SliceSession, Step
+
+from .stand_in import Slice, program, until
+
+Story = Callable[[Slice], Coroutine[Any, Any, None]]
+
+
+def on_hosts(folder: Path, hosts: int, story: Story) -> None:
+    """Play a story on a slice of stand-ins."""
+
+    async def play() -> None:
+        async with asyncio.timeout(40), Slice(folder, hosts) as stand_ins:
+            await story(stand_ins)
+
+    asyncio.run(play())
+
+
+def phases(session: SliceSession) -> set[HostPhase]:
+    return {report.phase for report in session.reports()}
+
+
+async def reach(session: SliceSession, phase: HostPhase) -> tuple[HostReport, ...]:
+    await until(lambda: phases(session) == {phase}, f"all hosts {phase}: {session.reports()}", 15)
+    return session.reports()
+
+
+@asynccontextmanager
+async def running(stand_ins: Slice, run: str, **parts: Any) -> AsyncIterator[SliceSession]:
+    session = stand_ins.session(program(run=run, **parts))
+    session.start()
+    await reach(session, HostPhase.RUNNING)
+    yield session
+
+
+def work(host_home: Path, job: str = "000012") -> Path:
+    return next((host_home / ".drumline" / "work" / job).iterdir())
+
+
+def test_two_hosts_get_code_and_set_up_and_run_as_one(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.sh").write_text("echo host $DRUMLINE_HOST of $DRUMLINE_HOSTS\n")
+    archive = pack(code, tmp_path / "archives")
+
+    async def story(slice_: Slice) -> None:
+        what = program(
+            run="bash train.sh\necho $DRUMLINE_COORDINATOR",
+            archive=archive.path,
+            archive_sha=archive.sha256,
+            steps=(Step("hello", "test -e train.sh; echo set up"),),
+        )
+        session = slice_.session(what)
+        session.start()
+        reports = await reach(session, HostPhase.EXITED)
+        assert [report.exit_code for report in reports] == [0, 0]
+        said = [slice_.log(host).decode().splitlines() for host in (0, 1)]
+        assert [lines[1] for lines in said] == ["set up", "set up"]
+        assert [lines[3] for lines in said] == ["host 0 of 2", "host 1 of 2"]
+        assert said[0][4] == said[1][4]
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", said[0][4])
+        assert reports[0].tail[-1] == said[0][4]
+        await session.close()
+
+        # The next attempt on the same hosts: nothing is sent or set up again.
+        second = slice_.session(
+            program(**{**vars(what), "attempt": 2}), logs=slice_.folder / "logs-2"
+        )
+        for host in slice_.hosts:
+            host.commands.clear()
+        second.start()
+        await reach(second, HostPhase.EXITED)
+        assert not [line for host in slice_.hosts for line in host.commands if "receive" in line]
+        log = (slice_.folder / "logs-2" / "host-0.log").read_text()
+        assert log.startswith("host 0 of 2\n")
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_no_program_starts_before_all_hosts_are_ready(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        slow = 'if [[ $HOME == *home-1 ]]; then while [ ! -e "$HOME/go" ]; do sleep 0.05; done; fi'
+        session = slice_.session(program(run="echo ran", steps=(Step("slow", slow),)))
+        session.start()
+        await until(
+            lambda: [r.phase for r in session.reports()] == [HostPhase.READY, HostPhase.PREPARING],
+            "host 0 waits for host 1",
+        )
+        assert session.reports()[1].detail == "setup: slow"
+        assert b"ran" not in slice_.log(0)
+        (slice_.hosts[1].home / "go").touch()
+        await reach(session, HostPhase.EXITED)
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_cut_connections_cost_no_byte_of_the_log(tmp_path: Path) -> None:
+    lines = 4000
+
+    async def story(slice_: Slice) -> None:
+        run = (
+            f"echo x >> starts; for i in $(seq {lines}); do echo line $i; "
+            "if (( i % 100 == 0 )); then sleep 0.05; fi; done"
+        )
+        async with running(slice_, run) as session:
+            for _ in range(4):
+                size = len(slice_.log(0))
+                await until(
+                    lambda size=size: len(slice_.log(0)) > size + 2000,  # type: ignore[misc]
+                    "the log grows",
+                )
+                slice_.hosts[0].cut()
+            reports = await reach(session, HostPhase.EXITED)
+            assert reports[0].exit_code == 0
+        expected = "".join(f"line {i}\n" for i in range(1, lines + 1))
+        assert slice_.log(0).decode() == expected
+        assert (work(slice_.hosts[0].home) / "starts").read_text() == "x\n"
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_new_server_attaches_to_what_runs(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        run = 'echo x >> starts; echo one; while [ ! -e "$HOME/go" ]; do sleep 0.05; done; exit 3'
+        step = Step("once", "echo x >> steps")
+        async with running(slice_, run, steps=(step,)) as first:
+            await first.close()
+        session = slice_.session(program(run=run, steps=(step,)))
+        session.start()
+        before = await reach(session, HostPhase.RUNNING)
+        assert all(report.started_at is not None for report in before)
+        for host in slice_.hosts:
+            (host.home / "go").touch()
+        reports = await reach(session, HostPhase.EXITED)
+        assert [report.exit_code for report in reports] == [3, 3]
+        for index, host in enumerate(slice_.hosts):
+            assert (work(host.home) / "starts").read_text() == "x\n"
+            assert (work(host.home) / "steps").read_text() == "x\n"
+            assert slice_.log(index).decode().count("one\n") == 1
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_a_server_that_dies_between_two_starts_goes_on_with_the_same_coordinator(
+    tmp_path: Path,
+) -> None:
+    async def story(slice_: Slice) -> None:
+        run = "echo at $DRUMLINE_COORDINATOR; sleep 60"
+        async with running(slice_, run) as first:
+            await first.close()
+        # As if host 1 had not been started yet when the server died.
+        slice_.hosts[1].reboot()
+        started = slice_.folder / "logs" / "started"
+        begun = json.loads(started.read_text())
+        started.write_text(json.dumps({**begun, "hosts": [0]}))
+        session = slice_.session(program(run=run))
+        session.start()
+        await reach(session, HostPhase.RUNNING)
+        await until(lambda: slice_.log(1).count(b"at ") == 1, "host 1 runs")
+        await until(lambda: slice_.log(0).count(b"at ") == 1, "host 0 ran all the time")
+        assert slice_.log(1) == slice_.log(0) == f"at {begun['coordinator']}\n".encode()
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_a_restarted_host_is_missing_its_program(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        async with running(slice_, "echo up; sleep 60") as session:
+            await until(lambda: slice_.log(1) == b"up\n", "host 1 runs")
+            slice_.hosts[1].reboot()
+            await until(
+                lambda: session.reports()[1].phase is HostPhase.MISSING, "host 1 is missing"
+            )
+            assert session.reports()[0].phase is HostPhase.RUNNING
+            await session.close()
+        again = slice_.session(program(run="echo up; sleep 60"))
+        again.start()
+        await until(lambda: again.reports()[1].phase is HostPhase.MISSING, "still so")
+        assert slice_.log(1) == b"up\n"
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_a_silent_host_is_not_heard_of_and_nothing_is_guessed(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        async with running(slice_, "sleep 60") as session:
+            slice_.hosts[1].fall_silent()
+            await until(lambda: session.reports()[1].detail != "", "the silence is noticed")
+            heard = [report.heard or 0 for report in session.reports()]
+            await until(
+                lambda: (session.reports()[0].heard or 0) > heard[0] + 1, "host 0 is heard of"
+            )
+            now = session.reports()
+            assert now[1].heard == heard[1]
+            assert now[1].phase is HostPhase.RUNNING
+            slice_.hosts[1].speak_again()
+            await until(lambda: (session.reports()[1].heard or 0) > heard[1], "it is back")
+            await until(lambda: session.reports()[1].detail == "", "and all is well")
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_the_failing_host_does_not_stop_its_siblings(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        run = "if [ $DRUMLINE_HOST = 1 ]; then echo broken; exit 5; fi; sleep 60"
+        session = slice_.session(program(run=run))
+        session.start()
+        await until(lambda: session.reports()[1].exit_code == 5, "host 1 failed")
+        assert session.reports()[1].error == "broken"
+        assert session.reports()[0].phase is HostPhase.RUNNING
+        await session.stop(grace=2)
+        reports = session.reports()
+        assert [report.phase for report in reports] == [HostPhase.EXITED, HostPhase.EXITED]
+        assert reports[1].exit_code == 5
+        assert reports[0].exit_code == -15
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_stop_during_set_up_ends_it_and_nothing_starts(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        step = Step("slow", "echo setting up; sleep 60")
+        session = slice_.session(
+            program(run="echo ran", steps=(step,), secrets={"TOKEN": "hunter2"})
+        )
+        session.start()
+        await until(lambda: b"setting up" in slice_.log(0), "set-up is under way")
+        await session.stop(grace=1)
+        assert {report.phase for report in session.reports()} == {HostPhase.EXITED}
+        assert not list(slice_.hosts[0].home.rglob("secrets.json"))
+        await session.close()
+        again = slice_.session(program(run="echo ran", steps=(step,)))
+        again.start()
+        await reach(again, HostPhase.EXITED)
+        assert b"ran" not in slice_.log(0)
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_new_server_that_stops_the_attempt_gives_it_its_grace(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        run = (
+            "trap 'sleep 0.5; echo saved; exit 0' TERM; echo up; while :; do sleep 0.05 || :; done"
+        )
+        async with running(slice_, run) as first:
+            await until(lambda: b"up" in slice_.log(0), "the program is up")
+            await first.close()
+        session = slice_.session(program(run=run))
+        await session.stop(grace=10)
+        await until(lambda: b"saved" in slice_.log(0), "it saved")
+        assert session.reports()[0].phase is HostPhase.EXITED
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_failed_set_up_is_told_with_its_last_words(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        step = Step("pip", "echo no matching distribution >&2; exit 4")
+        session = slice_.session(program(run="echo ran", steps=(step,)))
+        session.start()
+        report = (await reach(session, HostPhase.FAILED))[0]
+        assert (report.detail, report.exit_code) == ("setup: pip", 4)
+        assert report.error == "no matching distribution"
+        slice_.hosts[0].cut()
+        await until(lambda: session.reports()[0].detail != "connection lost", "it is back")
+        assert session.reports()[0].phase is HostPhase.FAILED
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_chip_that_stays_busy_is_told(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        devices = tmp_path / "dev"
+        (devices / "vfio" / "0").mkdir(parents=True)
+        slice_.hosts[0].environment["DRUMLINE_DEV"] = str(devices)
+        session = slice_.session(program(run="echo ran"))
+        session.start()
+        report = (await reach(session, HostPhase.FAILED))[0]
+        assert report.error.startswith("open(/dev/vfio/0): ")
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_hosts_that_are_left_out_are_prepared_and_count_as_done(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        session = slice_.session(
+            program(run="echo $DRUMLINE_HOST of $DRUMLINE_HOSTS; exit 2", hosts=(1,))
+        )
+        session.start()
+        reports = await reach(session, HostPhase.EXITED)
+        assert [report.exit_code for report in reports] == [0, 2]
+        assert slice_.log(1) == b"0 of 1\n"
+        assert slice_.log(0) == b""
+        assert reports[0].detail == "runs nothing"
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_nasty_names_and_values_run_nothing(tmp_path: Path) -> None:
+    nasty = 'a\'b"c $(touch "$HOME/ran") `touch $HOME/ran` ; touch $HOME/ran\n../../x'
+
+    async def story(slice_: Slice) -> None:
+        session = slice_.session(
+            program(
+                job_id=nasty,
+                name=nasty,
+                accelerator=nasty,
+                environment={"VALUE": nasty},
+                secrets={"TOKEN": nasty},
+                steps=(Step(nasty, "true"),),
+                run='printf %s "$VALUE" > value; printf %s "$TOKEN" > token',
+            )
+        )
+        session.start()
+        reports = await reach(session, HostPhase.EXITED)
+        assert reports[0].exit_code == 0
+        home = slice_.hosts[0].home
+        assert not list(tmp_path.rglob("ran"))
+        assert {path.read_text() for path in home.rglob("value")} == {nasty}
+        assert {path.read_text() for path in home.rglob("token")} == {nasty}
+        assert os.listdir(home) == [".drumline"]
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_exec_runs_in_the_working_copy_and_ends_in_time(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        async with running(slice_, "sleep 60") as session:
+            done = await session.run(0, "pwd; echo oh no >&2; exit 3")
+            assert done.exit_code == 3
+            assert done.stdout.strip().endswith(".drumline/work/000012/empty")
+            assert done.stderr == "oh no\n"
+            killed = await session.run(0, "echo $$ > mine; sleep 60", timeout=0.3)
+            assert killed.exit_code == 124
+            died = await session.run(0, "kill -9 $$")
+            assert died.exit_code == 128 + 9
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_changed_host_key_is_refused(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        async with running(slice_, "sleep 60", job_id="000001") as session:
+            file = session.known_hosts_file
+            host, key = file.read_text().split(" ", 1)
+            assert host == f"[127.0.0.1]:{slice_.hosts[0].port}"
+            assert key.split()[0] == "ssh-ed25519"
+            await session.close()
+        file.write_text(f"{host} ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOtherOtherOther\n")
+        slice_.hosts[0].commands.clear()
+        again = slice_.session(program(run="sleep 60", job_id="000001"))
+        again.start()
+        await until(lambda: "host key" in again.reports()[0].detail, "it is refused")
+        assert again.reports()[0].phase is HostPhase.CONNECTING
+        assert slice_.hosts[0].commands == []
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_host_that_is_not_up_yet_is_waited_for(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        await slice_.hosts[0].stop()
+        session = slice_.session(program(run="exit 0"))
+        session.start()
+        await until(lambda: session.reports()[0].detail == "connection refused", "it says so")
+        assert session.reports()[0] == HostReport(
+            0, HostPhase.CONNECTING, None, "connection refused"
+        )
+        await slice_.hosts[0].start()
+        await reach(session, HostPhase.EXITED)
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_heartbeat_shows_and_wakes_whoever_waits(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        run = 'sleep 0.3; echo \'{"step": 4, "loss": NaN}\' > $DRUMLINE_HEARTBEAT; sleep 60'
+        async with running(slice_, run) as session:
+            await until(lambda: session.reports()[0].heartbeat is not None, "a pulse")
+            assert session.reports()[0].heartbeat == {"step": 4, "loss": "NaN"}
+            assert session.changed.is_set()
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_host_outside_the_slice_is_a_mistake(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        with pytest.raises(ValueError, match="hosts: 3 is not on a slice of 1 hosts"):
+            slice_.session(program(hosts=(3,)))
+
+    on_hosts(tmp_path, 1, story)
