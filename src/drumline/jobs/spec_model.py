@@ -1,0 +1,251 @@
+"""The keys of a job file: what each means, what it may be, and an example.
+
+The descriptions and examples are the documentation: docs/jobs.md is made from them. Validation
+needs nothing but the values, so that what `model_dump(mode="json")` writes reads back anywhere.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from drumline.jobs import spec_checks, spec_storage, spec_zones
+from drumline.jobs.spec_checks import Wrong, shown
+from drumline.jobs.yaml_lines import Path as KeyPath
+
+Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(spec_checks.allowance)]
+
+
+def _or_none(check: Callable[[object], Any]) -> BeforeValidator:
+    """The check, for a key that may be left empty."""
+    return BeforeValidator(lambda value: None if value is None else check(value))
+
+
+class Python(BaseModel):
+    """Where the program's Python comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Annotated[
+        Literal["system", "uv", "venv", "conda", "docker"],
+        BeforeValidator(lambda value: spec_checks.choice(value, spec_checks.KINDS)),
+    ] = Field(
+        description="`system` (the host's own), `uv`, `venv`, `conda` or `docker`.",
+        examples=["uv"],
+    )
+    version: Annotated[str | None, _or_none(spec_checks.version)] = Field(
+        default=None,
+        description="The version of Python. For `uv`, `venv` and `conda`.",
+        examples=["3.12"],
+    )
+    requirements: Annotated[str | tuple[str, ...] | None, _or_none(spec_checks.requirements)] = (
+        Field(
+            default=None,
+            description="What to install: a file in `workdir`, or a list of packages.",
+            examples=["requirements.txt", ["jax[tpu]==0.10.0", "optax"]],
+        )
+    )
+    image: Annotated[str | None, _or_none(spec_checks.image)] = Field(
+        default=None,
+        description="The container image. For `docker`, which needs it.",
+        examples=["python:3.12-slim"],
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        flaws: list[tuple[KeyPath, str]] = []
+        if self.kind == "docker" and self.image is None:
+            flaws.append((("image",), "is missing; docker needs one, like python:3.12-slim"))
+        if self.kind != "docker" and self.image is not None:
+            flaws.append((("image",), f"is for docker, not for {self.kind}"))
+        if self.kind in {"system", "docker"} and self.version is not None:
+            brings = "the image" if self.kind == "docker" else "the host"
+            flaws.append((("version",), f"{brings} has its own; uv, venv and conda take one"))
+        if flaws:
+            raise Wrong.all_of(flaws)
+        return self
+
+
+class Retry(BaseModel):
+    """How often each kind of failure is forgiven."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    failures: Allowance = Field(default=3, description="Failures of your program.", examples=[1])
+    bad_hosts: Allowance = Field(
+        default=10, description="Slices given back because of a bad host.", examples=[20]
+    )
+    preemptions: Allowance = Field(
+        default="unlimited", description="Slices taken by the cloud.", examples=[100]
+    )
+
+
+def _python(value: object) -> object:
+    if value is None or isinstance(value, str):
+        return {"kind": value or "system"}
+    if isinstance(spec_checks.plain(value), int | float):
+        raise Wrong(f"is {shown(value)}; write {{kind: uv, version: {shown(value)}}}")
+    return value if isinstance(value, Python) else spec_checks.map_of(value, "kind: uv")
+
+
+def _retry(value: object) -> object:
+    return value if isinstance(value, Retry) else spec_checks.map_of(value, "failures: 1")
+
+
+def _workdir(value: object) -> Path | None:
+    if value is None or value == "none":
+        return None
+    path = Path(value if isinstance(value, Path) else spec_checks.text(value))
+    if not path.is_absolute():
+        raise Wrong(f"{shown(path)} is not an absolute folder")
+    return path
+
+
+class JobSpec(BaseModel):
+    """A job as its file describes it, every default filled in and every name canonical."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, BeforeValidator(spec_checks.line_of_text)] = Field(
+        default="job",
+        description="What the job is called in lists. Default: the file's name without its ending.",
+        examples=["llama-1b"],
+    )
+    accelerator: Annotated[tuple[str, ...], BeforeValidator(spec_zones.accelerators)] = Field(
+        description="The slice you want. A list is an order of preference.",
+        examples=["v4-128", ["v4-128", "v5litepod-64"]],
+    )
+    zones: Literal["any"] | tuple[str, ...] = Field(
+        default="any",
+        description="Where it may be: zones in order of preference, or `any` zone that has it. "
+        "Default: `any`.",
+        examples=["any", ["us-central2-b", "europe-west4-b"]],
+    )
+    capacity: Annotated[
+        Literal["spot", "on-demand", "reserved"],
+        BeforeValidator(
+            lambda value: spec_checks.choice(
+                value, spec_checks.CAPACITIES, {"preemptible": "spot", "ondemand": "on-demand"}
+            )
+        ),
+    ] = Field(
+        default="spot",
+        description="`spot` can be taken away at any minute and costs least. `on-demand` and "
+        "`reserved` stay. Default: `spot`.",
+        examples=["on-demand"],
+    )
+    workdir: Annotated[Path | None, BeforeValidator(_workdir)] = Field(
+        default=None,
+        description="The folder with your code, seen from the job file. It is sent to every host, "
+        "without what `.gitignore` names. Default: the job file's folder. `none` sends nothing.",
+        examples=["../llama", "none"],
+    )
+    setup: Annotated[str | None, _or_none(spec_checks.script)] = Field(
+        default=None,
+        description="Shell commands that run once on every fresh host, in `workdir`, before `run`.",
+        examples=["sudo apt-get install -y libsndfile1\n"],
+    )
+    environment: Annotated[dict[str, str], BeforeValidator(spec_checks.environment)] = Field(
+        default_factory=dict,
+        description="Variables for `setup` and `run`. Numbers and booleans arrive as written.",
+        examples=[{"LEARNING_RATE": "3e-4", "XLA_FLAGS": "--xla_dump_to=/tmp/xla"}],
+    )
+    secrets: Annotated[tuple[str, ...], BeforeValidator(spec_checks.secrets)] = Field(
+        default=(),
+        description="Names of variables whose values are taken from your environment at `create`. "
+        "They are kept in a file of their own until the job ends, and nowhere else.",
+        examples=[["HF_TOKEN", "WANDB_API_KEY"]],
+    )
+    python: Annotated[Python, BeforeValidator(_python)] = Field(
+        default=Python(kind="system"),
+        description="Where Python comes from: a kind alone, or a map with the keys below. "
+        "Default: `system`.",
+        examples=["uv", {"kind": "docker", "image": "python:3.12-slim"}],
+    )
+    mounts: Annotated[dict[str, str], BeforeValidator(spec_storage.mounts)] = Field(
+        default_factory=dict,
+        description="Folders on the hosts that show a bucket. The bucket must be in the region of "
+        "the slice.",
+        examples=[{"/data": "gs://lab-data-us-central2/c4"}],
+    )
+    run: Annotated[str, BeforeValidator(spec_checks.script)] = Field(
+        description="What to run on every host, in `workdir`, by `bash -eo pipefail`: the first "
+        "line that fails ends it.",
+        examples=["python train.py --config llama_1b"],
+    )
+    hosts: Annotated[Literal["all"] | tuple[int, ...], BeforeValidator(spec_checks.hosts)] = Field(
+        default="all",
+        description="The hosts that run it, by number from 0. Default: `all`.",
+        examples=[[0]],
+    )
+    checkpoint: Annotated[str | None, _or_none(spec_storage.checkpoint)] = Field(
+        default=None,
+        description="Where the program keeps its checkpoints: a place in a bucket, or a folder. "
+        "Each job gets a sub-folder of its own, named by its id. On Google a folder must be "
+        "below a mount. On the local cloud a relative folder is seen from the job file.",
+        examples=["gs://lab-data-us-central2/checkpoints"],
+    )
+    retry: Annotated[Retry, BeforeValidator(_retry)] = Field(
+        default=Retry(),
+        description="How often each kind of failure is forgiven: a number from 0 on, or "
+        "`unlimited`.",
+        examples=[{"failures": 1, "bad_hosts": 20}],
+    )
+    project: Annotated[str | None, _or_none(spec_checks.project)] = Field(
+        default=None,
+        description="The Google Cloud project. Default: the one that `drumline init` wrote down.",
+        examples=["lab-tpu-1"],
+    )
+    allow_cross_region: Annotated[bool, BeforeValidator(spec_checks.yes_or_no)] = Field(
+        default=False,
+        description="Whether buckets may be in another region than the slice, which costs by the "
+        "gigabyte. Default: `false`.",
+        examples=[True],
+    )
+    stop_grace: Annotated[float, BeforeValidator(spec_checks.seconds)] = Field(
+        default=30.0,
+        description="How long the program has between SIGTERM and SIGKILL when it is ended: "
+        "seconds, or `30s`, `2m`. Default: `30`.",
+        examples=["2m"],
+    )
+    progress: Annotated[str | None, _or_none(spec_checks.progress)] = Field(
+        default=None,
+        description="A regular expression that finds the step in the log, for programs without a "
+        "heartbeat. It has a group `step`.",
+        examples=[r"step (?P<step>\d+)"],
+    )
+
+    @field_validator("zones", mode="before")
+    @classmethod
+    def _zones(cls, value: object, info: ValidationInfo) -> object:
+        return spec_zones.zones(value, info.data.get("accelerator"))
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts_exist(
+        cls, value: Literal["all"] | tuple[int, ...], info: ValidationInfo
+    ) -> Literal["all"] | tuple[int, ...]:
+        if value != "all" and "accelerator" in info.data:
+            spec_zones.check_hosts(info.data["accelerator"], value)
+        return value
+
+    @field_validator("secrets")
+    @classmethod
+    def _not_in_the_open(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        shared = [
+            ((i,), f"{name} stands in environment too; keep it in one of them")
+            for i, name in enumerate(value)
+            if name in info.data.get("environment", {})
+        ]
+        if shared:
+            raise Wrong.all_of(shared)
+        return value
