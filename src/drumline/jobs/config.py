@@ -1,0 +1,122 @@
+"""The server's settings: `$DRUMLINE_HOME/config.yaml`, all of it optional.
+
+Without a file, jobs run on the emulator. `drumline init` writes one for a Google project.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from drumline.chips import LOCAL_ZONES
+from drumline.hosts.values import Timing
+from drumline.jobs.state import Patience
+
+
+class ConfigError(Exception):
+    """The settings cannot be used; the text says where and what to do."""
+
+
+class _File(BaseModel):
+    """What may stand in config.yaml."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cloud: Literal["emulator", "google"] = "emulator"
+    project: str | None = None
+    zones: list[str] = Field(default_factory=list)
+    """Zones with quota; a job with `zones: any` is tried in these."""
+    quota: list[str] = Field(default_factory=list)
+    """As the research programme writes it: `64 spot v6e chips in europe-west4-a`."""
+    endpoint: str | None = None
+    """Another Cloud TPU endpoint, such as an emulator that runs elsewhere on this machine."""
+    pace: Literal["google", "emulator"] | None = None
+    """Which cloud's waiting times to keep; `google` on the emulator is a dress rehearsal."""
+    look_seconds: float | None = Field(default=None, gt=0)
+    patience: dict[str, float] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the server goes by."""
+
+    home: Path
+    cloud: str
+    project: str
+    zones: tuple[str, ...]
+    endpoint: str | None
+    look_seconds: float
+    """Between two looks at a zone: two calls each."""
+    asks_a_minute: float
+    patience: Patience
+    timing: Timing
+    zone_rest_scale: float
+
+    @property
+    def local(self) -> bool:
+        """Whether slices come from the emulator."""
+        return self.cloud == "emulator"
+
+
+# Six zones looked at every 10 s are 72 calls a minute; Google's limit on creating nodes is about
+# 90 a minute for a whole project, of which one user may take a third.
+_LOOK_SECONDS = 10.0
+_ASKS_A_MINUTE = 30.0
+# The emulator answers at once and takes slices by the second, so everything is quicker there.
+_QUICK_LOOK_SECONDS = 0.5
+_QUICK_PATIENCE = Patience(
+    waiting=3.0,
+    silence=4.0,
+    bad_silence=8.0,
+    first_contact=30.0,
+    settle=1.0,
+    shutdown=2.0,
+    rest=0.5,
+)
+_QUICK_ASKS_A_MINUTE = 6000.0
+
+
+def home_folder() -> Path:
+    """`$DRUMLINE_HOME`, or `~/.drumline`."""
+    return Path(os.environ.get("DRUMLINE_HOME") or "~/.drumline").expanduser().absolute()
+
+
+def read(home: Path) -> Config:
+    """The settings in a home folder."""
+    path = home / "config.yaml"
+    raw: Any = {}
+    if path.exists():
+        try:
+            raw = yaml.safe_load(path.read_text()) or {}
+            given = _File.model_validate(raw)
+        except ValidationError as wrong:
+            first = wrong.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path}: {where}: {first['msg'].lower()}") from None
+        except (yaml.YAMLError, OSError, UnicodeDecodeError) as wrong:
+            text = str(wrong).replace("\n", " ")
+            raise ConfigError(f"{path}: cannot be read: {text}") from None
+    else:
+        given = _File()
+    local = given.cloud == "emulator"
+    quick = (given.pace or given.cloud) == "emulator"
+    if not local and not given.project:
+        raise ConfigError(f"{path}: project: missing; drumline init --project ID writes it")
+    unknown = set(given.patience) - set(Patience.__dataclass_fields__)
+    if unknown:
+        raise ConfigError(f"{path}: patience.{min(unknown)}: unknown key")
+    return Config(
+        home=home,
+        cloud=given.cloud,
+        project=given.project or "local",
+        zones=tuple(given.zones) or (LOCAL_ZONES if local else ()),
+        endpoint=given.endpoint,
+        look_seconds=given.look_seconds or (_QUICK_LOOK_SECONDS if quick else _LOOK_SECONDS),
+        asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
+        patience=replace(_QUICK_PATIENCE if quick else Patience(), **given.patience),
+        timing=Timing(reconnect_most=1.0) if quick else Timing(),
+        zone_rest_scale=0.05 if quick else 1.0,
+    )

@@ -1,0 +1,94 @@
+"""Where things lie under `$DRUMLINE_HOME`."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Folders:
+    """The layout of the home folder. Everything in it is the owner's alone."""
+
+    def __init__(self, home: Path) -> None:
+        """Make the folders that are not there yet."""
+        self.home = home
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.chmod(0o700)
+        for name in ("ssh", "known_hosts", "code", "logs", "secrets"):
+            (home / name).mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def socket(self) -> Path:
+        """Where the server listens."""
+        return self.home / "server.sock"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one server of this home."""
+        return self.home / "server.lock"
+
+    @property
+    def database(self) -> Path:
+        """Jobs, attempts, events."""
+        return self.home / "jobs.db"
+
+    @property
+    def key(self) -> Path:
+        """The private SSH key, made once; it never leaves this machine."""
+        return self.home / "ssh" / "id_ed25519"
+
+    @property
+    def emulator(self) -> Path:
+        """The local cloud's own folder."""
+        return self.home / "emulator"
+
+    @property
+    def code(self) -> Path:
+        """Archives of working folders, by content."""
+        return self.home / "code"
+
+    @property
+    def all_known_hosts(self) -> Path:
+        """Host keys, one file for each slice."""
+        return self.home / "known_hosts"
+
+    def known_hosts(self, slice_name: str) -> Path:
+        """Host keys learned for one slice."""
+        return self.all_known_hosts / slice_name
+
+    def forget_known_hosts(self, slice_name: str) -> None:
+        """The slice is gone, and its keys with it."""
+        self.known_hosts(slice_name).unlink(missing_ok=True)
+
+    def logs(self, job_id: str, attempt: int | None = None) -> Path:
+        """The logs of a job, or of one attempt."""
+        of_job = self.home / "logs" / job_id
+        return of_job if attempt is None else of_job / str(attempt)
+
+    def remove_logs(self, job_id: str) -> None:
+        """Remove every log of a job."""
+        shutil.rmtree(self.logs(job_id), ignore_errors=True)
+
+    def keep_secrets(self, job_id: str, values: Mapping[str, str]) -> None:
+        """Keep a job's secrets for its later attempts, in a file that only the owner can read."""
+        if not values:
+            return
+        path = self._secrets(job_id)
+        new = path.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(dict(values), file)
+        new.rename(path)
+
+    def secrets(self, job_id: str) -> dict[str, str]:
+        """A job's secrets."""
+        path = self._secrets(job_id)
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def forget_secrets(self, job_id: str) -> None:
+        """The job has ended."""
+        self._secrets(job_id).unlink(missing_ok=True)
+
+    def _secrets(self, job_id: str) -> Path:
+        return self.home / "secrets" / f"{job_id}.json"

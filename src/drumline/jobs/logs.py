@@ -1,0 +1,82 @@
+"""Reading the logs that the server keeps of every host and attempt."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from drumline.jobs.desk import Desk
+
+CHUNK = 1 << 16
+POLL = 0.2
+
+
+class _Tail:
+    """One log file, read as far as it has come. With a prefix, whole lines only."""
+
+    def __init__(self, path: Path, prefix: bytes) -> None:
+        self._path, self._prefix, self._offset, self._rest = path, prefix, 0, b""
+
+    def read(self, ended: bool) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return b""
+        self._offset += len(new)
+        if not self._prefix:
+            return new
+        lines = (self._rest + new).split(b"\n")
+        self._rest = lines.pop()
+        if ended and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        return b"".join(self._prefix + line + b"\n" for line in lines)
+
+
+async def stream_logs(
+    desk: "Desk", job_id: str, *, host: str, attempt: int | None, follow: bool
+) -> AsyncIterator[bytes]:
+    """The log of one host, or of all with the host's number before each line.
+
+    With `follow` and no attempt named, goes on through later attempts until the job has ended.
+    """
+    from drumline.jobs.desk import Mistake
+
+    record = desk.record(job_id)
+    number = attempt or max(record.job.attempts, 1)
+    folder = desk.folders.logs(record.job.id)
+    if attempt is not None and attempt > record.job.attempts:
+        raise Mistake(f"{record.job.id} has {record.job.attempts} attempts, not {attempt}", 404)
+    if host != "all" and not host.isdecimal():
+        raise Mistake(f"host: {host!r} is neither a number nor all")
+    tails: dict[tuple[int, str], _Tail] = {}
+    while True:
+        now = desk.supervisor.records.get(record.job.id)
+        latest = now.job.attempts if now and attempt is None else number
+        ended = now is None or now.job.status.ended or now.job.attempts > number
+        for one in range(number, max(latest, number) + 1):
+            for path in _files(folder / str(one), host):
+                key = (one, path.name)
+                if key not in tails:
+                    several = len(_files(folder / str(one), "all")) > 1
+                    prefix = f"[{path.stem.replace('-', ' ')}] ".encode()
+                    tails[key] = _Tail(path, prefix if host == "all" and several else b"")
+                text = tails[key].read(ended or one < latest)
+                if text:
+                    yield text
+        number = max(latest, number)
+        if not follow or (ended and latest == number):
+            if not tails and host != "all" and _files(folder / str(number), "all"):
+                raise Mistake(f"host: there is no host {host}", 404)
+            return
+        await asyncio.sleep(POLL)
+
+
+def _files(folder: Path, host: str) -> list[Path]:
+    if host != "all":
+        path = folder / f"host-{int(host)}.log"
+        return [path] if path.exists() else []
+    return sorted(folder.glob("host-*.log"), key=lambda p: int(p.stem.rpartition("-")[2]))

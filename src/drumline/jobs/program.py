@@ -1,0 +1,74 @@
+"""From a job's record to what the hosts of one attempt run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from drumline.hosts.environment import (
+    PythonEnvironment,
+    mount_steps,
+    python_steps,
+    run_wrap,
+    setup_step,
+)
+from drumline.hosts.values import Program, Step
+from drumline.jobs.folders import Folders
+from drumline.jobs.state import Event, Slice
+from drumline.jobs.store import Record
+
+
+def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> Program:
+    """Everything the hosts of `held` need for this attempt."""
+    spec = record.spec
+    job_id = record.job.id
+    python = _python(spec["python"])
+    archive = spec.get("archive")
+    sha = archive["sha"] if archive else None
+    steps: tuple[Step, ...] = (*mount_steps(spec["mounts"]), *python_steps(python, job_id))
+    if spec["setup"]:
+        steps += (setup_step(python, job_id, spec["setup"]),)
+    # Two jobs from one file must not write over each other's checkpoints.
+    checkpoint = f"{spec['checkpoint'].rstrip('/')}/{job_id}" if spec["checkpoint"] else None
+    return Program(
+        job_id=job_id,
+        name=record.name,
+        attempt=attempt,
+        accelerator=held.accelerator,
+        archive=folders.code / f"{sha}.tar.gz" if sha else None,
+        archive_sha=sha,
+        steps=steps,
+        run=spec["run"],
+        environment=spec["environment"],
+        secrets=folders.secrets(job_id),
+        hosts=None if spec["hosts"] == "all" else tuple(spec["hosts"]),
+        checkpoint=checkpoint,
+        wrap=run_wrap(python, job_id, spec["mounts"]),
+    )
+
+
+def start_events(spec: Mapping[str, Any], hosts: int) -> list[Event]:
+    """What was done on the hosts of a fresh slice before the program started."""
+    count = "1 host" if hosts == 1 else f"{hosts} hosts"
+    events = []
+    if archive := spec.get("archive"):
+        files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
+        size = max(1, round(archive["bytes"] / 1000))
+        events.append(Event("code", f"{files}, {size:,} kB → {count}"))
+    done = [*spec["mounts"]]
+    if spec["python"]["kind"] != "system":
+        done.append(spec["python"]["kind"])
+    if spec["setup"]:
+        done.append("setup")
+    if done:
+        events.append(Event("setup", f"{', '.join(done)} on {count}"))
+    return events
+
+
+def _python(given: dict[str, Any]) -> PythonEnvironment:
+    wanted = given.get("requirements")
+    return PythonEnvironment(
+        kind=given["kind"],
+        version=given.get("version"),
+        requirements=tuple(wanted) if isinstance(wanted, list) else None,
+        requirements_file=wanted if isinstance(wanted, str) else None,
+        image=given.get("image"),
+    )

@@ -1,0 +1,218 @@
+"""The server process: the supervisor's loop, and its HTTP API on a Unix socket.
+
+    python -m drumline.jobs.server
+
+One per home folder; a second one finds the lock taken and leaves quietly. It may be killed at any
+moment: programs, slices and the store do not need it, and the next one takes up where it was.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import asyncssh
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from drumline import __version__
+from drumline.cloud.protocol import Cloud
+from drumline.cloud.tpu_api import GOOGLE, TpuApi
+from drumline.jobs.config import Config, ConfigError, home_folder, read
+from drumline.jobs.desk import Desk, Mistake
+from drumline.jobs.folders import Folders
+from drumline.jobs.logs import stream_logs
+from drumline.jobs.store import Store
+from drumline.jobs.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+LONGEST_POLL = 30.0
+
+
+def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
+    """The HTTP API: each handler turns a request into one call of the desk."""
+
+    def job_id(request: Request) -> str:
+        return str(request.path_params["id"])
+
+    async def list_jobs(request: Request) -> Response:
+        return JSONResponse(desk.overview(everything=request.query_params.get("all") == "1"))
+
+    async def create(request: Request) -> Response:
+        body = await request.json()
+        shown = await desk.create(body["spec"], body.get("secrets", {}), body.get("user", ""))
+        return JSONResponse(shown, status_code=201)
+
+    async def plan(request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"lines": await desk.plan(body["spec"])})
+
+    async def show(request: Request) -> Response:
+        return JSONResponse(desk.show(job_id(request)))
+
+    async def events(request: Request) -> Response:
+        after = int(request.query_params.get("after", 0))
+        wait = min(float(request.query_params.get("wait", 0)), LONGEST_POLL)
+        return JSONResponse(await desk.events(job_id(request), after, wait))
+
+    async def logs(request: Request) -> Response:
+        attempt = request.query_params.get("attempt")
+        text = stream_logs(
+            desk,
+            job_id(request),
+            host=request.query_params.get("host", "0"),
+            attempt=int(attempt) if attempt else None,
+            follow=request.query_params.get("follow") == "1",
+        )
+        first = await anext(text, b"")
+
+        async def rest() -> AsyncIterator[bytes]:
+            yield first
+            async for part in text:
+                yield part
+
+        return StreamingResponse(rest(), media_type="text/plain; charset=utf-8")
+
+    async def verb(request: Request) -> Response:
+        body = await request.json() if await request.body() else {}
+        return JSONResponse(
+            await desk.verb(job_id(request), str(request.path_params["verb"]), body)
+        )
+
+    async def run_command(request: Request) -> Response:
+        body = await request.json()
+        results = await desk.run(job_id(request), body.get("host", 0), body["command"])
+        return JSONResponse({"results": results})
+
+    async def hosts(request: Request) -> Response:
+        return JSONResponse(desk.hosts(job_id(request)))
+
+    async def status(_: Request) -> Response:
+        facts = {"pid": os.getpid(), "version": __version__, "started": started}
+        return JSONResponse(facts | desk.status())
+
+    async def stop_server(_: Request) -> Response:
+        stop.set()
+        return JSONResponse({"text": "the server stops; programs and slices go on"})
+
+    return [
+        Route("/jobs", list_jobs),
+        Route("/jobs", create, methods=["POST"]),
+        Route("/plan", plan, methods=["POST"]),
+        Route("/jobs/{id}", show),
+        Route("/jobs/{id}/events", events),
+        Route("/jobs/{id}/logs", logs),
+        Route("/jobs/{id}/hosts", hosts),
+        Route("/jobs/{id}/exec", run_command, methods=["POST"]),
+        Route("/jobs/{id}/{verb}", verb, methods=["POST"]),
+        Route("/status", status),
+        Route("/stop", stop_server, methods=["POST"]),
+    ]
+
+
+async def _mistake(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Mistake)
+    return JSONResponse({"error": str(error)}, status_code=error.code)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, status_code=error.status_code)
+
+
+def connect(config: Config) -> Cloud:
+    """The cloud the settings name; the emulator is started when it is not running."""
+    if config.local:
+        from drumline.cloud.emulator import launch
+
+        url = config.endpoint or launch.ensure_running(Folders(config.home).emulator)
+        return TpuApi(config.project, base_url=url, storage_url=url, ssh_port=None)
+    from drumline.cloud.credentials import GoogleCredentials
+
+    url = config.endpoint or GOOGLE
+    return TpuApi(config.project, base_url=url, credentials=GoogleCredentials())
+
+
+def ssh_key(folders: Folders) -> str:
+    """The public half of our key, which is made once."""
+    if not folders.key.exists():
+        key = asyncssh.generate_private_key("ssh-ed25519", comment="drumline")
+        new = folders.key.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key.export_private_key())
+        new.rename(folders.key)
+    return asyncssh.read_private_key(folders.key).export_public_key().decode().strip()
+
+
+async def serve(config: Config) -> None:
+    """Run until told to stop."""
+    folders = Folders(config.home)
+    store = Store(folders.database)
+    cloud = await asyncio.to_thread(connect, config)
+    supervisor = Supervisor(store, cloud, config, ssh_key(folders))
+    stop = asyncio.Event()
+    app = Starlette(
+        routes=routes(Desk(supervisor), stop, time.time()),
+        exception_handlers={Mistake: _mistake, HTTPException: _http_error},
+    )
+    folders.socket.unlink(missing_ok=True)
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(folders.socket))
+    folders.socket.chmod(0o600)
+    web = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    web.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    listening = asyncio.create_task(web.serve(sockets=[door]))
+    supervising = asyncio.create_task(supervisor.run())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({listening, supervising, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        web.should_exit = True
+        web.force_exit = True
+        supervising.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await supervising
+        await listening
+        stopping.cancel()
+        await supervisor.close()
+        store.close()
+        folders.socket.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Take the lock and serve; a server that runs already is no error."""
+    os.umask(0o077)
+    home = home_folder()
+    folders = Folders(home)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for noisy in ("asyncssh", "httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    with folders.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        try:
+            asyncio.run(serve(read(home)))
+        except ConfigError as wrong:
+            sys.exit(str(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Jobs, attempts, slices and events on disk: one SQLite file that survives any crash of the server.
+
+WAL with synchronous=FULL: what a caller was told is on disk. Decisions are written whole, in one
+transaction, before anything is done about them.
+"""
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from drumline.hosts.values import HostReport
+from drumline.jobs.state import Decision, EffectKind, Event, Job, Slice
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    user TEXT NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, state TEXT NOT NULL,
+    progress TEXT
+) STRICT;
+CREATE TABLE IF NOT EXISTS attempts (
+    job TEXT NOT NULL, number INTEGER NOT NULL,
+    zone TEXT, accelerator TEXT, started REAL NOT NULL, running REAL, ended REAL,
+    outcome TEXT, detail TEXT NOT NULL DEFAULT '', hosts TEXT NOT NULL DEFAULT '[]',
+    PRIMARY KEY (job, number)
+) STRICT;
+CREATE TABLE IF NOT EXISTS slices (
+    name TEXT PRIMARY KEY, job TEXT NOT NULL, zone TEXT NOT NULL, accelerator TEXT NOT NULL,
+    asked REAL NOT NULL, ready REAL, released REAL, gone REAL
+) STRICT;
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL, time REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS events_of_job ON events (job, id);
+CREATE INDEX IF NOT EXISTS slices_of_job ON slices (job);
+"""
+_JOB = TypeAdapter(Job)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job with what the user gave for it."""
+
+    job: Job
+    user: str
+    name: str
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SliceRow:
+    """A slice that was ever asked for: `ready` to `gone` is what it cost."""
+
+    name: str
+    job: str
+    zone: str
+    accelerator: str
+    asked: float
+    ready: float | None
+    released: float | None
+    gone: float | None
+
+
+class Store:
+    """The database. Used from one thread; each method is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it."""
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.executescript(_SCHEMA)
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
+
+    @property
+    def owner(self) -> str:
+        """Which server this is, among all that share a project: eight characters, for ever."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+        return str(row["value"])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def add(
+        self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
+    ) -> Record:
+        """A new job under the next free id, which `make` puts into its state."""
+        with self._transaction():
+            row = self._db.execute(
+                "INSERT INTO jobs (user, name, spec, state) VALUES (?, ?, ?, '') RETURNING number",
+                (user, name, json.dumps(spec)),
+            ).fetchone()
+            job = make(f"{row['number']:06}")
+            self._write_state(job)
+            self._write_events(job, (Event("created", name),), job.created_at)
+        return Record(job, user, name, spec)
+
+    def records(self) -> Iterator[Record]:
+        """Every job, oldest first."""
+        for row in self._db.execute("SELECT * FROM jobs ORDER BY number"):
+            yield Record(
+                _JOB.validate_json(row["state"]), row["user"], row["name"], json.loads(row["spec"])
+            )
+
+    def save(self, decision: Decision, now: float, reports: Iterable[HostReport] = ()) -> None:
+        """Write what was decided, and the last word of the hosts of an attempt that ended."""
+        job = decision.job
+        hosts = json.dumps([_host(report) for report in reports])
+        with self._transaction():
+            self._write_state(job)
+            self._write_events(job, decision.events, now)
+            for ended in decision.ended:
+                self._write_attempt(job, ended.attempt.number, ended.attempt.started_at)
+                self._db.execute(
+                    "UPDATE attempts SET running = ?, ended = ?, outcome = ?, detail = ?, hosts = ?"
+                    " WHERE job = ? AND number = ?",
+                    (
+                        ended.attempt.running_at, now, ended.outcome.value, ended.detail, hosts,
+                        job.id, ended.attempt.number,
+                    ),
+                )  # fmt: skip
+            if job.attempt is not None:
+                self._write_attempt(job, job.attempt.number, job.attempt.started_at)
+                self._db.execute(
+                    "UPDATE attempts SET running = ? WHERE job = ? AND number = ?",
+                    (job.attempt.running_at, job.id, job.attempt.number),
+                )
+            if job.slice is not None:
+                self._write_slice(job.id, job.slice)
+            for effect in decision.effects:
+                if effect.kind is EffectKind.RELEASE:
+                    self._write_slice(job.id, effect.slice)
+                    self._db.execute(
+                        "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
+                        (now, effect.slice.name),
+                    )
+
+    def put(self, job: Job, events: Iterable[Event], now: float) -> None:
+        """Write a job that changed by the user's word."""
+        self.save(Decision(job, events=tuple(events)), now)
+
+    def put_spec(self, job_id: str, spec: Mapping[str, Any]) -> None:
+        """Replace what the user gave for a job."""
+        self._db.execute(
+            "UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(spec), int(job_id))
+        )
+
+    def put_progress(self, job_id: str, progress: Mapping[str, object]) -> None:
+        """Keep the last heartbeat of a job."""
+        self._db.execute(
+            "UPDATE jobs SET progress = ? WHERE number = ?", (json.dumps(progress), int(job_id))
+        )
+
+    def progress(self) -> dict[str, dict[str, object]]:
+        """The last heartbeat of every job that had one."""
+        rows = self._db.execute("SELECT number, progress FROM jobs WHERE progress IS NOT NULL")
+        return {f"{row['number']:06}": json.loads(row["progress"]) for row in rows}
+
+    def note(self, job_id: str, event: Event, now: float) -> None:
+        """Add a line to a job's history."""
+        self._db.execute(
+            "INSERT INTO events (job, time, kind, text) VALUES (?, ?, ?, ?)",
+            (job_id, now, event.kind, event.text),
+        )
+
+    def remove(self, job_id: str) -> None:
+        """Forget a job. Its slices stay known until they are gone from the cloud."""
+        with self._transaction():
+            self._db.execute("DELETE FROM jobs WHERE number = ?", (int(job_id),))
+            self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
+            self._db.execute("DELETE FROM events WHERE job = ?", (job_id,))
+            self._db.execute("DELETE FROM slices WHERE job = ? AND gone IS NOT NULL", (job_id,))
+
+    def attempts(self, job_id: str) -> list[dict[str, Any]]:
+        """The attempts of a job, first to last."""
+        rows = self._db.execute("SELECT * FROM attempts WHERE job = ? ORDER BY number", (job_id,))
+        return [
+            {key: row[key] for key in row.keys() if key not in {"job", "hosts"}}  # noqa: SIM118
+            | {"hosts": json.loads(row["hosts"])}
+            for row in rows
+        ]
+
+    def events(self, job_id: str, after: int = 0) -> list[dict[str, Any]]:
+        """The history of a job from an event on."""
+        rows = self._db.execute(
+            "SELECT id, time, kind, text FROM events WHERE job = ? AND id > ? ORDER BY id",
+            (job_id, after),
+        )
+        return [dict(row) for row in rows]
+
+    def slices(self, job_id: str) -> list[SliceRow]:
+        """Every slice a job ever asked for."""
+        rows = self._db.execute("SELECT * FROM slices WHERE job = ? ORDER BY asked", (job_id,))
+        return [SliceRow(**dict(row)) for row in rows]
+
+    def releasing(self) -> list[SliceRow]:
+        """Slices that are to go and have not been seen gone."""
+        rows = self._db.execute(
+            "SELECT * FROM slices WHERE released IS NOT NULL AND gone IS NULL ORDER BY released"
+        )
+        return [SliceRow(**dict(row)) for row in rows]
+
+    def adopt_stray(self, stray: SliceRow) -> None:
+        """A slice under our label that nobody holds: it is to go."""
+        self._db.execute(
+            "INSERT INTO slices VALUES (?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT (name) DO UPDATE"
+            " SET released = coalesce(released, excluded.released), gone = NULL",
+            (
+                stray.name, stray.job, stray.zone, stray.accelerator,
+                stray.asked, stray.ready, stray.released,
+            ),
+        )  # fmt: skip
+
+    def gone(self, name: str, now: float) -> None:
+        """A slice has been seen gone from the cloud."""
+        self._db.execute("UPDATE slices SET gone = ? WHERE name = ?", (now, name))
+
+    def zones_used(self) -> set[str]:
+        """Zones where a slice of ours may be."""
+        return {row["zone"] for row in self._db.execute("SELECT DISTINCT zone FROM slices")}
+
+    def _write_state(self, job: Job) -> None:
+        self._db.execute(
+            "UPDATE jobs SET state = ? WHERE number = ?",
+            (_JOB.dump_json(job).decode(), int(job.id)),
+        )
+
+    def _write_events(self, job: Job, events: Iterable[Event], now: float) -> None:
+        self._db.executemany(
+            "INSERT INTO events (job, time, kind, text) VALUES (?, ?, ?, ?)",
+            [(job.id, now, event.kind, event.text) for event in events],
+        )
+
+    def _write_attempt(self, job: Job, number: int, started: float) -> None:
+        zone = job.slice.zone if job.slice else None
+        accelerator = job.slice.accelerator if job.slice else None
+        self._db.execute(
+            "INSERT INTO attempts (job, number, zone, accelerator, started) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (job, number) DO UPDATE SET"
+            " zone = coalesce(excluded.zone, zone),"
+            " accelerator = coalesce(excluded.accelerator, accelerator)",
+            (job.id, number, zone, accelerator, started),
+        )
+
+    def _write_slice(self, job_id: str, one: Slice) -> None:
+        self._db.execute(
+            "INSERT INTO slices (name, job, zone, accelerator, asked, ready)"
+            " VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
+            (one.name, job_id, one.zone, one.accelerator, one.asked_at, one.ready_at),
+        )
+
+
+def _host(report: HostReport) -> dict[str, Any]:
+    facts = asdict(report)
+    return {
+        key: facts[key]
+        for key in ("index", "phase", "exit_code", "error", "error_at", "tail", "detail")
+    }

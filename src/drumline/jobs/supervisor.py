@@ -1,0 +1,479 @@
+"""The loop: observe → decide → write down → act.
+
+Each zone is looked at once a tick with two list calls, however many jobs there are; each host is
+heard through its open connection. A look that fails changes nothing but the age of what is known.
+Everything slow runs in tasks of its own, one per slice and purpose, and wakes the loop when done.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drumline.chips import slice_of
+from drumline.cloud.protocol import Cloud, CloudError, Node, Request, SliceRequest
+from drumline.hosts.session import SliceSession
+from drumline.hosts.values import Address, HostReport
+from drumline.jobs import lifecycle
+from drumline.jobs.config import Config
+from drumline.jobs.faults import classify, explain
+from drumline.jobs.folders import Folders
+from drumline.jobs.program import program_of, start_events
+from drumline.jobs.signs import may_be_running
+from drumline.jobs.state import (
+    Choice,
+    Decision,
+    Effect,
+    EffectKind,
+    Event,
+    Job,
+    Look,
+    Seen,
+    Slice,
+    SlicePhase,
+    Zone,
+)
+from drumline.jobs.store import Record, SliceRow, Store
+from drumline.jobs.zones import ZoneBook
+
+log = logging.getLogger(__name__)
+
+LABEL_OWNER = "drumline-owner"
+LABEL_JOB = "drumline-job"
+SWEEP_SECONDS = 300.0
+"""Between two looks at zones where nothing of ours should be; a forgotten slice costs money."""
+ROUND_PAUSE = 0.02
+"""Seconds between two rounds at least, so that a burst of news is one round and not many."""
+QUICKEST_LOOK = 0.2
+"""A share of the tick: an event on a host brings the next look forward, but not more than this."""
+
+
+@dataclass(frozen=True)
+class ZoneLook:
+    """One successful look at a zone."""
+
+    at: float
+    requests: dict[str, Request]
+    nodes: dict[str, Node]
+
+
+class Supervisor:
+    """Keeps every job moving until it is closed."""
+
+    def __init__(
+        self,
+        store: Store,
+        cloud: Cloud,
+        config: Config,
+        public_key: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take up every job where the store left it."""
+        self.store = store
+        self.config = config
+        self.folders = Folders(config.home)
+        self.records: dict[str, Record] = {r.job.id: r for r in store.records()}
+        self.cloud = cloud
+        self.zone_trouble: dict[str, str] = {}
+        self.progress: dict[str, dict[str, object]] = store.progress()
+        """The last heartbeat of attempts that are over."""
+        self.changed = asyncio.Condition()
+        self._public_key = public_key
+        self._clock = clock
+        self._owner = store.owner
+        self._looks: dict[str, ZoneLook] = {}
+        self._next_look: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        self._ask_after: dict[str, float] = {}
+        self._book = ZoneBook(scale=config.zone_rest_scale)
+        self._tokens = config.asks_a_minute
+        self._tokens_at = clock()
+        self._sessions: dict[tuple[str, int], SliceSession] = {}
+        self._stopped: set[tuple[str, int]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._swept_at = float("-inf")
+        self._going: list[SliceRow] = []
+        """Slices that are to go, read once a round."""
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Go on until cancelled. An error with one job is logged and does not touch the others."""
+        while True:
+            self._wake.clear()
+            now = self._clock()
+            self._going = self.store.releasing()
+            self._look_at_zones(now)
+            self._release_slices(now)
+            pending = self._pending()
+            for job_id in list(self.records):
+                try:
+                    self._settle(job_id, pending)
+                except Exception:
+                    log.exception("job %s", job_id)
+            async with self.changed:
+                self.changed.notify_all()
+            await asyncio.sleep(ROUND_PAUSE)
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        times = [t for t in self._next_look.values() if t > self._clock()]
+        pause = min([self.config.look_seconds, *(t - self._clock() for t in times)])
+        try:
+            await asyncio.wait_for(self._wake.wait(), max(pause, 0.01))
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """Let go of everything; programs and slices go on without us."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(s.close() for s in self._sessions.values()), return_exceptions=True)
+        await self.cloud.close()
+
+    def wake(self) -> None:
+        """Something changed: go round now."""
+        self._wake.set()
+
+    def _do(self, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work` in a task of its own, unless the same is under way."""
+        if key in self._tasks:
+            return
+
+        async def guarded() -> None:
+            try:
+                await work()
+            except Exception:
+                log.exception(key)
+            finally:
+                self._tasks.pop(key, None)
+                self._wake.set()
+
+        self._tasks[key] = asyncio.create_task(guarded(), name=key)
+
+    # --- observe ----------------------------------------------------------------------------
+
+    def _zones_of_interest(self) -> set[str]:
+        held = {r.job.slice.zone for r in self.records.values() if r.job.slice}
+        return held | {row.zone for row in self._going}
+
+    def _look_at_zones(self, now: float) -> None:
+        zones = self._zones_of_interest()
+        if now - self._swept_at > SWEEP_SECONDS:
+            zones |= set(self.config.zones) | self.store.zones_used()
+            self._swept_at = now
+        for zone in zones:
+            if now >= self._next_look.get(zone, 0.0):
+                self._next_look[zone] = now + self.config.look_seconds
+                self._do(f"look {zone}", lambda zone=zone: self._look(zone))  # type: ignore[misc]
+
+    def _look_soon(self, zone: str) -> None:
+        last = self._looks.get(zone)
+        soonest = (last.at if last else 0.0) + QUICKEST_LOOK * self.config.look_seconds
+        self._next_look[zone] = min(self._next_look.get(zone, 0.0), soonest)
+
+    async def _look(self, zone: str) -> None:
+        began = self._clock()
+        try:
+            requests, nodes = await asyncio.gather(
+                self.cloud.requests(zone), self.cloud.nodes(zone)
+            )
+        except CloudError as trouble:
+            self.zone_trouble[zone] = explain(
+                classify(trouble.code, str(trouble)), zone, str(trouble)
+            )
+            return
+        self.zone_trouble.pop(zone, None)
+        self._looks[zone] = ZoneLook(
+            began, {r.name: r for r in requests}, {n.name: n for n in nodes}
+        )
+        self._take_in_strays(self._looks[zone], zone)
+
+    def _take_in_strays(self, look: ZoneLook, zone: str) -> None:
+        """What bears our label and belongs to no job is released."""
+        held = {r.job.slice.name for r in self.records.values() if r.job.slice}
+        known = {row.name for row in self.store.releasing()}
+        everything: dict[str, Request | Node] = {**look.requests, **look.nodes}
+        for name, one in everything.items():
+            ours = one.labels.get(LABEL_OWNER) == self._owner
+            if ours and name not in held | known and one.state != "DELETING":
+                log.warning("stray slice %s in %s is released", name, zone)
+                job = one.labels.get(LABEL_JOB, "")
+                stray = SliceRow(name, job, zone, one.accelerator, look.at, None, look.at, None)
+                self.store.adopt_stray(stray)
+
+    def _seen(self, job: Job, pending: Counter[Choice]) -> Seen:
+        now = self._clock()
+        zones: dict[Choice, Zone] = {}
+        if job.slice is None or job.slice.phase is not SlicePhase.READY:
+            for choice in job.choices:
+                zones[choice] = self._book.zone(choice, pending[choice], now)
+        return Seen(
+            look=self._look_for(job.slice) if job.slice else None,
+            hosts=self.reports(job),
+            zones=zones,
+            old_slice_alive=job.slice is None and self._old_slice_alive(job.id),
+            stopped=job.attempt is not None and (job.id, job.attempt.number) in self._stopped,
+        )
+
+    def _look_for(self, held: Slice) -> Look | None:
+        look = self._looks.get(held.zone)
+        # A listing that began before the request was taken cannot know of it.
+        if look is None or look.at <= self._asked.get(held.name, 0.0):
+            return None
+        return Look(look.at, look.requests.get(held.name), look.nodes.get(held.name))
+
+    def _old_slice_alive(self, job_id: str) -> bool:
+        for row in self._going:
+            if row.job != job_id or row.ready is None:
+                continue
+            look = self._looks.get(row.zone)
+            if look is None or may_be_running(look.nodes.get(row.name)):
+                return True
+        return False
+
+    def _pending(self) -> Counter[Choice]:
+        """Requests of ours that wait in the cloud."""
+        return Counter(
+            Choice(r.job.slice.accelerator, r.job.slice.zone)
+            for r in self.records.values()
+            if r.job.slice and r.job.slice.phase in {SlicePhase.ASKING, SlicePhase.WAITING}
+        )
+
+    def reports(self, job: Job) -> tuple[HostReport, ...]:
+        """The newest word from the hosts of the attempt under way."""
+        if job.attempt is None:
+            return ()
+        session = self._sessions.get((job.id, job.attempt.number))
+        return session.reports() if session else ()
+
+    def session(self, job: Job) -> SliceSession | None:
+        """The open connections of the attempt under way."""
+        return self._sessions.get((job.id, job.attempt.number)) if job.attempt else None
+
+    def node(self, job: Job) -> Node | None:
+        """The slice a job holds, as last seen."""
+        look = self._looks.get(job.slice.zone) if job.slice else None
+        return look.nodes.get(job.slice.name) if look and job.slice else None
+
+    # --- decide -----------------------------------------------------------------------------
+
+    def _settle(self, job_id: str, pending: Counter[Choice]) -> None:
+        job = self.records[job_id].job
+        if job.status.ended and job.slice is None:
+            return
+        decision = lifecycle.decide(
+            job, self._seen(job, pending), self._clock(), self.config.patience
+        )
+        asked = decision.job.slice
+        if asked is not None and asked.phase is SlicePhase.ASKING and job.slice is None:
+            pending[Choice(asked.accelerator, asked.zone)] += 1
+        self.apply(job, decision)
+
+    def apply(self, before: Job, decision: Decision) -> None:
+        """Write a decision down, then do what follows from it."""
+        job = decision.job
+        if job != before or decision.events or decision.ended:
+            told = replace(decision, events=self._told(job, decision.events))
+            self.store.save(told, self._clock(), self.reports(before))
+            self._keep_progress(before)
+            self.records[job.id] = replace(self.records[job.id], job=job)
+            self.wake()
+        for ended in decision.ended:
+            self._end_session(job.id, ended.attempt.number)
+        if job.status.ended and not before.status.ended:
+            self.folders.forget_secrets(job.id)
+        if job.slice and job.slice.phase is SlicePhase.READY and before.slice != job.slice:
+            self._book.filled(Choice(job.slice.accelerator, job.slice.zone))
+        for effect in decision.effects:
+            self._act(job, effect)
+
+    def _told(self, job: Job, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        """The events, with what the user gave for the job where a host starts to run it."""
+        first_on_slice = job.attempt and job.slice and job.attempt.started_at <= job.slice.asked_at
+        spec = self.records[job.id].spec
+        told: list[Event] = []
+        for event in events:
+            if event.kind == "run":
+                if first_on_slice:
+                    told += start_events(spec, job.slice.hosts if job.slice else 0)
+                command = spec["run"].strip().splitlines()
+                more = f" … ({len(command)} lines)" if len(command) > 1 else ""
+                told.append(Event("run", command[0] + more))
+            else:
+                told.append(event)
+        return tuple(told)
+
+    def _keep_progress(self, job: Job) -> None:
+        """Keep the last heartbeat of an attempt beyond its end."""
+        beats = [dict(r.heartbeat) for r in self.reports(job) if r.heartbeat]
+        if beats:
+            self.progress[job.id] = beats[0]
+            self.store.put_progress(job.id, beats[0])
+
+    def _end_session(self, job_id: str, attempt: int) -> None:
+        session = self._sessions.pop((job_id, attempt), None)
+        self._stopped.discard((job_id, attempt))
+        if session is not None:
+            self._do(f"close {job_id}/{attempt}", session.close)
+
+    # --- act --------------------------------------------------------------------------------
+
+    def _act(self, job: Job, effect: Effect) -> None:
+        one = effect.slice
+        match effect.kind:
+            case EffectKind.ASK:
+                if self._clock() >= self._ask_after.get(one.name, 0.0) and self._may_ask():
+                    self._do(f"ask {one.name}", lambda: self._ask(job.id, one))
+            case EffectKind.DRIVE:
+                if job.attempt and (job.id, job.attempt.number) not in self._sessions:
+                    self._do(f"drive {one.name}", lambda: self._drive(job.id, one))
+            case EffectKind.STOP:
+                if job.attempt and (job.id, job.attempt.number) not in self._stopped:
+                    number = job.attempt.number
+                    self._do(f"stop {job.id}/{number}", lambda: self._stop(job.id, number, one))
+            case EffectKind.LOOK:
+                self._look_soon(one.zone)
+            case EffectKind.SHORT:
+                self._book.short(Choice(one.accelerator, one.zone), effect.why, self._clock())
+            case EffectKind.RELEASE:
+                self._look_soon(one.zone)
+
+    def _may_ask(self) -> bool:
+        """A token for each create call, refilled by the minute: the cloud limits these."""
+        now, rate = self._clock(), self.config.asks_a_minute
+        self._tokens = min(rate, self._tokens + (now - self._tokens_at) * rate / 60)
+        self._tokens_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    async def _ask(self, job_id: str, one: Slice) -> None:
+        record = self.records[job_id]
+        wanted = slice_of(one.accelerator)
+        request = SliceRequest(
+            name=one.name,
+            zone=one.zone,
+            accelerator=one.accelerator,
+            image=wanted.runtime_image or "",
+            tier=str(record.spec.get("capacity", "spot")),
+            labels={LABEL_OWNER: self._owner, LABEL_JOB: job_id},
+            # With OS Login on, the hosts would not read the key from the metadata.
+            metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},
+        )
+        try:
+            await self.cloud.ask(request)
+        except CloudError as trouble:
+            job = self.records[job_id].job
+            if job.slice == one:
+                self._ask_after[one.name] = self._clock() + self.config.look_seconds
+                decision = lifecycle.refused(job, trouble.code, str(trouble), self._clock())
+                self.apply(job, decision)
+            return
+        self._asked[one.name] = self._clock()
+        self._look_soon(one.zone)
+        job = self.records[job_id].job
+        if job.slice == one:
+            self.apply(job, Decision(lifecycle.asked(job)))
+
+    async def _drive(self, job_id: str, one: Slice) -> None:
+        """Open connections to the hosts and have them run the attempt."""
+        record = self.records[job_id]
+        attempt, node = record.job.attempt, self.node(record.job)
+        if attempt is None or node is None or len(node.endpoints) != one.hosts:
+            return
+        try:
+            keys = await self.cloud.host_keys(one.zone, one.name)
+        except CloudError:
+            keys = []
+        keys = [*keys, *[None] * one.hosts][: one.hosts]
+        addresses = [
+            Address(e.ssh_ip, e.ssh_port, e.internal_ip, key)
+            for e, key in zip(node.endpoints, keys, strict=True)
+        ]
+        job = self.records[job_id].job
+        if job.slice is None or job.slice.name != one.name or job.attempt != attempt:
+            return
+        session = self._sessions[(job_id, attempt.number)] = SliceSession(
+            program_of(record, attempt.number, one, self.folders),
+            addresses,
+            key=self.folders.key,
+            known_hosts=self.folders.all_known_hosts,
+            node=one.name,
+            logs=self.folders.logs(job_id, attempt.number),
+            clock=self._clock,
+            timing=self.config.timing,
+        )
+        session.start()
+        self._do(
+            f"listen {job_id}/{attempt.number}",
+            lambda: self._listen(job_id, attempt.number, one.zone, session),
+        )
+
+    async def _listen(self, job_id: str, number: int, zone: str, session: SliceSession) -> None:
+        """Wake the loop whenever a host has news; news of trouble brings the next look forward."""
+        before: tuple[HostReport, ...] = ()
+        while self._sessions.get((job_id, number)) is session:
+            try:
+                await asyncio.wait_for(session.changed.wait(), 1.0)
+            except TimeoutError:
+                continue
+            session.changed.clear()
+            reports = session.reports()
+            if [(r.phase, r.detail) for r in reports] != [(r.phase, r.detail) for r in before]:
+                self._look_soon(zone)
+            before = reports
+            self.wake()
+
+    async def _stop(self, job_id: str, number: int, one: Slice) -> None:
+        session = self._sessions.get((job_id, number))
+        if session is None:
+            await self._drive(job_id, one)
+            session = self._sessions.get((job_id, number))
+        grace = self.records[job_id].job.grace
+        if session is not None:
+            try:
+                await asyncio.wait_for(session.stop(grace), grace + STOP_LIMIT)
+            except TimeoutError:
+                log.warning("job %s: some hosts did not confirm the stop", job_id)
+        self._stopped.add((job_id, number))
+
+    def _release_slices(self, now: float) -> None:
+        """Every slice that is to go is deleted until a look shows that it has gone."""
+        for row in self.store.releasing():
+            look = self._looks.get(row.zone)
+            assert row.released is not None
+            unasked = f"ask {row.name}" in self._tasks
+            if look and look.at > row.released and not unasked and self._absent(look, row):
+                self.store.gone(row.name, now)
+                self.folders.forget_known_hosts(row.name)
+                for kept in (self._asked, self._ask_after):
+                    kept.pop(row.name, None)
+                continue
+            if now >= self._ask_after.get(f"release {row.name}", 0.0):
+                self._ask_after[f"release {row.name}"] = now + self.config.look_seconds
+                self._do(f"release {row.name}", lambda row=row: self._release(row))  # type: ignore[misc]
+
+    @staticmethod
+    def _absent(look: ZoneLook, row: SliceRow) -> bool:
+        return row.name not in look.requests and row.name not in look.nodes
+
+    async def _release(self, row: SliceRow) -> None:
+        try:
+            await self.cloud.release(row.zone, row.name)
+            look = self._looks.get(row.zone)
+            if look and row.name in look.nodes and row.name not in look.requests:
+                await self.cloud.remove_node(row.zone, row.name)
+        except CloudError as trouble:
+            log.info("release %s: %s", row.name, trouble)
+        self._look_soon(row.zone)
+
+
+STOP_LIMIT = 10.0
+"""Seconds beyond the grace that the hosts have to confirm that a program was ended."""

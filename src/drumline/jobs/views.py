@@ -1,0 +1,148 @@
+"""What the server tells of a job: plain dictionaries for the command line and for programs."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from drumline.chips import LOCAL_ZONES, price, slice_of
+from drumline.jobs.state import Choice, Job
+from drumline.jobs.store import Record, SliceRow
+
+if TYPE_CHECKING:
+    from drumline.jobs.spec import JobSpec
+    from drumline.jobs.supervisor import Supervisor
+
+
+def per_hour(accelerator: str, zone: str, spec: Mapping[str, Any]) -> float | None:
+    """Dollars an hour of a slice; reserved capacity is counted at the list price."""
+    if zone in LOCAL_ZONES:
+        return None
+    tier = "spot" if spec.get("capacity", "spot") == "spot" else "on-demand"
+    wanted = slice_of(accelerator)
+    found = price(wanted, zone, tier)
+    return None if found is None else found.per_chip_hour * wanted.chips
+
+
+def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
+    """One line of `drumline list`."""
+    job = record.job
+    held = job.slice if job.slice and job.slice.ready_at is not None else None
+    node = supervisor.node(job) if held else None
+    rate = per_hour(held.accelerator, held.zone, record.spec) if held else None
+    return {
+        "id": job.id,
+        "user": record.user,
+        "name": record.name,
+        "accelerator": job.slice.accelerator if job.slice else job.choices[0].accelerator,
+        "zone": job.slice.zone if job.slice else None,
+        "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
+        "status": job.status.value,
+        "reason": _reason(supervisor, job),
+        "progress": _progress(supervisor, job),
+        "created": job.created_at,
+        "ended": job.ended_at,
+        "attempts_made": job.attempts,
+        "preemptions": job.preemptions,
+        "failures": job.failures,
+        "bad_hosts": job.bad_hosts,
+        "chips_held": slice_of(held.accelerator).chips if held else 0,
+        "cost_per_hour": rate,
+    }
+
+
+def _reason(supervisor: "Supervisor", job: Job) -> str:
+    """Why it waits. Trouble with the cloud comes first: it holds everything up."""
+    trouble = supervisor.zone_trouble.get(job.slice.zone) if job.slice else None
+    if trouble and not job.status.ended:
+        return f"{trouble}; last seen: {job.reason}" if job.reason else trouble
+    return job.reason
+
+
+def _progress(supervisor: "Supervisor", job: Job) -> dict[str, Any] | None:
+    beats = [dict(r.heartbeat) for r in supervisor.reports(job) if r.heartbeat]
+    return beats[0] if beats else supervisor.progress.get(job.id)
+
+
+def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
+    """Everything `drumline show` tells."""
+    job, store = record.job, supervisor.store
+    attempts = store.attempts(job.id)
+    if job.attempt is not None and attempts:
+        node = supervisor.node(job)
+        ends = node.endpoints if node else ()
+        attempts[-1]["hosts"] = [
+            {
+                "index": r.index,
+                "ip": ends[r.index].ssh_ip if r.index < len(ends) else None,
+                "phase": r.phase.value,
+                "detail": r.detail,
+                "exit_code": r.exit_code,
+                "error": r.error,
+                "tail": list(r.tail),
+            }
+            for r in supervisor.reports(job)
+        ]
+    held = job.slice
+    return summary(supervisor, record) | {
+        "spec": {key: value for key, value in record.spec.items() if key != "archive"},
+        "code": record.spec.get("archive"),
+        "cause": asdict(job.cause) if job.cause else None,
+        "attempts": attempts,
+        "events": store.events(job.id),
+        "slice": {
+            "name": held.name,
+            "zone": held.zone,
+            "accelerator": held.accelerator,
+            "state": held.phase.value,
+            "held_since": held.ready_at,
+            "per_hour": per_hour(held.accelerator, held.zone, record.spec),
+        }
+        if held
+        else None,
+        "cost": cost(store.slices(job.id), record.spec, time.time()),
+    }
+
+
+def cost(rows: Iterable[SliceRow], spec: Mapping[str, Any], now: float) -> float | None:
+    """What the slices of a job have cost so far; None where no price is known."""
+    total, known = 0.0, False
+    for row in rows:
+        rate = per_hour(row.accelerator, row.zone, spec)
+        if rate is None or row.ready is None:
+            continue
+        known = True
+        total += rate * ((row.gone or now) - row.ready) / 3600
+    return round(total, 4) if known else None
+
+
+def plan_lines(
+    spec: "JobSpec", choices: tuple[Choice, ...], archive: Mapping[str, Any] | None
+) -> list[str]:
+    """What `create --dry-run` prints."""
+    first = choices[0]
+    wanted = slice_of(first.accelerator)
+    rate = per_hour(first.accelerator, first.zone, {"capacity": spec.capacity})
+    money = f", about ${rate:,.0f} an hour" if rate else ""
+    zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
+    others = list(dict.fromkeys(c.accelerator for c in choices[1:]))
+    others = [name for name in others if name != first.accelerator]
+    hosts = f"{wanted.hosts} host" + ("" if wanted.hosts == 1 else "s")
+    lines = [
+        f"would ask for {first.accelerator} ({spec.capacity}, {wanted.chips} chips, {hosts}{money})"
+        f" in {', then '.join(zones)}" + (f"; then for {', '.join(others)}" if others else "")
+    ]
+    steps = []
+    if archive:
+        files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
+        steps.append(f"send {files} ({archive['bytes'] / 1e6:.1f} MB)")
+    if spec.python.kind != "system":
+        steps.append(f"set up {spec.python.kind}")
+    steps += [f"mount {url} at {path}" for path, url in spec.mounts.items()]
+    if spec.setup:
+        steps.append("run the set-up")
+    if steps:
+        lines.append("would " + ", ".join(steps))
+    run = spec.run.strip().splitlines()
+    lines.append(f"would run: {run[0]}" + (f" … ({len(run)} lines)" if len(run) > 1 else ""))
+    return lines

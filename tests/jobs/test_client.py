@@ -1,0 +1,236 @@
+"""The client alone: having a server, and what happens when it goes away."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.jobs import Client, Refused
+from drumline.jobs import client as client_module
+from drumline.jobs.client import NoServer, home_folder, job_id
+
+# A server in small: takes the lock or leaves, writes down that it started and with what, answers
+# /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude.
+SERVER = r"""
+import fcntl, json, os, socket, socketserver, sys, threading, time
+from http.server import BaseHTTPRequestHandler
+home = os.environ["DRUMLINE_HOME"]
+if "DRUMLINE_TEST_BROKEN" in os.environ:
+    print("starting"); sys.exit("config.yaml: cloud: 'gogle' is not known")
+facts = {"pid": os.getpid(), "environ": dict(os.environ), "cwd": os.getcwd()}
+with open(home + "/starts", "a") as starts: starts.write(json.dumps(facts) + "\n")
+lock = open(home + "/server.lock", "a")
+try: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError: sys.exit(0)
+time.sleep(float(os.environ.get("DRUMLINE_TEST_SLOW", 0)))
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self, value):
+        content = json.dumps(value).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(content)))
+        self.end_headers(); self.wfile.write(content)
+    def do_GET(self):
+        if self.path.endswith("/logs"):
+            self.send_response(200); self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers(); self.wfile.write(b"6\r\nline 1\r\n"); os._exit(9)
+        self.answer({"pid": os.getpid(), "version": "9"} if self.path == "/status" else [])
+    def do_POST(self):
+        if self.path == "/stop":
+            self.answer({}); os.unlink(home + "/server.sock")
+            threading.Timer(float(os.environ.get("DRUMLINE_TEST_SLOW", 0)), os._exit, [0]).start()
+        else: os._exit(9)
+    def address_string(self): return "unix"
+if os.path.exists(home + "/server.sock"): os.unlink(home + "/server.sock")
+class Server(socketserver.ThreadingUnixStreamServer): daemon_threads = True
+Server(home + "/server.sock", Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("home")
+    script = folder.parent / f"{folder.name}.py"
+    script.write_text(SERVER)
+    monkeypatch.setattr(client_module, "SERVER_COMMAND", (sys.executable, str(script)))
+    yield folder
+    for start in starts(folder):
+        try:
+            os.kill(start["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def starts(home: Path) -> list[dict[str, Any]]:
+    path = home / "starts"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; our own child may be left as a zombie until it is asked for."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_the_first_call_starts_the_server_and_the_second_finds_it(home: Path) -> None:
+    assert Client(home).list() == []
+    assert Client(home).list(all=True) == []
+    [start] = starts(home)
+    assert start["cwd"] == str(home)  # not the user's folder, whose modules would be imported
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "server.log").stat().st_mode) == 0o600
+
+
+def test_a_new_home_is_for_its_owner_alone(home: Path) -> None:
+    Client(home / "deep" / "er").list()
+    assert stat.S_IMODE((home / "deep" / "er").stat().st_mode) == 0o700
+    os.kill(starts(home / "deep" / "er")[0]["pid"], signal.SIGKILL)
+
+
+def test_commands_at_once_get_one_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRUMLINE_TEST_SLOW", "0.3")
+    answers: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(Client(home).list())) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[]] * 4
+    assert len([one for one in starts(home) if not gone(one["pid"])]) == 1
+
+
+def test_the_socket_of_a_killed_server_is_no_hindrance(home: Path) -> None:
+    Client(home).list()
+    first = starts(home)[0]["pid"]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: gone(first))
+    assert (home / "server.sock").exists()
+    assert Client(home).list() == []
+    assert starts(home)[-1]["pid"] != first
+
+
+def test_a_server_on_its_way_out_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens no more and still holds the lock: the first that we start finds it taken."""
+    monkeypatch.setenv("DRUMLINE_TEST_SLOW", "0.5")
+    Client(home).list()
+    assert Client(home).stop_server()
+    assert Client(home).list() == []
+    assert len(starts(home)) >= 3
+    assert not Client(home / "none").stop_server()
+
+
+def test_a_server_that_dies_at_its_start_leaves_its_last_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "server.log").write_text("yesterday: all was well\n")
+    monkeypatch.setenv("DRUMLINE_TEST_BROKEN", "1")
+    with pytest.raises(NoServer, match=r"config\.yaml: cloud: 'gogle' is not known") as refused:
+        Client(home).list()
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_server_that_never_listens_is_given_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "START_SECONDS", 0.2)
+    monkeypatch.setenv("DRUMLINE_TEST_SLOW", "30")
+    with pytest.raises(NoServer, match="no server listens after"):
+        Client(home).list()
+
+
+def test_without_autostart_nothing_is_started(home: Path) -> None:
+    client = Client(home, autostart=False)
+    with pytest.raises(NoServer, match="no server runs in"):
+        client.list()
+    assert client.server_status() is None
+    assert not list(home.iterdir())
+
+
+def test_the_server_does_not_inherit_what_the_shell_holds(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/login.json")
+    Client(home).list()
+    [start] = starts(home)
+    assert "s3cret" not in json.dumps(start["environ"])
+    assert start["environ"]["GOOGLE_APPLICATION_CREDENTIALS"] == "/login.json"
+    assert start["environ"]["PATH"] == os.environ["PATH"]
+
+
+def test_a_change_that_was_not_acknowledged_is_not_asked_for_twice(home: Path) -> None:
+    with pytest.raises(Refused, match="drumline list shows whether it was done"):
+        Client(home).cancel(4)
+    assert len(starts(home)) == 1
+
+
+def test_logs_that_break_off_are_no_end_of_logs(home: Path) -> None:
+    pieces = Client(home).logs(4)
+    assert next(pieces) == b"line 1"
+    with pytest.raises(Refused, match="in the middle of the logs"):
+        next(pieces)
+
+
+def test_another_version_is_told_once_and_only_of_a_server_found_running(home: Path) -> None:
+    told: list[str] = []
+    Client(home, warn=told.append).list()
+    assert told == []
+    client = Client(home, warn=told.append)
+    client.list()
+    client.list()
+    assert len(told) == 1
+    assert "version 9" in told[0]
+
+
+@pytest.mark.parametrize("typed", [12, "12", "000012", " 12 "])
+def test_an_id_may_be_typed_short(typed: str | int) -> None:
+    assert job_id(typed) == "000012"
+
+
+@pytest.mark.parametrize("typed", ["", "x", "0", "-1", "1.5", "../1", "١٢", "1\n/jobs"])
+def test_what_is_no_id_is_refused_before_anything_is_asked(typed: str) -> None:
+    with pytest.raises(Refused, match="is not a job id"):
+        job_id(typed)
+
+
+def test_a_path_too_long_for_a_socket_is_a_sentence() -> None:
+    with pytest.raises(Refused, match="set DRUMLINE_HOME to a shorter one"):
+        Client(Path("/tmp") / ("x" * 100))  # noqa: S108
+
+
+def test_the_home_folder_is_named_by_the_environment() -> None:
+    assert home_folder({"DRUMLINE_HOME": "/srv/d"}) == Path("/srv/d")
+    assert home_folder({}) == Path.home() / ".drumline"
+
+
+def test_importing_the_client_loads_the_standard_library_alone() -> None:
+    script = (
+        "import sys; from drumline.jobs import Client\n"
+        "heavy = {'typer', 'httpx', 'asyncssh', 'google', 'pydantic', 'starlette', 'yaml'}\n"
+        "sys.exit(str(sorted(heavy & set(sys.modules))) if heavy & set(sys.modules) else 0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,126 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drumline.jobs import lifecycle
+from drumline.jobs.state import (
+    Attempt,
+    Choice,
+    Decision,
+    Effect,
+    EffectKind,
+    Ended,
+    Event,
+    Job,
+    Outcome,
+    Patience,
+    Seen,
+    Slice,
+    Status,
+)
+from drumline.jobs.store import SliceRow, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "jobs.db")
+
+
+def new_job(job_id: str) -> Job:
+    return Job(id=job_id, owner="me", choices=(Choice("v4-8", "local-a"),), created_at=1.0)
+
+
+def test_ids_are_six_digits_and_never_given_twice(store: Store) -> None:
+    first = store.add("lab", "a", {}, new_job)
+    second = store.add("lab", "b", {}, new_job)
+    store.remove(second.job.id)
+    third = store.add("lab", "c", {}, new_job)
+    assert [first.job.id, second.job.id, third.job.id] == ["000001", "000002", "000003"]
+
+
+def test_a_job_comes_back_as_it_was_written(store: Store, tmp_path: Path) -> None:
+    record = store.add("lab", "a $(rm) 'quoted'\n", {"run": "x", "n": 1}, new_job)
+    decision = lifecycle.decide(record.job, Seen(), 5.0, Patience())
+    store.save(decision, 5.0)
+    store.close()
+    again = Store(tmp_path / "jobs.db")
+    (read,) = again.records()
+    assert read == replace(record, job=decision.job)
+    assert [event["kind"] for event in again.events(record.job.id)] == ["created", "asked"]
+    assert again.attempts(record.job.id)[0]["zone"] == "local-a"
+
+
+def test_the_owner_is_the_same_for_ever_and_different_elsewhere(tmp_path: Path) -> None:
+    here = Store(tmp_path / "a.db").owner
+    assert Store(tmp_path / "a.db").owner == here
+    assert Store(tmp_path / "b.db").owner != here
+
+
+def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
+    job = store.add("lab", "a", {}, new_job).job
+    held = Slice("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
+    release = Effect(EffectKind.RELEASE, held)
+    store.save(Decision(job, effects=(release,)), 10.0)
+    (row,) = store.releasing()
+    assert (row.name, row.ready, row.released) == (held.name, 3.0, 10.0)
+    store.remove(job.id)
+    assert [r.name for r in store.releasing()] == [held.name]
+    store.gone(held.name, 12.0)
+    assert store.releasing() == []
+
+
+def test_a_stray_that_was_thought_gone_is_released_again(store: Store) -> None:
+    stray = SliceRow("dl-me-000009-1", "000009", "local-a", "v4-8", 1.0, None, 1.0, None)
+    store.adopt_stray(stray)
+    store.gone(stray.name, 2.0)
+    store.adopt_stray(stray)
+    assert [row.name for row in store.releasing()] == [stray.name]
+
+
+def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> None:
+    job = store.add("lab", "a", {}, new_job).job
+    attempt = Attempt(1, started_at=2.0, running_at=3.0)
+    held = Slice("s", "local-a", "v4-8", 1, asked_at=2.0)
+    store.save(Decision(replace(job, attempt=attempt, slice=held)), 2.0)
+    done = replace(job, status=Status.SUCCEEDED)
+    store.save(Decision(done, ended=(Ended(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
+    (row,) = store.attempts(job.id)
+    assert (row["zone"], row["outcome"], row["running"], row["ended"]) == (
+        "local-a", "succeeded", 3.0, 9.0,
+    )  # fmt: skip
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from drumline.jobs.store import Store; from drumline.jobs.state import *\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "make = lambda i: Job(id=i, owner='me', choices=(), created_at=1.0)\n"
+        "while True:\n"
+        "    print(store.add('lab', 'x', {}, make).job.id, flush=True)\n"
+    )
+    path = tmp_path / "jobs.db"
+    command = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            last = writer.stdout.readline()
+        os.kill(writer.pid, signal.SIGKILL)
+        last = [last, *writer.stdout][-1]
+    ids = [record.job.id for record in Store(path).records()]
+    assert last.strip() in ids
+    assert ids == [f"{n:06}" for n in range(1, len(ids) + 1)]
+
+
+def test_history_is_read_from_an_event_on(store: Store) -> None:
+    job = store.add("lab", "a", {}, new_job).job
+    first = store.events(job.id)[-1]["id"]
+    store.note(job.id, Event("note", "hello"), 2.0)
+    assert [event["text"] for event in store.events(job.id, first)] == ["hello"]

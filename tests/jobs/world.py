@@ -1,0 +1,130 @@
+"""A home folder, a server and an emulator of their own, driven as a user would."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from drumline.cloud.emulator import launch
+from drumline.jobs.client import Client
+
+# Counts to the number in $STEPS with a checkpoint, and writes down who ran which step when. What it
+# must never do: skip a step, or run in two attempts at once.
+COUNTER = """
+import json, os, time
+from pathlib import Path
+folder = Path(os.environ["DRUMLINE_CHECKPOINT"])
+folder.mkdir(parents=True, exist_ok=True)
+host, attempt = os.environ["DRUMLINE_HOST"], os.environ["DRUMLINE_ATTEMPT"]
+saved = folder / f"saved-{host}"
+step = int(saved.read_text()) if saved.exists() else 0
+history = open(folder / f"history-{host}", "a", buffering=1)
+def note(what):
+    history.write(json.dumps([what, int(attempt), step, time.time()]) + "\\n")
+note("start")
+print(f"attempt {attempt} from step {step}", flush=True)
+while step < int(os.environ["STEPS"]):
+    time.sleep(float(os.environ.get("PACE", "0.05")))
+    step += 1
+    note("step")
+    new = saved.with_suffix(".new")
+    new.write_text(str(step))
+    new.rename(saved)
+"""
+
+
+class World:
+    """Everything under one temporary home."""
+
+    def __init__(self, home: Path, jobs: Path) -> None:
+        self.home = home
+        self.jobs = jobs
+        self.client = Client(home)
+        jobs.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return launch.ensure_running(self.home / "emulator")
+
+    def emulator(self, verb: str, **given: Any) -> dict[str, Any]:
+        return launch.control(self.url, verb, **given)
+
+    def resources(self) -> list[Any]:
+        """Everything the cloud holds."""
+        held = self.emulator("resources")
+        return [*held["requests"], *held["nodes"], *held["hosts"]]
+
+    def write_job(self, run: str, **keys: Any) -> Path:
+        """A job file with its program beside it."""
+        import yaml
+
+        folder = self.jobs / f"job-{len(list(self.jobs.iterdir()))}"
+        folder.mkdir()
+        (folder / "count.py").write_text(COUNTER)
+        path = folder / "job.yaml"
+        given = {"accelerator": "v4-16", "run": run, "stop_grace": 1} | keys
+        path.write_text(yaml.safe_dump(given))
+        return path
+
+    def create(self, run: str, **keys: Any) -> str:
+        return str(self.client.create(self.write_job(run, **keys))["id"])
+
+    def count(self, steps: int, pace: float = 0.05, **keys: Any) -> str:
+        """A job that counts with a checkpoint."""
+        keys.setdefault("checkpoint", "gs://counts/here")
+        environment = {"STEPS": str(steps), "PACE": str(pace)}
+        return self.create("python count.py", environment=environment, **keys)
+
+    def saved(self, job: str) -> Path:
+        """Where a counting job keeps its checkpoint."""
+        return self.home / "emulator" / "buckets" / "counts" / "here" / job
+
+    def status(self, job: str) -> str:
+        return str(self.client.show(job)["status"])
+
+    def end(self, job: str, timeout: float = 60) -> dict[str, Any]:
+        """Wait until a job has ended."""
+        self.until(lambda: self.client.show(job)["ended"] is not None, timeout, f"{job} to end")
+        return self.client.show(job)
+
+    def reaches(self, job: str, *statuses: str, timeout: float = 30) -> None:
+        self.until(lambda: self.status(job) in statuses, timeout, f"{job} to be {statuses}")
+
+    def until(self, condition: Callable[[], bool], timeout: float = 30, what: str = "") -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                log = (self.home / "server.log").read_text()[-3000:]
+                raise AssertionError(f"waited {timeout} s for {what or condition}\n{log}")
+            time.sleep(0.05)
+
+    def cloud_is_empty(self, timeout: float = 15) -> None:
+        self.until(lambda: not self.resources(), timeout, "the cloud to be empty")
+
+    def kill_server(self) -> None:
+        """kill -9, as a machine that loses power would."""
+        status = self.client.server_status()
+        if status is not None:
+            os.kill(int(status["pid"]), signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.client.stop_server()
+        launch.stop(self.home / "emulator")
+
+
+@contextmanager
+def a_world(folder: Path) -> Iterator[World]:
+    # Unix sockets take 100 characters; pytest's folders are longer.
+    import tempfile
+
+    home = Path(tempfile.mkdtemp(prefix="dl-"))
+    world = World(home, folder / "jobs")
+    try:
+        yield world
+    finally:
+        world.stop()
+        shutil.rmtree(home, ignore_errors=True)
