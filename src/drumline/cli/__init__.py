@@ -4,24 +4,78 @@ A user's mistake ends with one sentence on stderr and exit code 2, never with a 
 """
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from drumline import __version__
-from drumline.cli.chips import chips
+from drumline.cli.connect import MISTAKE
 
-MISTAKE = 2
+# In the order of `--help`: the life of a job, then looking into it, then what is around it.
+COMMANDS = {
+    "create": "jobs:create",
+    "list": "jobs:list_jobs",
+    "show": "jobs:show",
+    "logs": "access:logs",
+    "wait": "jobs:wait",
+    "resume": "jobs:resume",
+    "cancel": "jobs:cancel",
+    "delete": "jobs:delete",
+    "clean": "jobs:clean",
+    "exec": "access:run_command",
+    "ssh": "access:ssh",
+    "chips": "chips:chips",
+    "init": "init:init",
+    "server": "server:app",
+    "emulator": "emulator:app",
+}
+# A kind of mistake whose module was never imported cannot have been made.
+MISTAKES = (
+    ("drumline.chips.names", "UnknownName"),
+    ("drumline.jobs.client", "Refused"),
+    ("drumline.jobs.spec", "SpecError"),
+)
+# Both are drawn with rich, whose import costs more than the whole command.
+PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+
+
+class _Commands(TyperGroup):
+    """Builds a command when it is asked for: reading the options of all of them takes longer."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            # The hint at what may have been meant is made from the commands that are loaded.
+            for known in COMMANDS:
+                self.get_command(ctx, known)
+            return None
+        if cmd_name not in self.commands:
+            module, _, attribute = COMMANDS[cmd_name].partition(":")
+            found = getattr(import_module(f"drumline.cli.{module}"), attribute)
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(**PLAIN)
+                alone.command(name=cmd_name)(found)
+                found = alone
+            self.commands[cmd_name] = typer.main.get_command(found)
+        return self.commands[cmd_name]
+
 
 app = typer.Typer(
     name="drumline",
     help="Train JAX models on TPUs that can be taken away at any minute.",
     no_args_is_help=True,
-    add_completion=False,
-    # Both are drawn with rich, whose import costs more than the whole command.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    cls=_Commands,
+    **PLAIN,
 )
-app.command()(chips)
 
 
 def _print_version(wanted: bool) -> None:
@@ -39,12 +93,15 @@ def _options(
     del version
 
 
+def _mistakes() -> tuple[type[Exception], ...]:
+    known = ((sys.modules.get(module), name) for module, name in MISTAKES)
+    return tuple(getattr(module, name) for module, name in known if module is not None)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    from drumline.chips.names import UnknownName
-
     try:
         app(args=arguments)
-    except UnknownName as mistake:
+    except _mistakes() as mistake:
         typer.echo(str(mistake), err=True)
         sys.exit(MISTAKE)

@@ -1,24 +1,40 @@
 """Aligned columns for people: bold headings on a terminal, plain text in a pipe."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
+from drumline.cli.text import width
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
-    """Print rows under headings; `right` has an `r` for each column that is aligned to the right.
 
-    A column beyond the end of `right` is aligned to the left.
+def table_lines(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: str = "",
+    paint: Callable[[int, str], str] | None = None,
+) -> list[str]:
+    """Rows under headings; `right` has an `r` for each column that is aligned to the right.
+
+    A column beyond the end of `right` is aligned to the left. `paint` gets the column's number and
+    a cell that is padded already, and may colour it.
     """
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    widths = [max(map(width, column)) for column in zip(headings, *rows, strict=True)]
     sides = right.ljust(len(widths))
 
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if side == "r" else cell.ljust(width)
-            for cell, width, side in zip(cells, widths, sides, strict=True)
-        ).rstrip()
+    def line(cells: Sequence[str], paint: Callable[[int, str], str] | None) -> str:
+        padded = []
+        for number, (cell, columns, side) in enumerate(zip(cells, widths, sides, strict=True)):
+            gap = " " * (columns - width(cell))
+            whole = gap + cell if side == "r" else cell + gap
+            padded.append(paint(number, whole) if paint else whole)
+        return "  ".join(padded).rstrip()
 
-    typer.secho(line(headings), bold=True)
-    for row in rows:
-        typer.echo(line(row))
+    return [line(headings, None), *(line(row, paint) for row in rows)]
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
+    """Print rows under headings, aligned as `table_lines` does."""
+    heading, *lines = table_lines(headings, rows, right)
+    typer.secho(heading, bold=True)
+    for line in lines:
+        typer.echo(line)

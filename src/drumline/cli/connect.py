@@ -1,0 +1,78 @@
+"""What the commands share: the client, the terminal, and how an end is told."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from drumline.jobs.client import Client
+
+MISTAKE = 2
+TIMED_OUT = 124
+INTERRUPTED = 130
+
+
+def connect(autostart: bool = True) -> "Client":
+    """A client of the server in `$DRUMLINE_HOME`; its warnings go to stderr."""
+    from drumline.jobs.client import Client
+
+    return Client(autostart=autostart, warn=lambda sentence: typer.echo(sentence, err=True))
+
+
+def on_terminal() -> bool:
+    """Whether a person reads stdout as it is written."""
+    return sys.stdout.isatty()
+
+
+def coloured() -> bool:
+    """Whether to colour stdout."""
+    return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def terminal_size() -> tuple[int, int]:
+    """Columns and rows."""
+    import shutil
+
+    size = shutil.get_terminal_size()
+    return size.columns, size.lines
+
+
+def echo_lines(lines: list[str]) -> None:
+    """Print many lines in one go: a call for each would be felt with a thousand jobs."""
+    typer.echo("\n".join(lines))
+
+
+def echo_json(value: Any) -> None:
+    """Print JSON, indented for whoever looks at it."""
+    import json
+
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def confirm(verb: str, question: str, yes: bool) -> None:
+    """Ask before something is destroyed; without a terminal to ask on, `--yes` has to say it."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        typer.echo(
+            f"{verb} asks before it goes on, and there is no terminal to ask on: add --yes",
+            err=True,
+        )
+        raise typer.Exit(MISTAKE)
+    if not typer.confirm(question, default=False):
+        typer.echo("nothing was changed")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def interruptible(sentence: str) -> Iterator[None]:
+    """Let Ctrl-C end the looking on and nothing else, and say so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\n{sentence}", err=True)
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,219 @@
+"""`create --follow`: a job's events as they come, and one line of progress that is redrawn.
+
+`Story` turns events into lines and keeps what earlier events said; `Screen` puts lines on a
+terminal or into a pipe; `follow` asks the server and moves things from one to the other.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+
+from drumline.cli.show import after_what, cause_lines, next_steps
+from drumline.cli.text import cut, duration, harmless, short, width
+from drumline.cli.views import ENDED, Job, is_number, progress_count, troubles
+
+if TYPE_CHECKING:
+    from drumline.jobs.client import Client
+
+Event = Mapping[str, Any]
+
+TIMES_AT = 62
+BAR = 22
+# Someone is looking at a terminal; a log file wants to be read later.
+POLL_TERMINAL, POLL_PIPE = 1.0, 5.0
+PROGRESS_IN_PIPE = 15.0
+
+_DONE = {"slice": "slice", "code": "code", "setup": "setup", "run": "run"}
+_SETBACKS = {"preempted": "!", "badhost": "!", "failed": "✗"}
+_QUIET = {"created", "asked", "succeeded", "cancelled", "ended"}
+_COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "cyan"}
+
+
+class Story:
+    """What has been told of a job so far, so that each event adds only what is new."""
+
+    def __init__(self) -> None:
+        """Begin before the first event."""
+        self._milestone: float | None = None
+        self._told: dict[str, str] = {}
+
+    def lines(self, event: Event) -> list[str]:
+        """The lines an event is worth, mostly one."""
+        kind, text = str(event["kind"]), harmless(event["text"])
+        since, again = self._milestone, self._told.get(kind) == text
+        self._told[kind] = text
+        if kind in _DONE or kind in {"created", "asked", "resumed"}:
+            self._milestone = float(event["time"])
+        if kind in _QUIET:
+            return []
+        if kind in _DONE:
+            # The next attempt sends the same code and runs the same command: once is enough.
+            if again and kind != "slice":
+                return []
+            took = duration(event["time"] - since) if since is not None and kind != "run" else ""
+            return [_timed(f"  ✓ {_DONE[kind]:7} {text}", took)]
+        if kind in _SETBACKS:
+            return [f"  {_SETBACKS[kind]} {text}"]
+        return [] if again else [f"  · {text}"]
+
+
+def _timed(line: str, took: str) -> str:
+    return line + " " * max(TIMES_AT - width(line), 2) + took if took else line
+
+
+def opening(job: Job) -> str:
+    """`● 000001 digits · v4-16 · local`."""
+    zones = (job.get("spec") or {}).get("zones") or []
+    listed = [zones] if isinstance(zones, str) else [str(zone) for zone in zones]
+    if listed and all(zone.startswith("local-") for zone in listed):
+        listed = ["local"]
+    accelerator = job.get("accelerator") or ""
+    parts = [f"{job['id']} {harmless(job['name'])}", harmless(accelerator), ", ".join(listed)]
+    return "● " + " · ".join(part for part in parts if part)
+
+
+def progress_line(job: Job, bar: bool) -> str:
+    """`  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  9.8k images/s  41.2 % MFU`, or nothing."""
+    progress = job.get("progress") or {}
+    at = progress_count(progress)
+    if not at or job["status"] not in {"RUNNING", *ENDED}:
+        return ""
+    parts = [f"step {at:>8}" if bar else f"step {at}"]
+    total = progress.get("total")
+    if bar and is_number(total) and total > 0:
+        done = min(max(int(BAR * progress["step"] / total), 0), BAR)
+        parts[0] += " " + ("━" * done + "╸" + "━" * BAR)[:BAR]
+    if isinstance(progress.get("loss"), int | float):
+        parts.append(f"loss {progress['loss']:.4g}")
+    for key, value in progress.items():
+        if key.endswith("_per_second") and isinstance(value, int | float):
+            parts.append(f"{short(value)} {harmless(key.removesuffix('_per_second'))}/s")
+    if isinstance(progress.get("mfu"), int | float):
+        parts.append(f"MFU {100 * progress['mfu']:.1f} %")
+    return "  ▸ " + "  ".join(parts)
+
+
+def waiting_line(job: Job, now: float) -> str:
+    """What stands in for progress while there is none: the state, its reason, and for how long."""
+    told = f"  ▸ {str(job['status']).lower()}"
+    if job.get("reason"):
+        told += f" · {harmless(job['reason'])}"
+    return told + f" · {duration(now - job['created'])} since it was created"
+
+
+def closing(job: Job) -> list[str]:
+    """How it ended, why where it failed, and what to do next."""
+    number, status = job["id"], job["status"]
+    took = (job.get("ended") or 0.0) - (job.get("created") or 0.0)
+    if status == "SUCCEEDED":
+        first = f"✓ {number} succeeded" + after_what(job)
+        lines = [" · ".join([first, ", ".join(troubles(job))]) if troubles(job) else first]
+    elif status == "FAILED":
+        lines = [f"✗ {number} failed" + after_what(job)]
+        lines += [f"  {line}" for line in cause_lines(job)]
+    else:
+        lines = [f"! {number} was cancelled" + (f" after {duration(took)}" if took > 0 else "")]
+    return [*lines, f"  next: {closing_steps(job)}"]
+
+
+def closing_steps(job: Job) -> str:
+    """The next commands; after a success, the ones that look at what came of it."""
+    if job["status"] == "SUCCEEDED":
+        return f"drumline show {job['id']} · drumline logs {job['id']}"
+    return next_steps(job)
+
+
+class Screen:
+    """Lines that stay and, below them on a terminal, one that is redrawn."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        columns: int | None = None,
+        colour: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`columns` is None for a pipe, where progress is a plain line now and then."""
+        self._stream = stream
+        self._columns = columns
+        self._colour = colour
+        self._clock = clock
+        self._drawn = ""
+        self._written = ""
+        self._written_at: float | None = None
+
+    @property
+    def redraws(self) -> bool:
+        """Whether this is a terminal."""
+        return self._columns is not None
+
+    def say(self, line: str, keep_progress: bool = False) -> None:
+        """Write a line that stays, and leave the progress above it or wipe it out."""
+        if self._drawn:
+            self._write("\n" if keep_progress else "\r\x1b[K")
+            self._drawn = ""
+        self._write(self._painted(line) + "\n")
+
+    def progress(self, line: str, last: bool = False) -> None:
+        """Redraw the progress; in a pipe, write it now and then, and the last one always."""
+        if not line or line in (self._drawn, self._written):
+            return
+        if self._columns is not None:
+            self._write("\r\x1b[K" + self._painted(cut(line, self._columns - 1)))
+            self._drawn = line
+            return
+        now = self._clock()
+        if last or self._written_at is None or now - self._written_at >= PROGRESS_IN_PIPE:
+            self._written, self._written_at = line, now
+            self._write(line + "\n")
+
+    def wipe(self) -> None:
+        """Take the redrawn line away."""
+        if self._drawn:
+            self._write("\r\x1b[K")
+            self._drawn = ""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+    def _painted(self, line: str) -> str:
+        mark = line.lstrip()[:1]
+        if not self._colour or mark not in _COLOURS:
+            return line
+        return line.replace(mark, typer.style(mark, fg=_COLOURS[mark]), 1)
+
+
+def follow(client: "Client", job: Job, screen: Screen) -> Job:
+    """Tell the job's story until it has ended; returns the job as it then is."""
+    screen.say(opening(job))
+    story, after = Story(), 0
+    patience, moving = 0.0, ""
+    while True:
+        answer = client.events(job["id"], after, patience)
+        now: Job = answer["job"]
+        ended = now["status"] in ENDED
+        for event in answer["events"]:
+            after = max(after, int(event["id"]))
+            if ended and event is answer["events"][-1] and event["kind"] == now["status"].lower():
+                continue  # the closing line says it
+            keep = event["kind"] in _SETBACKS and bool(moving)
+            for line in story.lines(event):
+                screen.say(line, keep_progress=keep)
+        moving = progress_line(now, bar=screen.redraws)
+        if moving or not screen.redraws:
+            screen.progress(moving, last=ended)
+        elif not ended:
+            screen.progress(waiting_line(now, time.time()))
+        if ended:
+            break
+        patience = POLL_TERMINAL if screen.redraws else POLL_PIPE
+    # The summary that comes with events does not say why a job failed.
+    final = client.show(job["id"])
+    first, *rest = closing(final)
+    screen.say(first, keep_progress=bool(moving))
+    for line in rest:
+        screen.say(line)
+    return final

@@ -1,0 +1,62 @@
+"""`drumline server`: the process behind the commands. They start it by themselves."""
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from drumline.cli.connect import connect, echo_json
+
+app = typer.Typer(
+    help="The process that watches over jobs; commands start it when they need it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def run() -> None:
+    """Run the server in the foreground, for a service manager or to watch it."""
+    from drumline.jobs.client import SERVER_COMMAND
+
+    os.execv(SERVER_COMMAND[0], SERVER_COMMAND)  # noqa: S606 - this process becomes the server
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether a server runs, and which; exit code 1 where none does."""
+    from drumline.cli.text import duration
+
+    client = connect(autostart=False)
+    found = client.server_status()
+    if as_json:
+        echo_json(found)
+    elif found is None:
+        typer.echo(f"no server runs in {client.home}; the next command that needs one starts it")
+    else:
+        cloud = "the emulator on this machine" if found["cloud"] == "emulator" else found["cloud"]
+        typer.echo(f"server   version {found['version']}, pid {found['pid']}")
+        typer.echo(f"up       {duration(time.time() - found['started'])}")
+        typer.echo(f"home     {found['home']}")
+        typer.echo(f"cloud    {cloud}")
+        typer.echo(f"jobs     {found['jobs']}")
+    if found is None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def stop() -> None:
+    """Stop the server; programs on their slices go on, but nobody watches over them."""
+    client = connect(autostart=False)
+    if client.stop_server():
+        typer.echo(
+            "server stopped; running programs go on, lost slices are replaced "
+            "once the next command starts it again"
+        )
+    else:
+        typer.echo(f"no server runs in {client.home}")

@@ -1,0 +1,200 @@
+"""What `show` prints: pure functions from the server's answer about one job to lines."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import typer
+
+from drumline.cli.text import NOTHING, clock, count, dollars, duration, harmless
+from drumline.cli.views import COLOURS, ENDED, Job, note, progress_count, troubles
+
+LABEL = 9
+MOST_ATTEMPTS = 12
+MOST_TAIL = 10
+# A pause shorter than this between two attempts is the ordinary time it takes to ask again.
+WAIT_WORTH_SAYING = 60.0
+
+
+def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
+    """One job in full, in the order of what one wants to know."""
+    sections = (
+        ("cause", cause_lines(job)),
+        ("hosts", _host_lines(job)),
+        ("attempts", _attempt_lines(job, now)),
+        ("lately", _event_lines(job, now)),
+        ("cost", _cost_lines(job)),
+        ("slice", _slice_lines(job, now)),
+        ("next", [next_steps(job)]),
+    )
+    lines = [headline(job, colour)]
+    for label, content in sections:
+        for number, line in enumerate(content):
+            lines.append(("" if number else label).ljust(LABEL) + line)
+    return lines
+
+
+def headline(job: Job, colour: bool = False) -> str:
+    """`000007 moe-small · FAILED after 3 failures of the program`."""
+    status = str(job["status"])
+    shown = typer.style(status, fg=COLOURS.get(status)) if colour else status
+    parts = [f"{job['id']} {harmless(job['name'])}", shown + after_what(job)]
+    if status not in ENDED:
+        at = progress_count(job.get("progress"))
+        parts += [f"step {at}" if at else "", note(job)]
+    elif status == "SUCCEEDED":
+        parts += troubles(job)
+    return " · ".join(part for part in parts if part)
+
+
+def after_what(job: Job) -> str:
+    """What stands behind FAILED or SUCCEEDED: the failures that used up the allowance, or time."""
+    if job["status"] == "SUCCEEDED" and job.get("ended") and job.get("created"):
+        return f" in {duration(job['ended'] - job['created'])}"
+    if job["status"] != "FAILED":
+        return ""
+    outcomes = [attempt.get("outcome") for attempt in job.get("attempts") or []]
+    if job.get("failures") and (not outcomes or outcomes[-1] == "program failed"):
+        return f" after {count(job['failures'], 'failure')} of the program"
+    return f": {harmless(job['reason'])}" if job.get("reason") else ""
+
+
+def cause_lines(job: Job) -> list[str]:
+    """Which host failed first, its error, and its last lines where they say more than the error."""
+    cause = job.get("cause")
+    if not cause:
+        return []
+    where = f"host {cause['host']}" if cause.get("host") is not None else ""
+    if where and (cause.get("hosts") or 1) > 1:
+        where += f" of {cause['hosts']}, first to fail"
+        if cause.get("ahead_seconds"):
+            where += f", {duration(cause['ahead_seconds'])} before the others"
+    error = [harmless(line) for line in str(cause.get("error") or "").splitlines()]
+    tail = [harmless(line) for line in cause.get("tail") or []][-MOST_TAIL:]
+    if len(tail) == 1 and tail == error:
+        tail = []
+    lines = [f"{where}:"] if where else []
+    lines += error
+    if tail:
+        lines += ["its last lines:", *(f"  {line}" for line in tail)]
+    return lines
+
+
+def _host_lines(job: Job) -> list[str]:
+    """How far the hosts of the attempt under way are: a count, and who is behind the others."""
+    attempts = job.get("attempts") or []
+    hosts = attempts[-1].get("hosts") if attempts and not attempts[-1].get("outcome") else None
+    if not hosts:
+        return []
+    phases = [str(host["phase"]).lower() for host in hosts]
+    most = max(phases, key=phases.count)
+    lines = [f"{phases.count(most)} of {len(hosts)} {most}"]
+    for host, phase in zip(hosts, phases, strict=True):
+        if phase != most:
+            told = host.get("error") or host.get("detail")
+            why = f": {harmless(told)}" if told else ""
+            lines.append(f"host {host['index']} {phase}{why}")
+    return lines
+
+
+def _attempt_lines(job: Job, now: float) -> list[str]:
+    attempts = list(job.get("attempts") or [])
+    lines = []
+    many = len(attempts) > MOST_ATTEMPTS
+    skipped = range(3, len(attempts) - (MOST_ATTEMPTS - 3)) if many else range(0)
+    digits = len(str(len(attempts)))
+    zones = max((len(harmless(one.get("zone") or NOTHING)) for one in attempts), default=0)
+    for place, attempt in enumerate(attempts):
+        if place in skipped:
+            if place == skipped[0]:
+                lines.append(f"… {count(len(skipped), 'attempt')} more: show {job['id']} --json")
+            continue
+        begin, end = attempt.get("started"), attempt.get("ended")
+        times = clock(begin, now) if begin else NOTHING
+        times += f" → {clock(end, now)}" if end else " →"
+        zone = harmless(attempt.get("zone") or NOTHING).ljust(zones)
+        outcome = harmless(attempt.get("outcome") or "under way")
+        detail = harmless(attempt.get("detail") or "")
+        told = detail if detail.startswith(outcome) else _joined(outcome, detail)
+        lines.append(f"{attempt['number']:>{digits}}  {zone}  {times:13}  {told}")
+    return lines + _pauses(job, attempts)
+
+
+def _joined(outcome: str, detail: str) -> str:
+    """`program failed on host 1`, `bad host: host 2 silent for 8 s`."""
+    if not detail:
+        return outcome
+    return f"{outcome} {detail}" if detail.startswith("on ") else f"{outcome}: {detail}"
+
+
+def _pauses(job: Job, attempts: Sequence[Job]) -> list[str]:
+    """The waits between attempts, each with the reason the events give for it."""
+    lines = []
+    for before, after in pairwise(attempts):
+        begin, end = before.get("ended"), after.get("started")
+        if not begin or not end or end - begin < WAIT_WORTH_SAYING:
+            continue
+        reasons = [
+            harmless(event["text"])
+            for event in job.get("events") or []
+            if event["kind"] == "waiting" and begin <= event["time"] <= end
+        ]
+        why = reasons[-1] if reasons else "waiting"
+        numbers = f"{before['number']} and {after['number']}"
+        lines.append(f"between {numbers}: {why}, {duration(end - begin)}")
+    return lines[-3:]
+
+
+def _event_lines(job: Job, now: float) -> list[str]:
+    if job["status"] in ENDED:
+        return []
+    return [
+        f"{clock(event['time'], now, seconds=True)}  {event['kind']}: {harmless(event['text'])}"
+        for event in list(job.get("events") or [])[-3:]
+    ]
+
+
+def _cost_lines(job: Job) -> list[str]:
+    if job.get("cost") is None:
+        return []
+    told = dollars(job["cost"])
+    if job.get("cost_lost"):
+        told += f", of it {dollars(job['cost_lost'])} lost"
+    if job.get("cost_per_hour"):
+        told += f" so far, {dollars(job['cost_per_hour'])} an hour now"
+    return [told]
+
+
+def _slice_lines(job: Job, now: float) -> list[str]:
+    held = job.get("slice")
+    if not held:
+        return ["released" if job.get("attempts") else "none yet"]
+    facts = [f"{held['name']} in {held['zone']}", harmless(held.get("state") or "")]
+    if held.get("held_since"):
+        facts.append(f"held for {duration(now - held['held_since'])}")
+    if held.get("per_hour"):
+        facts.append(f"about {dollars(held['per_hour'])} an hour")
+    return [", ".join(fact for fact in facts if fact)]
+
+
+def next_steps(job: Job) -> str:
+    """The commands one is likely to want now."""
+    number, status = job["id"], job["status"]
+    release = f"drumline delete {number}"
+    if status == "FAILED":
+        cause = job.get("cause") or {}
+        attempts = job.get("attempts") or []
+        logs = f"drumline logs {number}"
+        if cause.get("host") is not None:
+            logs += f" --host {cause['host']}"
+        if attempts:
+            logs += f" --attempt {attempts[-1]['number']}"
+        return f"fix the job, then: drumline resume {number}        its logs: {logs}"
+    if status == "CANCELLED":
+        held = f" · {release} releases its slice" if job.get("chips_held") else ""
+        return f"drumline resume {number} goes on with it{held}"
+    if status == "SUCCEEDED":
+        held = f" · {release} releases its slice" if job.get("chips_held") else ""
+        return f"drumline logs {number} · drumline clean {number} removes its logs{held}"
+    if status in {"QUEUED", "WAITING"}:
+        return f"it goes on asking by itself · drumline delete {number} gives up"
+    return f"drumline logs {number} --follow · drumline cancel {number} ends it, the slice stays"

@@ -1,0 +1,138 @@
+"""What `list` prints, and the facts that other views share: from the server's answers to lines.
+
+Pure functions. Every text that comes from a job passes through `harmless`. Colour is put on last
+and carries state, never meaning alone: the same words stand there without it.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, TypeGuard
+
+import typer
+
+from drumline.cli.table import table_lines
+from drumline.cli.text import NOTHING, count, cut, dollars, harmless, width
+
+Job = Mapping[str, Any]
+
+ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+
+HEADINGS = (
+    "JOB ID",
+    "USER",
+    "NAME",
+    "ACCELERATOR",
+    "ZONE",
+    "HOST0 IP",
+    "STATUS",
+    "PROGRESS",
+    "NOTE",
+)
+_NAME, _STATUS, _NOTE = HEADINGS.index("NAME"), HEADINGS.index("STATUS"), HEADINGS.index("NOTE")
+_NARROWEST_NAME, _NARROWEST_NOTE = 12, 20
+
+COLOURS = {
+    "RUNNING": "green",
+    "SUCCEEDED": "green",
+    "QUEUED": "yellow",
+    "WAITING": "yellow",
+    "STARTING": "cyan",
+    "RECOVERING": "magenta",
+    "FAILED": "red",
+    "CANCELLED": "bright_black",
+}
+
+
+def list_lines(
+    jobs: Sequence[Job], columns: int | None = None, colour: bool = False, rows: int | None = None
+) -> list[str]:
+    """The table and its summary; cut to `columns` and `rows` where a terminal sets them."""
+    if not jobs:
+        return ["no jobs · start one: drumline create job.yaml · ended ones: drumline list --all"]
+    shown = jobs if rows is None else jobs[: max(rows - 3, 1)]
+    cells = [_row(job) for job in shown]
+    if columns is not None:
+        cells = _fit(cells, columns)
+
+    def paint(column: int, cell: str) -> str:
+        known = COLOURS.get(cell.rstrip()) if column == _STATUS else None
+        return typer.style(cell, fg=known) if known else cell
+
+    heading, *lines = table_lines(HEADINGS, cells, paint=paint if colour else None)
+    left_out = len(jobs) - len(shown)
+    return [
+        typer.style(heading, bold=True) if colour else heading,
+        *lines,
+        *([f"… and {left_out:,} more"] if left_out else []),
+        summary(jobs),
+    ]
+
+
+def _row(job: Job) -> list[str]:
+    plain = (job["id"], job["user"], job["name"], job["accelerator"], job["zone"], job["host0_ip"])
+    return [
+        *(NOTHING if cell is None or cell == "" else harmless(cell) for cell in plain),
+        harmless(job["status"]),
+        progress_count(job.get("progress")) or NOTHING,
+        note(job),
+    ]
+
+
+def _fit(rows: list[list[str]], columns: int) -> list[list[str]]:
+    """Cut names first, then notes, until the widest line fits or both are at their narrowest."""
+    widths = [max(map(width, column)) for column in zip(HEADINGS, *rows, strict=True)]
+    for column, narrowest in ((_NAME, _NARROWEST_NAME), (_NOTE, _NARROWEST_NOTE)):
+        excess = sum(widths) + 2 * (len(widths) - 1) - columns
+        if excess <= 0:
+            break
+        widths[column] = min(widths[column], max(widths[column] - excess, narrowest))
+    return [
+        [cut(cell, widths[number]) if number in (_NAME, _NOTE) else cell
+         for number, cell in enumerate(row)]
+        for row in rows
+    ]  # fmt: skip
+
+
+def summary(jobs: Sequence[Job]) -> str:
+    """`2 slices held, 80 chips, about $212 an hour · 1 waiting`."""
+    held = [job for job in jobs if job.get("chips_held")]
+    waiting = sum(job["status"] in {"QUEUED", "WAITING"} for job in jobs)
+    facts = [count(len(held), "slice") + " held"]
+    if held:
+        facts.append(count(sum(job["chips_held"] for job in held), "chip"))
+    an_hour = sum(job.get("cost_per_hour") or 0.0 for job in held)
+    if an_hour:
+        facts.append(f"about {dollars(an_hour)} an hour")
+    return ", ".join(facts) + (f" · {waiting:,} waiting" if waiting else "")
+
+
+def progress_count(progress: Mapping[str, Any] | None) -> str:
+    """`18,400/50,000`, `18,400` where the end is not known, or nothing."""
+    step, total = (progress or {}).get("step"), (progress or {}).get("total")
+    if not is_number(step):
+        return ""
+    return f"{step:,.0f}/{total:,.0f}" if is_number(total) else f"{step:,.0f}"
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a figure the program reported can be written and reckoned with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def share(progress: Mapping[str, Any] | None) -> str:
+    """`41.2 % MFU`, where the program reports it."""
+    mfu = (progress or {}).get("mfu")
+    return f"{float(mfu):.1%} MFU".replace("%", " %") if is_number(mfu) else ""
+
+
+def note(job: Job) -> str:
+    """Why it waits or how it goes, and what it has been through."""
+    running = job["status"] == "RUNNING"
+    parts = [harmless(job.get("reason") or ""), share(job.get("progress")) if running else ""]
+    return " · ".join(part for part in [*parts, *troubles(job)] if part)
+
+
+def troubles(job: Job) -> list[str]:
+    """`3 preemptions`, `1 failure`, `1 bad host`: those there were."""
+    kinds = (("preemptions", "preemption"), ("failures", "failure"), ("bad_hosts", "bad host"))
+    return [count(job[key], noun) for key, noun in kinds if job.get(key)]

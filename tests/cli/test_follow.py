@@ -1,0 +1,205 @@
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.cli.follow import Screen, Story, progress_line
+
+Run = Callable[..., int]
+Make = Callable[..., dict[str, Any]]
+
+JOB = "accelerator: v4-16\nzones: [local-a, local-b]\nrun: python count.py\n"
+
+
+def event(number: int, time: float, kind: str, text: str = "") -> dict[str, Any]:
+    return {"id": number, "time": 1_700_000_000.0 + time, "kind": kind, "text": text}
+
+
+FIRST = [
+    event(1, 0.0, "created", "digits"),
+    event(2, 0.1, "asked", "v4-16 in local-a"),
+    event(3, 1.3, "slice", "2 hosts, 8 chips in local-a"),
+    event(4, 1.6, "code", "14 files, 38 kB → 2 hosts"),
+    event(5, 1.7, "run", "python count.py"),
+]
+TAKEN = [
+    event(6, 20.0, "preempted", "slice taken by the cloud at step 151 (checkpoint: step 150)"),
+    event(7, 20.1, "asked", "v4-16 in local-b"),
+    event(8, 21.1, "slice", "2 hosts, 8 chips in local-b"),
+    event(9, 21.2, "code", "14 files, 38 kB → 2 hosts"),
+    event(10, 21.3, "run", "python count.py"),
+]
+
+
+@pytest.fixture
+def a_life(server: Any, a_job: Make, tmp_path: Path) -> Callable[..., Path]:
+    """Let a job live through turns of (events, changes to the job); returns its file."""
+
+    def make(*turns: tuple[list[dict[str, Any]], dict[str, Any]], **final: Any) -> Path:
+        base = a_job(
+            "000001", name="digits", accelerator="v4-16", preemptions=0, progress=None,
+            cost=None, cost_per_hour=None, spec={"zones": ["local-a", "local-b"], "secrets": []},
+        )  # fmt: skip
+        left = list(turns)
+        server.answers["POST /jobs"] = (201, base | {"status": "QUEUED"})
+        server.answers["GET /jobs/000001"] = base | turns[-1][1] | final
+
+        def events(query: str, _: Any) -> Any:
+            del query
+            happened, changes = left.pop(0)
+            return {"events": happened, "job": base | changes}
+
+        server.answers["GET /jobs/000001/events"] = events
+        file = tmp_path / "job.yaml"
+        file.write_text(JOB)
+        return file
+
+    return make
+
+
+def test_the_story_of_a_job_that_was_preempted(
+    a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str], server: Any
+) -> None:
+    end = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1,
+           "progress": {"step": 300, "total": 300, "loss": 0.093}}  # fmt: skip
+    file = a_life(
+        (FIRST[:2], {"status": "WAITING"}),
+        (FIRST[2:], {"progress": {"step": 140, "total": 300, "loss": 0.4123,
+                                  "images_per_second": 9800, "mfu": 0.31}}),
+        (TAKEN, {"status": "RUNNING", "progress": {"step": 152, "total": 300}}),
+        ([event(11, 48.0, "succeeded")], end),
+    )  # fmt: skip
+    assert drumline("create", str(file), "--follow") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "● 000001 digits · v4-16 · local",
+        "  ✓ slice   2 hosts, 8 chips in local-a                       1.2 s",
+        "  ✓ code    14 files, 38 kB → 2 hosts                         0.3 s",
+        "  ✓ run     python count.py",
+        "  ▸ step 140/300  loss 0.4123  9.8k images/s  MFU 31.0 %",
+        "  ! slice taken by the cloud at step 151 (checkpoint: step 150)",
+        "  ✓ slice   2 hosts, 8 chips in local-b                       1.0 s",
+        "  ▸ step 300/300  loss 0.093",
+        "✓ 000001 succeeded in 48 s · 1 preemption",
+        "  next: drumline show 000001 · drumline logs 000001",
+    ]
+    afters = [
+        path.split("after=")[1].split("&")[0] for _, path, _ in server.asked if "after" in path
+    ]
+    assert afters == ["0", "2", "5", "10"]
+
+
+def test_a_failure_ends_with_its_cause_and_exit_code_1(
+    a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cause = {"host": 1, "hosts": 4, "ahead_seconds": 0.8, "error": "ValueError: batch 250",
+             "tail": ["before", "ValueError: batch 250"], "kind": "program"}  # fmt: skip
+    failed = [event(6, 9.0, "failed", "program failed on host 1"), event(7, 9.0, "failed", "all 3")]
+    file = a_life((FIRST, {}), (failed, {"status": "FAILED", "failures": 3}), cause=cause)
+    assert drumline("create", str(file), "--follow") == 1
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "  ✗ program failed on host 1",
+        "✗ 000001 failed after 3 failures of the program",
+        "  host 1 of 4, first to fail, 0.8 s before the others:",
+        "  ValueError: batch 250",
+        "  its last lines:",
+        "    before",
+        "    ValueError: batch 250",
+        "  next: fix the job, then: drumline resume 000001        "
+        "its logs: drumline logs 000001 --host 1",
+    ]
+
+
+def test_a_cancelled_job_is_no_success(
+    a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = a_life((FIRST, {"status": "CANCELLED", "ended": 1_700_000_020.0}))
+    assert drumline("create", str(file), "--follow") == 1
+    assert "! 000001 was cancelled after 20 s" in capsys.readouterr().out
+
+
+def test_json_gets_stdout_to_itself(
+    a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = a_life((FIRST, {"status": "SUCCEEDED", "ended": 1_700_000_020.0}))
+    assert drumline("create", str(file), "--follow", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["status"] == "SUCCEEDED"
+    assert "✓ slice" in captured.err
+
+
+def test_ctrl_c_leaves_the_job_alone(
+    a_life: Callable[..., Path],
+    drumline: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    server: Any,
+) -> None:
+    from drumline.jobs.client import Client
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    file = a_life((FIRST, {}))
+    monkeypatch.setattr(Client, "events", interrupted)
+    assert drumline("create", str(file), "--follow") == 130
+    told = capsys.readouterr().err.strip()
+    assert told == "000001 goes on; drumline logs 000001 --follow picks it up"
+    assert [method for method, _, _ in server.asked] == ["POST"]
+
+
+def test_the_same_wait_is_told_once() -> None:
+    story = Story()
+    told = [story.lines(event(n, n, "waiting", "no capacity in a")) for n in range(3)]
+    assert told == [["  · no capacity in a"], [], []]
+    assert story.lines(event(4, 4, "waiting", "no capacity in b")) == ["  · no capacity in b"]
+
+
+def test_an_event_cannot_reach_the_terminal() -> None:
+    assert Story().lines(event(1, 0, "note", "\x1b[2Jgone\n")) == ["  · gone "]
+
+
+def test_a_terminal_redraws_one_line_and_keeps_it_at_a_setback() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream, columns=30)
+    screen.progress("  ▸ step 1/3")
+    screen.progress("  ▸ step 2/3")
+    screen.progress("  ▸ step 2/3")
+    screen.say("  · note")
+    screen.progress("  ▸ step 3/3 " + "x" * 60)
+    screen.say("  ! slice taken", keep_progress=True)
+    wipe = "\r\x1b[K"
+    cut = "  ▸ step 3/3 " + "x" * 15 + "…"
+    assert stream.getvalue() == (
+        f"{wipe}  ▸ step 1/3{wipe}  ▸ step 2/3{wipe}  · note\n{wipe}{cut}\n  ! slice taken\n"
+    )
+
+
+def test_a_pipe_gets_progress_now_and_then_and_no_escape() -> None:
+    stream, now = io.StringIO(), 0.0
+    screen = Screen(stream, columns=None, clock=lambda: now)
+    for step in range(40):
+        now = float(step)
+        screen.progress(f"  ▸ step {step}", last=step == 39)
+    assert stream.getvalue() == "".join(f"  ▸ step {step}\n" for step in (0, 15, 30, 39))
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        ({"step": 11, "total": 22}, "  ▸ step    11/22 ━━━━━━━━━━━╸━━━━━━━━━━"),
+        ({"step": 22, "total": 22}, "  ▸ step    22/22 ━━━━━━━━━━━━━━━━━━━━━━"),
+        ({"step": 5}, "  ▸ step        5"),
+        ({"step": 5, "total": 0, "loss": float("nan")}, "  ▸ step      5/0  loss nan"),
+        ({"step": float("nan")}, ""),
+        ({"step": "five"}, ""),
+        ({}, ""),
+        (None, ""),
+    ],
+)
+def test_progress_is_drawn_from_whatever_the_program_reports(
+    a_job: Make, progress: dict[str, Any] | None, line: str
+) -> None:
+    assert progress_line(a_job(progress=progress), bar=True) == line

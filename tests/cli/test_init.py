@@ -1,0 +1,137 @@
+import io
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drumline.cloud.protocol import CloudError
+
+Run = Callable[..., int]
+Printed = pytest.CaptureFixture[str]
+
+GOOD = ("init", "--project", "lab-tpu", "--zones", "us-central2-b,europe-west4-a")
+
+
+class Terminal(io.StringIO):
+    """A person who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that work, and no project in the environment."""
+
+    async def token(*_: object) -> str:
+        return "t0ken"
+
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    monkeypatch.setattr("drumline.cloud.credentials.GoogleCredentials.token", token)
+
+
+def settings(home: Path) -> object:
+    return yaml.safe_load((home / "config.yaml").read_text())
+
+
+def test_init_writes_the_settings_for_its_owner_alone(
+    home: Path, drumline: Run, capsys: Printed
+) -> None:
+    assert drumline(*GOOD, "--quota", "64 spot v6e chips in europe-west4-a") == 0
+    assert settings(home) == {
+        "cloud": "google",
+        "project": "lab-tpu",
+        "zones": ["us-central2-b", "europe-west4-a"],
+        "quota": ["64 spot v6e chips in europe-west4-a"],
+    }
+    assert stat.S_IMODE((home / "config.yaml").stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    out = capsys.readouterr().out
+    assert "✓ credentials" in out
+    assert "t0ken" not in out
+    assert out.splitlines()[-1] == "next: drumline create job.yaml --dry-run"
+
+
+def test_the_server_can_read_what_init_wrote(home: Path, drumline: Run) -> None:
+    from drumline.jobs.config import read
+
+    assert drumline(*GOOD, "--quota", "64 spot v6e chips in europe-west4-a") == 0
+    config = read(home)
+    assert (config.project, config.zones) == ("lab-tpu", ("us-central2-b", "europe-west4-a"))
+
+
+def test_zones_can_come_from_the_quota(home: Path, drumline: Run) -> None:
+    grants = ["64 spot v6e chips in europe-west4-a", "32 on-demand v4 chips in us-central2-b"]
+    given = [word for grant in grants for word in ("--quota", grant)]
+    assert drumline("init", "--project", "lab-tpu", *given) == 0
+    assert yaml.safe_load((home / "config.yaml").read_text())["zones"] == [
+        "europe-west4-a",
+        "us-central2-b",
+    ]
+
+
+def test_a_login_that_does_not_work_is_told_and_the_settings_stay(
+    home: Path, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> str:
+        raise CloudError("no Google credentials: run gcloud auth application-default login", 16)
+
+    monkeypatch.setattr("drumline.cloud.credentials.GoogleCredentials.token", refused)
+    assert drumline(*GOOD) == 0
+    assert "! credentials: no Google credentials: run gcloud" in capsys.readouterr().out
+    assert (home / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--zones", "us-central2-b"], "no project given: drumline init --project ID"),
+        (["--project", "lab-tpu"], "no zones given: drumline init --zones"),
+        (["--project", "Lab TPU", "--zones", "us-central2-b"], "is not a project id"),
+        (["--project", "lab-tpu", "--zones", "us-central2"], "'us-central2' is a region"),
+        (["--project", "lab-tpu", "--zones", "nowhere"], "'nowhere' is no zone"),
+        (["--project", "lab-tpu", "--quota", "lots"], "'lots' is not like '64 spot v6e chips"),
+        (["--project", "lab-tpu", "--quota", "1 spot v99 chip in us-central2-b"], "v99"),
+    ],
+)
+def test_a_slip_is_one_sentence_and_writes_nothing(
+    home: Path, drumline: Run, capsys: Printed, arguments: list[str], told: str
+) -> None:
+    assert drumline("init", *arguments) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert told in sentence
+    assert not (home / "config.yaml").exists()
+
+
+def test_settings_that_are_there_are_replaced_only_when_meant(
+    home: Path, drumline: Run, capsys: Printed
+) -> None:
+    (home / "config.yaml").write_text("cloud: google\nproject: old-lab\nlook_seconds: 5\n")
+    before = settings(home)
+    assert drumline(*GOOD) == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert settings(home) == before
+    assert drumline(*GOOD, "--yes") == 0
+    after = settings(home)
+    assert isinstance(after, dict)
+    assert (after["project"], after["look_seconds"]) == ("lab-tpu", 5)
+    assert drumline(*GOOD) == 0  # the same again replaces nothing
+
+
+def test_local_needs_no_account(home: Path, drumline: Run, capsys: Printed) -> None:
+    assert drumline("init", "--local") == 0
+    assert settings(home) == {"cloud": "emulator"}
+    out = capsys.readouterr().out
+    assert "credentials" not in out
+    assert "drumline create" in out
+
+
+def test_on_a_terminal_it_asks_for_what_was_not_given(
+    home: Path, drumline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("lab-tpu\nus-central2-b\n"))
+    assert drumline("init") == 0
+    expected = {"cloud": "google", "project": "lab-tpu", "zones": ["us-central2-b"]}
+    assert settings(home) == expected

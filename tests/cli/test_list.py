@@ -1,0 +1,147 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from drumline.cli.text import width
+from drumline.cli.views import list_lines
+
+Run = Callable[..., int]
+Make = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def afternoon(a_job: Make) -> list[dict[str, Any]]:
+    """A running, a waiting and a recovering job."""
+    waiting = "3rd zone of 4 · no capacity in us-central2-b for 2 h 10 min"
+    nowhere = {"zone": None, "host0_ip": None, "progress": None, "chips_held": 0}
+    return [
+        a_job(),
+        a_job("000005", name="llama-1b-lr3", status="WAITING", reason=waiting, preemptions=0,
+              cost_per_hour=None, **nowhere),
+        a_job("000006", name="vit-b", accelerator="v6e-16", status="RECOVERING", preemptions=0,
+              reason="host 2 silent, slice being replaced", chips_held=16, cost_per_hour=108.9,
+              progress={"step": 90200, "total": 90400}),
+    ]  # fmt: skip
+
+
+def test_list_says_where_how_far_and_why(
+    server: Any,
+    afternoon: list[dict[str, Any]],
+    drumline: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.holds(*afternoon)
+    assert drumline("list") == 0
+    heading, running, waiting, recovering, summary = capsys.readouterr().out.splitlines()
+    assert heading.split("  ")[0] == "JOB ID"
+    for column in ("USER", "NAME", "ACCELERATOR", "ZONE", "HOST0 IP", "STATUS", "PROGRESS", "NOTE"):
+        assert column in heading
+    assert running.endswith("18,400/50,000  41.2 % MFU · 3 preemptions")
+    assert "35.186.0.98" in running
+    assert waiting.split()[4:8] == ["–", "–", "WAITING", "–"]
+    assert waiting.endswith("no capacity in us-central2-b for 2 h 10 min")
+    assert recovering.endswith("90,200/90,400  host 2 silent, slice being replaced")
+    assert summary == "2 slices held, 80 chips, about $212 an hour · 1 waiting"
+
+
+def test_list_as_json_has_the_promised_keys(
+    server: Any,
+    afternoon: list[dict[str, Any]],
+    drumline: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.holds(*afternoon)
+    assert drumline("list", "--json", "--all") == 0
+    jobs = json.loads(capsys.readouterr().out)
+    keys = {"id", "user", "name", "accelerator", "zone", "host0_ip", "status", "reason"}
+    assert all(keys <= set(job) for job in jobs)
+    assert server.asked == [("GET", "/jobs?all=1", None)]
+
+
+def test_an_empty_list_says_how_to_begin(
+    server: Any, drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.holds()
+    assert drumline("list") == 0
+    assert "drumline create job.yaml" in capsys.readouterr().out
+
+
+def test_a_name_cannot_reach_the_terminal(
+    server: Any, a_job: Make, drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.holds(a_job(name="\x1b[2Jevil\n000009", reason="\x07bell", user="\x1b]0;x\x07me"))
+    assert drumline("list") == 0
+    out = capsys.readouterr().out
+    assert all(one.isprintable() for one in out.replace("\n", ""))
+    assert len(out.splitlines()) == 3
+
+
+def test_emulated_slices_have_no_price(a_job: Make) -> None:
+    assert list_lines([a_job(cost_per_hour=None)])[-1] == "1 slice held, 64 chips"
+
+
+def test_long_names_are_cut_to_the_terminal_and_whole_in_a_pipe(a_job: Make) -> None:
+    long = a_job(name="x" * 80, reason="y" * 80)
+    assert "x" * 80 in list_lines([long])[1]
+    # 150 columns leave room for the notes, 100 are too few for all the other columns.
+    assert max(map(width, list_lines([long], columns=150)[:2])) <= 150
+    assert "x" * 11 + "…" in list_lines([long], columns=100)[1]
+
+
+def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:
+    from drumline.cli.text import harmless
+
+    coloured = list_lines(afternoon, colour=True)
+    assert "\x1b[32m" in coloured[1]
+    assert [harmless(line) for line in coloured] == list_lines(afternoon)
+
+
+def test_a_short_terminal_gets_the_first_jobs_and_the_summary(a_job: Make) -> None:
+    jobs = [a_job(f"{n:06}") for n in range(1, 31)]
+    lines = list_lines(jobs, columns=200, rows=10)
+    assert len(lines) == 10
+    assert lines[-2] == "… and 23 more"
+    assert lines[-1].startswith("30 slices held")
+
+
+def test_watch_ends_with_ctrl_c_and_leaves_the_jobs_alone(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.holds(a_job())
+    looks = 0
+
+    def interrupt_at_the_third(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("drumline.cli.jobs.time.sleep", interrupt_at_the_third)
+    assert drumline("list", "--watch") == 130
+    captured = capsys.readouterr()
+    assert captured.out.count("JOB ID") == 1  # a pipe hears of changes only
+    assert "the jobs go on" in captured.err
+
+
+def test_list_imports_nothing_heavy(server: Any, a_job: Make) -> None:
+    server.holds(a_job())
+    script = (
+        "import sys\n"
+        "from drumline.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'jax', 'httpx', 'asyncssh', 'google', 'rich', 'pydantic', 'starlette', 'yaml'}\n"
+        "sys.exit(str(sorted(heavy & set(sys.modules))) if heavy & set(sys.modules) else 0)\n"
+    )
+    command = [sys.executable, "-c", script, "list"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "llama-1b" in ended.stdout

@@ -1,0 +1,138 @@
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from drumline.cli.show import show_lines
+
+Run = Callable[..., int]
+Make = Callable[..., dict[str, Any]]
+
+NOON = 1_699_963_200.0  # 12:00 UTC on 14 Nov 2023
+
+
+@pytest.fixture
+def failed(a_job: Make, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Three failures of the program, with a wait for capacity before the third."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+    def attempt(number: int, zone: str, begin: float, end: float, detail: str) -> dict[str, Any]:
+        times = {"started": NOON + 60 * begin, "ended": NOON + 60 * end, "running": None}
+        told = {"outcome": "program failed", "detail": detail, "accelerator": "v4-8", "hosts": []}
+        return {"number": number, "zone": zone, **times, **told}
+
+    return a_job(
+        "000007",
+        name="moe-small",
+        status="FAILED",
+        reason="3 failures of the program",
+        failures=3,
+        preemptions=0,
+        chips_held=0,
+        cost=9.12,
+        cost_per_hour=None,
+        ended=NOON + 60 * 153,
+        cause={
+            "host": 1,
+            "hosts": 4,
+            "ahead_seconds": 0.8,
+            "error": "train.py:214  ValueError: batch 250 does not divide by 8 devices",
+            "tail": ["step 10", "Traceback …", "ValueError: \x1b[31mbatch 250"],
+            "kind": "program",
+        },
+        attempts=[
+            attempt(1, "us-central2-b", 122, 129, "on host 1"),
+            attempt(2, "us-central2-b", 129, 131, "on host 1 (same error)"),
+            attempt(3, "us-east1-d", 151, 153, "program failed on host 1 (same error)"),
+        ],
+        events=[
+            {"id": 1, "time": NOON + 60 * 132, "kind": "waiting",
+             "text": "no capacity in us-central2-b"},
+        ],
+    )  # fmt: skip
+
+
+def test_show_tells_the_cause_the_attempts_and_what_to_do(failed: dict[str, Any]) -> None:
+    assert show_lines(failed, now=NOON + 60 * 200) == [
+        "000007 moe-small · FAILED after 3 failures of the program",
+        "cause    host 1 of 4, first to fail, 0.8 s before the others:",
+        "         train.py:214  ValueError: batch 250 does not divide by 8 devices",
+        "         its last lines:",
+        "           step 10",
+        "           Traceback …",
+        "           ValueError: batch 250",
+        "attempts 1  us-central2-b  14:02 → 14:09  program failed on host 1",
+        "         2  us-central2-b  14:09 → 14:11  program failed on host 1 (same error)",
+        "         3  us-east1-d     14:31 → 14:33  program failed on host 1 (same error)",
+        "         between 2 and 3: no capacity in us-central2-b, 20 min",
+        "cost     $9.12",
+        "slice    released",
+        "next     fix the job, then: drumline resume 000007        "
+        "its logs: drumline logs 000007 --host 1 --attempt 3",
+    ]
+
+
+def test_show_of_a_running_job_tells_its_hosts_and_slice(a_job: Make) -> None:
+    hosts = [{"index": n, "phase": "running", "error": "", "detail": ""} for n in range(16)]
+    hosts[3] |= {"phase": "connecting", "detail": "connection refused"}
+    job = a_job(
+        attempts=[{"number": 1, "zone": "us-central2-b", "started": NOON, "ended": None,
+                   "outcome": None, "detail": None, "hosts": hosts}],
+        slice={"name": "dl-ab-000004-1", "zone": "us-central2-b", "state": "ready",
+               "held_since": NOON, "per_hour": 103.04},
+        events=[{"id": n, "time": NOON + n, "kind": "run", "text": f"t{n}"} for n in range(9)],
+    )  # fmt: skip
+    text = "\n".join(show_lines(job, now=NOON + 7800))
+    assert "RUNNING · step 18,400/50,000 · 41.2 % MFU · 3 preemptions" in text
+    assert "hosts    15 of 16 running\n         host 3 connecting: connection refused" in text
+    assert "dl-ab-000004-1 in us-central2-b, ready, held for 2 h 10 min, about $103 an hour" in text
+    assert "under way" in text
+    assert "t8" in text
+    assert "t5" not in text
+    assert "cost     $412 so far, $103 an hour now" in text
+    assert "drumline logs 000004 --follow" in text
+
+
+def test_a_job_with_many_attempts_shows_the_first_and_the_last(failed: dict[str, Any]) -> None:
+    one = failed["attempts"][0]
+    failed["attempts"] = [one | {"number": n} for n in range(1, 101)]
+    lines = [line[9:] for line in show_lines(failed, now=NOON) if "program failed on" in line]
+    assert [int(line.split()[0]) for line in lines] == [1, 2, 3, *range(92, 101)]
+    assert any("88 attempts more" in line for line in show_lines(failed, now=NOON))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"status": "SUCCEEDED", "ended": 1_700_000_048.0}, "SUCCEEDED in 48 s · 3 preemptions"),
+        ({"status": "FAILED", "reason": "11 bad hosts"}, "FAILED: 11 bad hosts"),
+        ({"status": "CANCELLED"}, "drumline delete 000004 releases its slice"),
+        ({"status": "WAITING", "reason": "no capacity", "chips_held": 0}, "goes on asking"),
+        ({"status": "QUEUED", "progress": None, "cost": None}, "slice    none yet"),
+        ({"cause": {"host": 0, "hosts": 1, "error": "boom", "tail": ["boom"]}}, "host 0:\n"),
+        ({"cause": {"host": None, "hosts": None, "error": "boom"}}, "cause    boom"),
+    ],
+)
+def test_each_state_has_its_words(a_job: Make, changes: dict[str, Any], told: str) -> None:
+    assert told in "\n".join(show_lines(a_job(**changes), now=1_700_000_100.0))
+
+
+def test_show_takes_a_short_id_and_prints_json(
+    server: Any, a_job: Make, drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.holds(a_job())
+    assert drumline("show", "4", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "000004"
+    assert drumline("show", "000004") == 0
+    assert capsys.readouterr().out.startswith("000004 llama-1b · RUNNING")
+
+
+def test_a_job_there_is_not(server: Any, drumline: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers["GET /jobs/000099"] = (404, {"error": "there is no job 000099"})
+    assert drumline("show", "99") == 2
+    assert capsys.readouterr().err == "there is no job 000099\n"
+    assert drumline("show", "llama") == 2
+    assert capsys.readouterr().err == "'llama' is not a job id; drumline list shows them\n"

@@ -1,0 +1,371 @@
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., int]
+Make = Callable[..., dict[str, Any]]
+Printed = pytest.CaptureFixture[str]
+
+JOB = "accelerator: v4-8\nzones: [us-central2-b]\nrun: python train.py\nsecrets: [WANDB_KEY]\n"
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WANDB_KEY", "s3cret")
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+class Terminal(io.StringIO):
+    """A person who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+# create
+
+
+def test_create_hands_over_the_job_and_its_secrets_and_says_what_is_next(
+    server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
+) -> None:
+    server.answers["POST /jobs"] = (201, a_job("000012", status="QUEUED"))
+    assert drumline("create", str(job_file), "--set", "name=mine", "--set", "retry.failures=1") == 0
+    [(_, _, sent)] = server.asked
+    assert sent["secrets"] == {"WANDB_KEY": "s3cret"}
+    assert (sent["spec"]["name"], sent["spec"]["retry"]["failures"]) == ("mine", 1)
+    assert "s3cret" not in json.dumps(sent["spec"])
+    out = capsys.readouterr().out
+    assert out.startswith("● 000012 llama-1b · v4-128 · us-central2-b\n")
+    assert "next: drumline show 000012 · drumline logs 000012 --follow" in out
+
+
+def test_create_as_json(
+    server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
+) -> None:
+    server.answers["POST /jobs"] = (201, a_job("000012"))
+    assert drumline("create", str(job_file), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "000012"
+
+
+def test_a_dry_run_prints_the_plan_and_creates_nothing(
+    server: Any, job_file: Path, drumline: Run, capsys: Printed
+) -> None:
+    server.answers["POST /plan"] = {"lines": ["would ask for v4-8", "would run: python train.py"]}
+    assert drumline("create", str(job_file), "--dry-run") == 0
+    assert capsys.readouterr().out == "would ask for v4-8\nwould run: python train.py\n"
+    assert [path for _, path, _ in server.asked] == ["/plan"]
+    assert "s3cret" not in json.dumps(server.asked)
+
+
+def test_a_wrong_job_file_creates_nothing_and_says_so(
+    server: Any, job_file: Path, drumline: Run, capsys: Printed
+) -> None:
+    job_file.write_text(JOB + "chekpoint: /x\nzones2: 1\n")
+    assert drumline("create", str(job_file)) == 2
+    *problems, last = capsys.readouterr().err.splitlines()
+    assert last == "nothing was created"
+    assert "chekpoint" in problems[0]
+    assert "checkpoint" in problems[0]
+    assert server.asked == []
+
+
+def test_a_secret_that_is_not_set_is_named(
+    server: Any,
+    job_file: Path,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WANDB_KEY")
+    assert drumline("create", str(job_file)) == 2
+    told = "secrets: WANDB_KEY not set in this environment; export it and try again\n"
+    assert capsys.readouterr().err == told
+    assert server.asked == []
+
+
+def test_the_servers_refusal_is_passed_on(
+    server: Any, job_file: Path, drumline: Run, capsys: Printed
+) -> None:
+    server.answers["POST /jobs"] = (400, {"error": "mounts /data: gs://lab-data is in EU"})
+    assert drumline("create", str(job_file)) == 2
+    assert capsys.readouterr().err == "mounts /data: gs://lab-data is in EU\n"
+
+
+# wait
+
+
+def events_of(job: dict[str, Any]) -> dict[str, Any]:
+    return {"events": [{"id": 7, "time": 0.0, "kind": "note", "text": ""}], "job": job}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [(["SUCCEEDED", "SUCCEEDED"], 0), (["SUCCEEDED", "FAILED"], 1), (["CANCELLED"], 1)],
+)
+def test_wait_exits_by_how_the_jobs_ended(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, statuses: list[str], code: int
+) -> None:
+    ids = [f"{n:06}" for n in range(1, len(statuses) + 1)]
+    for one, status in zip(ids, statuses, strict=True):
+        server.answers[f"GET /jobs/{one}/events"] = events_of(a_job(one, status=status))
+    assert drumline("wait", *ids) == code
+    lines = [f"{one} {status}" for one, status in zip(ids, statuses, strict=True)]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_wait_gives_up_with_124(server: Any, a_job: Make, drumline: Run, capsys: Printed) -> None:
+    server.answers["GET /jobs/000001/events"] = events_of(a_job("000001", status="SUCCEEDED"))
+    server.answers["GET /jobs/000002/events"] = events_of(a_job("000002"))
+    assert drumline("wait", "1", "2", "--timeout", "0.05") == 124
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == ["000001 SUCCEEDED", "000002 RUNNING"]
+    assert captured.err == "still going after 0.05 s: 000002\n"
+
+
+# resume, cancel, delete, clean
+
+
+def test_cancel_prints_what_keeping_the_slice_costs(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    server.holds(a_job(), a_job("000005"))
+    for one in ("000004", "000005"):
+        answer = {"job": {}, "text": f"{one} is being stopped; kept for about $103 an hour"}
+        server.answers[f"POST /jobs/{one}/cancel"] = answer
+    assert drumline("cancel", "4", "5", "000004") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "000004 is being stopped; kept for about $103 an hour",
+        "000005 is being stopped; kept for about $103 an hour",
+    ]
+
+
+def test_one_wrong_id_among_several_changes_nothing(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    server.holds(a_job())
+    assert drumline("cancel", "4", "99") == 2
+    assert drumline("delete", "--yes", "4", "x") == 2
+    assert all(method == "GET" for method, _, _ in server.asked)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_what_is_refused_for_one_job_is_done_for_the_others(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    server.holds(a_job(), a_job("000005"))
+    server.answers["POST /jobs/000004/clean"] = (409, {"error": "000004 is still stopping"})
+    server.answers["POST /jobs/000005/clean"] = {"job": {}, "text": "000005 is gone"}
+    assert drumline("clean", "--yes", "4", "5") == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("000005 is gone\n", "000004 is still stopping\n")
+
+
+def test_resume_takes_the_secrets_from_the_environment_again(
+    server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
+) -> None:
+    del job_file
+    server.holds(a_job(status="FAILED", spec={"secrets": ["WANDB_KEY"]}))
+    server.answers["POST /jobs/000004/resume"] = {"job": {}, "text": "000004 goes on"}
+    assert drumline("resume", "4") == 0
+    assert server.asked[-1][2] == {"secrets": {"WANDB_KEY": "s3cret"}}
+    assert capsys.readouterr().out == "000004 goes on\n"
+
+
+@pytest.mark.parametrize("verb", ["delete", "clean"])
+def test_without_a_terminal_to_ask_on_yes_is_needed(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str
+) -> None:
+    server.holds(a_job())
+    server.answers[f"POST /jobs/000004/{verb}"] = {"job": {}, "text": "done"}
+    assert drumline(verb, "4") == 2
+    told = f"{verb} asks before it goes on, and there is no terminal to ask on: add --yes\n"
+    assert capsys.readouterr().err == told
+    assert all(method == "GET" for method, _, _ in server.asked)
+    assert drumline(verb, "4", "--yes") == 0
+    assert capsys.readouterr().out == "done\n"
+
+
+@pytest.mark.parametrize(("typed", "done"), [("y", True), ("n", False), ("", False)])
+def test_on_a_terminal_delete_tells_the_facts_and_asks(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    done: bool,
+) -> None:
+    server.holds(a_job())
+    server.answers["POST /jobs/000004/delete"] = {"job": {}, "text": "64 chips are released"}
+    monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
+    assert drumline("delete", "4") == (0 if done else 1)
+    out = capsys.readouterr().out
+    assert "000004 llama-1b is RUNNING at step 18,400; its last checkpoint is step 18,000\n" in out
+    assert "this ends it and releases 64 chips in us-central2-b. Go on? [y/N]" in out
+    assert ("64 chips are released" in out) == done
+    assert ("nothing was changed" in out) != done
+
+
+@pytest.mark.parametrize(
+    ("verb", "changes", "told"),
+    [
+        ("cancel", {}, "would end the program of 000004 llama-1b (RUNNING at step 18,400) and "
+         "keep 64 chips in us-central2-b, about $103 an hour"),
+        ("cancel", {"status": "FAILED"}, "would change nothing: 000004 llama-1b is FAILED"),
+        ("cancel", {"chips_held": 0, "status": "WAITING", "progress": None},
+         "would end 000004 llama-1b (WAITING); it holds no slice"),
+        ("delete", {}, "would end 000004 llama-1b (RUNNING at step 18,400) and release 64 chips "
+         "in us-central2-b"),
+        ("delete", {"status": "FAILED", "chips_held": 0, "progress": None},
+         "would change nothing: 000004 llama-1b (FAILED) holds nothing"),
+        ("clean", {"status": "CANCELLED"}, "would release 64 chips in us-central2-b and remove "
+         "the logs and the record of 000004 llama-1b"),
+        ("resume", {"status": "CANCELLED"}, "would start 000004 llama-1b (CANCELLED at step "
+         "18,400) again on the 64 chips in us-central2-b it holds"),
+        ("resume", {"status": "FAILED", "chips_held": 0, "progress": None},
+         "would start 000004 llama-1b (FAILED) again on a new v4-128"),
+        ("resume", {}, "would change nothing: 000004 llama-1b is RUNNING"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_tells_and_does_nothing(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: Printed,
+    verb: str,
+    changes: dict[str, Any],
+    told: str,
+) -> None:
+    server.holds(a_job(**changes))
+    assert drumline(verb, "4", "--dry-run") == 0
+    assert capsys.readouterr().out == told + "\n"
+    assert all(method == "GET" for method, _, _ in server.asked)
+
+
+# logs, exec, ssh
+
+
+def test_logs_pass_through_raw(server: Any, drumline: Run, capfdbinary: Any) -> None:
+    raw = b"\x1b[31mred\x1b[0m \xff\r\n"
+    server.answers["GET /jobs/000004/logs"] = raw
+    assert drumline("logs", "4", "--host", "all", "--attempt", "2", "--follow") == 0
+    assert capfdbinary.readouterr().out == raw
+    assert server.asked[0][1] == "/jobs/000004/logs?host=all&attempt=2&follow=1"
+
+
+def test_a_host_is_a_number_or_all(server: Any, drumline: Run, capsys: Printed) -> None:
+    assert drumline("logs", "4", "--host", "first") == 2
+    assert capsys.readouterr().err == "--host first: give a host's number, or all\n"
+    assert server.asked == []
+
+
+def result(host: int, code: int | None = 0, out: str = "", err: str = "") -> dict[str, Any]:
+    return {"host": host, "exit_code": code, "stdout": out, "stderr": err}
+
+
+def test_exec_prefixes_several_hosts_and_ends_like_the_first_that_failed(
+    server: Any, drumline: Run, capsys: Printed
+) -> None:
+    results = [result(0, 0, "a\nb\n"), result(1, 3, "", "no\n")]
+    server.answers["POST /jobs/000004/exec"] = {"results": results}
+    assert drumline("exec", "4", "--host", "all", "--", "ls", "-l", "a b") == 3
+    captured = capsys.readouterr()
+    assert captured.out == "[host 0] a\n[host 0] b\n"
+    assert captured.err == "[host 1] no\n"
+    assert server.asked[0][2] == {"host": "all", "command": ["ls", "-l", "a b"]}
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (-9, 137), (None, 255)])
+def test_exec_on_one_host(
+    server: Any, drumline: Run, capsys: Printed, code: int | None, exit_code: int
+) -> None:
+    server.answers["POST /jobs/000004/exec"] = {"results": [result(2, code, "hi")]}
+    assert drumline("exec", "4", "--host", "2", "--", "echo $HOME | wc") == exit_code
+    assert capsys.readouterr().out == "hi"
+    assert server.asked[0][2] == {"host": 2, "command": "echo $HOME | wc"}
+
+
+def test_ssh_becomes_the_ssh_command_with_our_key_and_the_pinned_host_key(
+    server: Any, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"key": "/h/my home/id", "known_hosts": "/h/my home/100%"}
+    host = {"index": 1, "ssh_ip": "127.0.0.1", "ssh_port": 2201, "user": "drumline", **files}
+    server.answers["GET /jobs/000004/hosts"] = [host]
+    became: list[list[str]] = []
+    monkeypatch.setattr("os.execvp", lambda _, arguments: became.append(arguments))
+    assert drumline("ssh", "4", "--host", "1") == 0
+    line = " ".join(became[0])
+    assert line == (
+        'ssh -i /h/my home/id -p 2201 -o UserKnownHostsFile="/h/my home/100%%" '
+        "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes -l drumline -- 127.0.0.1"
+    )
+    assert drumline("ssh", "4") == 2
+    assert capsys.readouterr().err == "--host 0: the slice has hosts 1\n"
+
+
+# the server, and the whole
+
+
+def test_server_status_and_stop_start_nothing(home: Path, drumline: Run, capsys: Printed) -> None:
+    assert drumline("server", "status") == 1
+    assert capsys.readouterr().out.startswith(f"no server runs in {home}")
+    assert drumline("server", "status", "--json") == 1
+    assert json.loads(capsys.readouterr().out) is None
+    assert drumline("server", "stop") == 0
+    assert not list(home.iterdir())
+
+
+def test_server_status_tells_which_runs(server: Any, drumline: Run, capsys: Printed) -> None:
+    assert drumline("server", "status") == 0
+    out = capsys.readouterr().out
+    assert "pid 4242" in out
+    assert str(server.home) in out
+    assert "the emulator on this machine" in out
+
+
+def test_another_version_of_the_server_is_mentioned_once(
+    server: Any, drumline: Run, capsys: Printed
+) -> None:
+    server.holds()
+    server.answers["GET /status"] |= {"version": "0.0.7"}
+    assert drumline("list") == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("version 0.0.7") == 1
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_server_that_fails_is_one_sentence(server: Any, drumline: Run, capsys: Printed) -> None:
+    server.answers["GET /jobs"] = (500, b"Internal Server Error")
+    assert drumline("list") == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert "server.log" in told
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from drumline.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'jax', 'httpx', 'asyncssh', 'google', 'rich', 'pydantic', 'starlette', 'yaml'}\n"
+        "sys.exit(str(sorted(heavy & set(sys.modules))) if heavy & set(sys.modules) else 0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    shown = {line.split()[0] for line in ended.stdout.splitlines() if line.startswith("  ")}
+    assert shown >= {"create", "list", "show", "logs", "wait", "resume", "cancel", "delete",
+                     "clean", "ssh", "exec", "server", "init", "emulator", "chips"}  # fmt: skip
+
+
+def test_a_command_there_is_not(drumline: Run, capsys: Printed) -> None:
+    assert drumline("cancle") == 2
+    assert "'cancel'" in capsys.readouterr().err
