@@ -47,6 +47,7 @@ class Story:
     node: Node | None = None
     looked_at: float | None = None
     hosts: tuple[HostReport, ...] = ()
+    listening_since: float | None = 0.0
     zones: dict[Choice, Zone] = field(default_factory=dict)
     old_slice_alive: bool = False
     stopped: bool = False
@@ -58,7 +59,14 @@ class Story:
         look = None
         if self.looked_at is not None and self.job.slice is not None:
             look = Look(self.looked_at, self.request, self.node)
-        return Seen(look, self.hosts, self.zones, self.old_slice_alive, self.stopped)
+        return Seen(
+            look,
+            self.hosts,
+            self.listening_since,
+            self.zones,
+            self.old_slice_alive,
+            self.stopped,
+        )
 
     def settle(self) -> "Story":
         """Decide until nothing changes any more."""
@@ -320,6 +328,18 @@ def test_siblings_of_a_silent_host_fail_and_are_not_blamed() -> None:
     story.passes(400).look("ACTIVE", "READY")
     assert story.outcomes == [Outcome.BAD_HOST]
     assert (story.job.bad_hosts, story.job.failures) == (1, 0)
+
+
+def test_silence_counts_only_while_we_listen() -> None:
+    """A server that was down for an hour has heard nobody; that is not the hosts' fault."""
+    story = Story().runs()
+    story.now += 3600
+    story.listening_since = story.now
+    story.hosts = tuple(replace(report, heard=None) for report in story.hosts)
+    story.settle().look("ACTIVE", "READY").passes(PATIENCE.first_contact - 10)
+    assert story.outcomes == []
+    story.passes(30).look("ACTIVE", "READY")
+    assert story.outcomes == [Outcome.BAD_HOST]
 
 
 def test_a_silent_host_of_a_slice_that_is_no_longer_ready_is_a_preemption() -> None:

@@ -26,7 +26,6 @@ from drumline.jobs.state import (
     Ended,
     Event,
     Job,
-    Look,
     Outcome,
     Patience,
     Seen,
@@ -219,7 +218,7 @@ def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Patience)
         released = (Effect(EffectKind.RELEASE, held, "the job is done"),)
         done = replace(job, slice=None, cause=None)
         return _finish(done, Status.SUCCEEDED, "", now, effects=released, ended=ended)
-    silent = _silent(job, held, reports, look, now, patience)
+    silent = _silent(job, held, seen, now, patience)
     if silent is not None:
         return silent
     failed = [report for report in reports if failing(report)]
@@ -245,19 +244,13 @@ def _progress(job: Job, held: Slice, reports: tuple[HostReport, ...], now: float
 _ORDER = {phase: place for place, phase in enumerate(HostPhase)}
 
 
-def _silent(
-    job: Job,
-    held: Slice,
-    reports: tuple[HostReport, ...],
-    look: Look | None,
-    now: float,
-    patience: Patience,
-) -> Decision | None:
+def _silent(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision | None:
     """A host that has not been heard for too long makes the slice lost or the host bad."""
+    look, reports = seen.look, seen.hosts
     for report in reports:
-        if report.phase is HostPhase.EXITED:
+        since = report.heard if report.heard is not None else seen.listening_since
+        if report.phase is HostPhase.EXITED or since is None:
             continue
-        since = report.heard if report.heard is not None else held.ready_at or held.asked_at
         quiet = now - since
         limit = patience.bad_silence if report.heard is not None else patience.first_contact
         if quiet <= min(patience.silence, limit):

@@ -171,6 +171,8 @@ class Seen:
     look: Look | None = None
     """None until a look that began after the slice was asked for."""
     hosts: tuple[HostReport, ...] = ()
+    listening_since: float | None = None
+    """When we began to listen to the hosts: before that, silence means nothing."""
     zones: Mapping[Choice, Zone] = field(default_factory=dict)
     old_slice_alive: bool = False
     """A slice of this job that is being released may still be running the program."""

@@ -92,6 +92,7 @@ class Supervisor:
         self._tokens = config.asks_a_minute
         self._tokens_at = clock()
         self._sessions: dict[tuple[str, int], SliceSession] = {}
+        self._listening_since: dict[tuple[str, int], float] = {}
         self._stopped: set[tuple[str, int]] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -216,6 +217,9 @@ class Supervisor:
         return Seen(
             look=self._look_for(job.slice) if job.slice else None,
             hosts=self.reports(job),
+            listening_since=self._listening_since.get((job.id, job.attempt.number))
+            if job.attempt
+            else None,
             zones=zones,
             old_slice_alive=job.slice is None and self._old_slice_alive(job.id),
             stopped=job.attempt is not None and (job.id, job.attempt.number) in self._stopped,
@@ -319,6 +323,7 @@ class Supervisor:
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self._sessions.pop((job_id, attempt), None)
         self._stopped.discard((job_id, attempt))
+        self._listening_since.pop((job_id, attempt), None)
         if session is not None:
             self._do(f"close {job_id}/{attempt}", session.close)
 
@@ -410,6 +415,7 @@ class Supervisor:
             clock=self._clock,
             timing=self.config.timing,
         )
+        self._listening_since[(job_id, attempt.number)] = self._clock()
         session.start()
         self._do(
             f"listen {job_id}/{attempt.number}",

@@ -55,7 +55,8 @@ def _reason(supervisor: "Supervisor", job: Job) -> str:
     """Why it waits. Trouble with the cloud comes first: it holds everything up."""
     trouble = supervisor.zone_trouble.get(job.slice.zone) if job.slice else None
     if trouble and not job.status.ended:
-        return f"{trouble}; last seen: {job.reason}" if job.reason else trouble
+        seen = job.reason not in {"", trouble}
+        return f"{trouble}; last seen: {job.reason}" if seen else trouble
     return job.reason
 
 
