@@ -2,7 +2,7 @@ from pathlib import Path
 
 from drumline.chips import LOCAL_ZONES
 from drumline.jobs.spec import JobSpec, parse
-from drumline.jobs.spec_places import (
+from drumline.jobs.spec.places import (
     bucket_uses,
     candidates,
     checkpoint_problem,

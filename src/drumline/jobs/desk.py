@@ -17,7 +17,7 @@ from drumline.hosts.code import CodeError, pack
 from drumline.hosts.values import HostPhase
 from drumline.jobs import lifecycle, views
 from drumline.jobs.spec import JobSpec, SpecError, validate
-from drumline.jobs.spec_places import (
+from drumline.jobs.spec.places import (
     bucket_uses,
     candidates,
     checkpoint_problem,

@@ -18,11 +18,12 @@ from pydantic import (
     model_validator,
 )
 
-from drumline.jobs import spec_checks, spec_storage, spec_zones
-from drumline.jobs.spec_checks import Wrong, shown
-from drumline.jobs.yaml_lines import Path as KeyPath
+from drumline.jobs.spec import checks, storage
+from drumline.jobs.spec import zones as zone_checks
+from drumline.jobs.spec.checks import Wrong, shown
+from drumline.jobs.spec.yaml_lines import Path as KeyPath
 
-Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(spec_checks.allowance)]
+Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(checks.allowance)]
 
 
 def _or_none(check: Callable[[object], Any]) -> BeforeValidator:
@@ -37,24 +38,22 @@ class Python(BaseModel):
 
     kind: Annotated[
         Literal["system", "uv", "venv", "conda", "docker"],
-        BeforeValidator(lambda value: spec_checks.choice(value, spec_checks.KINDS)),
+        BeforeValidator(lambda value: checks.choice(value, checks.KINDS)),
     ] = Field(
         description="`system` (the host's own), `uv`, `venv`, `conda` or `docker`.",
         examples=["uv"],
     )
-    version: Annotated[str | None, _or_none(spec_checks.version)] = Field(
+    version: Annotated[str | None, _or_none(checks.version)] = Field(
         default=None,
         description="The version of Python. For `uv`, `venv` and `conda`.",
         examples=["3.12"],
     )
-    requirements: Annotated[str | tuple[str, ...] | None, _or_none(spec_checks.requirements)] = (
-        Field(
-            default=None,
-            description="What to install: a file in `workdir`, or a list of packages.",
-            examples=["requirements.txt", ["jax[tpu]==0.10.0", "optax"]],
-        )
+    requirements: Annotated[str | tuple[str, ...] | None, _or_none(checks.requirements)] = Field(
+        default=None,
+        description="What to install: a file in `workdir`, or a list of packages.",
+        examples=["requirements.txt", ["jax[tpu]==0.10.0", "optax"]],
     )
-    image: Annotated[str | None, _or_none(spec_checks.image)] = Field(
+    image: Annotated[str | None, _or_none(checks.image)] = Field(
         default=None,
         description="The container image. For `docker`, which needs it.",
         examples=["python:3.12-slim"],
@@ -92,19 +91,19 @@ class Retry(BaseModel):
 def _python(value: object) -> object:
     if value is None or isinstance(value, str):
         return {"kind": value or "system"}
-    if isinstance(spec_checks.plain(value), int | float):
+    if isinstance(checks.plain(value), int | float):
         raise Wrong(f"is {shown(value)}; write {{kind: uv, version: {shown(value)}}}")
-    return value if isinstance(value, Python) else spec_checks.map_of(value, "kind: uv")
+    return value if isinstance(value, Python) else checks.map_of(value, "kind: uv")
 
 
 def _retry(value: object) -> object:
-    return value if isinstance(value, Retry) else spec_checks.map_of(value, "failures: 1")
+    return value if isinstance(value, Retry) else checks.map_of(value, "failures: 1")
 
 
 def _workdir(value: object) -> Path | None:
     if value is None or value == "none":
         return None
-    path = Path(value if isinstance(value, Path) else spec_checks.text(value))
+    path = Path(value if isinstance(value, Path) else checks.text(value))
     if not path.is_absolute():
         raise Wrong(f"{shown(path)} is not an absolute folder")
     return path
@@ -115,12 +114,12 @@ class JobSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, BeforeValidator(spec_checks.line_of_text)] = Field(
+    name: Annotated[str, BeforeValidator(checks.line_of_text)] = Field(
         default="job",
         description="What the job is called in lists. Default: the file's name without its ending.",
         examples=["llama-1b"],
     )
-    accelerator: Annotated[tuple[str, ...], BeforeValidator(spec_zones.accelerators)] = Field(
+    accelerator: Annotated[tuple[str, ...], BeforeValidator(zone_checks.accelerators)] = Field(
         description="The slice you want. A list is an order of preference.",
         examples=["v4-128", ["v4-128", "v5litepod-64"]],
     )
@@ -133,8 +132,8 @@ class JobSpec(BaseModel):
     capacity: Annotated[
         Literal["spot", "on-demand", "reserved"],
         BeforeValidator(
-            lambda value: spec_checks.choice(
-                value, spec_checks.CAPACITIES, {"preemptible": "spot", "ondemand": "on-demand"}
+            lambda value: checks.choice(
+                value, checks.CAPACITIES, {"preemptible": "spot", "ondemand": "on-demand"}
             )
         ),
     ] = Field(
@@ -149,17 +148,17 @@ class JobSpec(BaseModel):
         "without what `.gitignore` names. Default: the job file's folder. `none` sends nothing.",
         examples=["../llama", "none"],
     )
-    setup: Annotated[str | None, _or_none(spec_checks.script)] = Field(
+    setup: Annotated[str | None, _or_none(checks.script)] = Field(
         default=None,
         description="Shell commands that run once on every fresh host, in `workdir`, before `run`.",
         examples=["sudo apt-get install -y libsndfile1\n"],
     )
-    environment: Annotated[dict[str, str], BeforeValidator(spec_checks.environment)] = Field(
+    environment: Annotated[dict[str, str], BeforeValidator(checks.environment)] = Field(
         default_factory=dict,
         description="Variables for `setup` and `run`. Numbers and booleans arrive as written.",
         examples=[{"LEARNING_RATE": "3e-4", "XLA_FLAGS": "--xla_dump_to=/tmp/xla"}],
     )
-    secrets: Annotated[tuple[str, ...], BeforeValidator(spec_checks.secrets)] = Field(
+    secrets: Annotated[tuple[str, ...], BeforeValidator(checks.secrets)] = Field(
         default=(),
         description="Names of variables whose values are taken from your environment at `create`. "
         "They are kept in a file of their own until the job ends, and nowhere else.",
@@ -171,23 +170,23 @@ class JobSpec(BaseModel):
         "Default: `system`.",
         examples=["uv", {"kind": "docker", "image": "python:3.12-slim"}],
     )
-    mounts: Annotated[dict[str, str], BeforeValidator(spec_storage.mounts)] = Field(
+    mounts: Annotated[dict[str, str], BeforeValidator(storage.mounts)] = Field(
         default_factory=dict,
         description="Folders on the hosts that show a bucket. The bucket must be in the region of "
         "the slice.",
         examples=[{"/data": "gs://lab-data-us-central2/c4"}],
     )
-    run: Annotated[str, BeforeValidator(spec_checks.script)] = Field(
+    run: Annotated[str, BeforeValidator(checks.script)] = Field(
         description="What to run on every host, in `workdir`, by `bash -eo pipefail`: the first "
         "line that fails ends it.",
         examples=["python train.py --config llama_1b"],
     )
-    hosts: Annotated[Literal["all"] | tuple[int, ...], BeforeValidator(spec_checks.hosts)] = Field(
+    hosts: Annotated[Literal["all"] | tuple[int, ...], BeforeValidator(checks.hosts)] = Field(
         default="all",
         description="The hosts that run it, by number from 0. Default: `all`.",
         examples=[[0]],
     )
-    checkpoint: Annotated[str | None, _or_none(spec_storage.checkpoint)] = Field(
+    checkpoint: Annotated[str | None, _or_none(storage.checkpoint)] = Field(
         default=None,
         description="Where the program keeps its checkpoints: a place in a bucket, or a folder. "
         "Each job gets a sub-folder of its own, named by its id. On Google a folder must be "
@@ -200,24 +199,24 @@ class JobSpec(BaseModel):
         "`unlimited`.",
         examples=[{"failures": 1, "bad_hosts": 20}],
     )
-    project: Annotated[str | None, _or_none(spec_checks.project)] = Field(
+    project: Annotated[str | None, _or_none(checks.project)] = Field(
         default=None,
         description="The Google Cloud project. Default: the one that `drumline init` wrote down.",
         examples=["lab-tpu-1"],
     )
-    allow_cross_region: Annotated[bool, BeforeValidator(spec_checks.yes_or_no)] = Field(
+    allow_cross_region: Annotated[bool, BeforeValidator(checks.yes_or_no)] = Field(
         default=False,
         description="Whether buckets may be in another region than the slice, which costs by the "
         "gigabyte. Default: `false`.",
         examples=[True],
     )
-    stop_grace: Annotated[float, BeforeValidator(spec_checks.seconds)] = Field(
+    stop_grace: Annotated[float, BeforeValidator(checks.seconds)] = Field(
         default=30.0,
         description="How long the program has between SIGTERM and SIGKILL when it is ended: "
         "seconds, or `30s`, `2m`. Default: `30`.",
         examples=["2m"],
     )
-    progress: Annotated[str | None, _or_none(spec_checks.progress)] = Field(
+    progress: Annotated[str | None, _or_none(checks.progress)] = Field(
         default=None,
         description="A regular expression that finds the step in the log, for programs without a "
         "heartbeat. It has a group `step`.",
@@ -227,7 +226,7 @@ class JobSpec(BaseModel):
     @field_validator("zones", mode="before")
     @classmethod
     def _zones(cls, value: object, info: ValidationInfo) -> object:
-        return spec_zones.zones(value, info.data.get("accelerator"))
+        return zone_checks.zones(value, info.data.get("accelerator"))
 
     @field_validator("hosts")
     @classmethod
@@ -235,7 +234,7 @@ class JobSpec(BaseModel):
         cls, value: Literal["all"] | tuple[int, ...], info: ValidationInfo
     ) -> Literal["all"] | tuple[int, ...]:
         if value != "all" and "accelerator" in info.data:
-            spec_zones.check_hosts(info.data["accelerator"], value)
+            zone_checks.check_hosts(info.data["accelerator"], value)
         return value
 
     @field_validator("secrets")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ValidationError
 
 from drumline.chips.names import nearest
-from drumline.jobs.spec_checks import Wrong, shown
-from drumline.jobs.yaml_lines import Path
+from drumline.jobs.spec.checks import Wrong, shown
+from drumline.jobs.spec.yaml_lines import Path
 
 # What other tools call it, where the spelling alone would not lead there.
 _ELSEWHERE = {

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.jobs.spec_problems import Problem, key_of, unknown_key
-from drumline.jobs.yaml_lines import NotYaml, Path, read
+from drumline.jobs.spec.problems import Problem, key_of, unknown_key
+from drumline.jobs.spec.yaml_lines import NotYaml, Path, read
 
 MAPS = ("environment", "python", "mounts", "retry")
 """The keys that hold keys."""

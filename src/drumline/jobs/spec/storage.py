@@ -4,8 +4,8 @@ import posixpath
 import re
 from collections.abc import Mapping
 
-from drumline.jobs.spec_checks import Wrong, each, map_of, shown, text
-from drumline.jobs.yaml_lines import Path
+from drumline.jobs.spec.checks import Wrong, each, map_of, shown, text
+from drumline.jobs.spec.yaml_lines import Path
 
 SCHEME = "gs://"
 # Each mount is a gcsfuse process on every host.

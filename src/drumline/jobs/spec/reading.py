@@ -1,7 +1,7 @@
-"""The job file: YAML in, a JobSpec out, or every mistake with its line.
+"""Reading job files, with the line of every mistake.
 
 `load` reads a file, `parse` a text, `validate` the JSON that the client sends to the server. What
-the keys are and mean stands in `spec_model`.
+the keys are and mean stands in `model`.
 """
 
 import os
@@ -11,14 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from drumline.jobs.spec_checks import shown
-from drumline.jobs.spec_model import JobSpec, Python, Retry
-from drumline.jobs.spec_overrides import Override, apply, read_override
-from drumline.jobs.spec_problems import Problem, SpecError, key_of, keys_of, sentences
-from drumline.jobs.yaml_lines import MAX_BYTES, TOO_LARGE, Document, NotYaml, read
-from drumline.jobs.yaml_lines import Path as KeyPath
-
-__all__ = ["JobSpec", "Problem", "Python", "Retry", "SpecError", "load", "parse", "validate"]
+from drumline.jobs.spec.checks import shown
+from drumline.jobs.spec.model import JobSpec, Python, Retry
+from drumline.jobs.spec.overrides import Override, apply, read_override
+from drumline.jobs.spec.problems import Problem, SpecError, key_of, keys_of, sentences
+from drumline.jobs.spec.yaml_lines import MAX_BYTES, TOO_LARGE, Document, NotYaml, read
+from drumline.jobs.spec.yaml_lines import Path as KeyPath
 
 _MAPS: Mapping[str, type[BaseModel]] = {"python": Python, "retry": Retry}
 

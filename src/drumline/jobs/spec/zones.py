@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from drumline import chips
-from drumline.jobs.spec_checks import Wrong, each, plain, several, shown, text, unique
+from drumline.jobs.spec.checks import Wrong, each, plain, several, shown, text, unique
 
 ANY = "any"
 # Longer lists are cut: `drumline chips NAME` prints them whole.

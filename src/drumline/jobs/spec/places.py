@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from drumline import chips
 from drumline.jobs.spec import JobSpec
-from drumline.jobs.spec_storage import SCHEME, bucket_of, mount_over
-from drumline.jobs.spec_zones import ANY
+from drumline.jobs.spec.storage import SCHEME, bucket_of, mount_over
+from drumline.jobs.spec.zones import ANY
 from drumline.jobs.state import Choice
 
 EMULATED = "LOCAL"

@@ -1,0 +1,10 @@
+"""The job file: YAML in, a JobSpec out, or every mistake with its line.
+
+`reading` reads it, `model` says what the keys are and mean, `places` where such a job may run.
+"""
+
+from drumline.jobs.spec.model import JobSpec, Python, Retry
+from drumline.jobs.spec.problems import Problem, SpecError
+from drumline.jobs.spec.reading import load, parse, validate
+
+__all__ = ["JobSpec", "Problem", "Python", "Retry", "SpecError", "load", "parse", "validate"]
