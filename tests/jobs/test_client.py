@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from drumline.jobs import Client, Refused
-from drumline.jobs import client as client_module
-from drumline.jobs.client import NoServer, home_folder, job_id
+from drumline.jobs import caller as caller_module
+from drumline.jobs.caller import NoServer, home_folder
+from drumline.jobs.client import job_id
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude.
@@ -62,7 +63,7 @@ def home(
     folder = tmp_path_factory.mktemp("home")
     script = folder.parent / f"{folder.name}.py"
     script.write_text(SERVER)
-    monkeypatch.setattr(client_module, "SERVER_COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(caller_module, "SERVER_COMMAND", (sys.executable, str(script)))
     yield folder
     for start in starts(folder):
         try:
@@ -155,7 +156,7 @@ def test_a_server_that_dies_at_its_start_leaves_its_last_words(
 def test_a_server_that_never_listens_is_given_up(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "START_SECONDS", 0.2)
+    monkeypatch.setattr(caller_module, "START_SECONDS", 0.2)
     monkeypatch.setenv("DRUMLINE_TEST_SLOW", "30")
     with pytest.raises(NoServer, match="no server listens after"):
         Client(home).list()

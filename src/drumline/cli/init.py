@@ -38,7 +38,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace settings unasked.")] = False,
 ) -> None:
     """Write the settings for a Google project, and check that its credentials work."""
-    from drumline.jobs.client import home_folder
+    from drumline.jobs.caller import home_folder
 
     path = home_folder() / "config.yaml"
     before = _read(path)

@@ -20,7 +20,7 @@ app = typer.Typer(
 @app.command()
 def run() -> None:
     """Run the server in the foreground, for a service manager or to watch it."""
-    from drumline.jobs.client import SERVER_COMMAND
+    from drumline.jobs.caller import SERVER_COMMAND
 
     os.execv(SERVER_COMMAND[0], SERVER_COMMAND)  # noqa: S606 - this process becomes the server
 

@@ -3,7 +3,6 @@
 Without a file, jobs run on the emulator. `drumline init` writes one for a Google project.
 """
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -77,11 +76,6 @@ _QUICK_PATIENCE = Patience(
     rest=0.5,
 )
 _QUICK_ASKS_A_MINUTE = 6000.0
-
-
-def home_folder() -> Path:
-    """`$DRUMLINE_HOME`, or `~/.drumline`."""
-    return Path(os.environ.get("DRUMLINE_HOME") or "~/.drumline").expanduser().absolute()
 
 
 def read(home: Path) -> Config:

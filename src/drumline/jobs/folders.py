@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 
@@ -89,6 +89,12 @@ class Folders:
     def forget_secrets(self, job_id: str) -> None:
         """The job has ended."""
         self._secrets(job_id).unlink(missing_ok=True)
+
+    def forget_other_secrets(self, job_ids: Collection[str]) -> None:
+        """Remove what a server that died left behind: all but the files of these jobs."""
+        for path in (self.home / "secrets").iterdir():
+            if path.suffix != ".json" or path.stem not in job_ids:
+                path.unlink()
 
     def _secrets(self, job_id: str) -> Path:
         return self.home / "secrets" / f"{job_id}.json"

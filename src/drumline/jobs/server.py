@@ -28,7 +28,8 @@ from starlette.routing import Route
 from drumline import __version__
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
-from drumline.jobs.config import Config, ConfigError, home_folder, read
+from drumline.jobs.caller import home_folder
+from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import Desk, Mistake
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs

@@ -76,6 +76,8 @@ class Supervisor:
         self.config = config
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {r.job.id: r for r in store.records()}
+        living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
+        self.folders.forget_other_secrets(living)
         self.cloud = cloud
         self.zone_trouble: dict[str, str] = {}
         self.progress: dict[str, dict[str, object]] = store.progress()

@@ -1,0 +1,281 @@
+"""The way to the server: HTTP over its Unix socket, and starting it where none listens.
+
+Standard library only, because every command pays for what is imported here.
+"""
+
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from drumline import __version__
+
+# http.client and subprocess are the larger part of what this module needs, so they wait until used.
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+    from subprocess import Popen
+
+Json = dict[str, Any]
+
+SERVER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "drumline.jobs.server")
+# A cold start of the server imports its web and SSH libraries: under 1 s here, several on a laptop
+# that has just woken up.
+START_SECONDS = 15.0
+# Far above any healthy answer; below it a busy disk or a slow bucket lookup must not look dead.
+ANSWER_SECONDS = 60.0
+# sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
+LONGEST_SOCKET = 103
+
+# The server outlives the command, and what it starts (an emulated host, say) inherits from it. So
+# it gets what it works with, and not every token exported in the shell that happened to come first.
+_KEPT = (
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|TZ|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"
+    r"|(HTTPS?|NO)_PROXY|(https?|no)_proxy|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE"
+    r"|NO_GCE_CHECK|STORAGE_EMULATOR_HOST"
+    r"|(DRUMLINE_|GOOGLE_|GCE_|CLOUDSDK_|LC_|XDG_|PYTHON|COVERAGE_).*"
+)
+
+
+class Refused(ValueError):
+    """What was asked for cannot be done; the text says why and what to do."""
+
+
+class NoServer(Refused):
+    """No server runs here, and none was or could be started."""
+
+
+class Dropped(Exception):
+    """The server went away between the question and the end of its answer."""
+
+
+def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the state is kept: `$DRUMLINE_HOME`, or `~/.drumline`."""
+    named = environ.get("DRUMLINE_HOME")
+    return Path(named).expanduser().absolute() if named else Path.home() / ".drumline"
+
+
+class Caller:
+    """One home folder's server, started by the first question that needs it."""
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        autostart: bool = True,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        """`warn` gets a sentence when the running server is of another version than this client."""
+        self.home = home_folder() if home is None else Path(home).absolute()
+        self.socket = self.home / "server.sock"
+        self._autostart = autostart
+        self._warn = warn
+        self.withheld: frozenset[str] = frozenset()
+        if len(os.fsencode(self.socket)) > LONGEST_SOCKET:
+            raise Refused(
+                f"{self.home} is too long a path for a Unix socket (at most "
+                f"{LONGEST_SOCKET - len('/server.sock')} bytes); set DRUMLINE_HOME to a shorter one"
+            )
+
+    @property
+    def log(self) -> Path:
+        """Where the server writes what goes wrong."""
+        return self.home / "server.log"
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        timeout: float | None = ANSWER_SECONDS,
+    ) -> Json:
+        """Ask, starting a server where none listens. Only what changes nothing is asked twice."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                answer = self.once(method, path, body, timeout)
+            except (ConnectionRefusedError, FileNotFoundError):
+                self.start()
+            except Dropped as gone:
+                if method != "GET":
+                    raise Refused(f"{gone}; drumline list shows whether it was done") from gone
+            else:
+                self._compare_versions()
+                return answer
+            if time.monotonic() > deadline:
+                raise NoServer(f"the server keeps going away; see {self.log}")
+
+    def once(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        timeout: float | None = ANSWER_SECONDS,
+    ) -> Json:
+        """Ask a server that listens already."""
+        from http.client import HTTPException
+
+        connection = self._connect(timeout)
+        try:
+            answer: Json = json.loads(self._send(connection, method, path, body).read())
+            return answer
+        except TimeoutError as late:
+            raise Refused(
+                f"the server has not answered in {timeout:.0f} s; see {self.log}"
+            ) from late
+        except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
+            raise Dropped("the server went away before it answered") from gone
+        except json.JSONDecodeError as odd:
+            raise Refused(f"the server's answer to {path} is not JSON; see {self.log}") from odd
+        finally:
+            connection.close()
+
+    def _send(
+        self, connection: "HTTPConnection", method: str, path: str, body: Json | None = None
+    ) -> "HTTPResponse":
+        """Send the question and return a good answer; any other is raised as its sentence."""
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        content = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, content, headers)
+        answer = connection.getresponse()
+        if answer.status < 400:
+            return answer
+        try:
+            sentence = str(json.loads(answer.read())["error"])
+        except (ValueError, KeyError, TypeError):
+            sentence = f"the server failed with {answer.status} at {path}; see {self.log}"
+        raise Refused(sentence)
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        """The answer in pieces, as it comes."""
+        from http.client import HTTPException
+
+        connection = self._connect(None)
+        try:
+            answer = self._send(connection, "GET", path)
+            while piece := answer.read1(1 << 16):
+                yield piece
+        except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
+            raise Dropped("the server went away in the middle of the logs") from gone
+        finally:
+            connection.close()
+
+    def _compare_versions(self) -> None:
+        if self._warn is None:
+            return
+        warn, self._warn = self._warn, None
+        try:
+            running = self.once("GET", "/status").get("version", __version__)
+        except (OSError, Refused, Dropped):
+            return
+        if running != __version__:
+            warn(
+                f"the server that runs is version {running}, this command is {__version__}; "
+                "after drumline server stop, the next command starts the new one"
+            )
+
+    # Having a server
+
+    def _connect(self, timeout: float | None) -> "HTTPConnection":
+        """A connection for one question; HTTP over a Unix socket is HTTP with another socket."""
+        from http.client import HTTPConnection
+
+        connection = HTTPConnection("drumline", timeout=timeout)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Without a time-out yet: with one, a queue of callers that is full for a moment is an
+            # error, without one it is a short wait.
+            connection.sock.connect(str(self.socket))
+            connection.sock.settimeout(timeout)
+        except PermissionError as closed:
+            connection.close()
+            raise NoServer(f"{self.socket} belongs to another user") from closed
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def listens(self) -> bool:
+        """Whether a server answers."""
+        try:
+            self._connect(ANSWER_SECONDS).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False  # never started, stopped, or killed and its socket file left behind
+        return True
+
+    def start(self) -> None:
+        """Start a server and wait until one listens: ours, or that of a command beside this one."""
+        if not self._autostart:
+            raise NoServer(f"no server runs in {self.home}")
+        self._make_home()
+        deadline = time.monotonic() + START_SECONDS
+        child: Popen[bytes] | None = None
+        with open(self.log, "ab", opener=_private) as log:
+            written = log.seek(0, os.SEEK_END)
+            try:
+                while not self.listens():
+                    code = None if child is None else child.poll()
+                    if code:
+                        last = _last_line(self.log, written)
+                        raise NoServer(f"the server ended as it started ({self.log}): {last}")
+                    if time.monotonic() > deadline:
+                        raise NoServer(
+                            f"no server listens after {START_SECONDS:.0f} s; see {self.log}"
+                        )
+                    if child is None:
+                        child = self._spawn(log)
+                    elif code == 0:
+                        # Ours found the lock taken and left. If whoever held it was a server on
+                        # its way out, nobody will listen: leave time for that, then try again.
+                        time.sleep(0.2)
+                        child = None
+                    time.sleep(0.02)
+            finally:
+                if child is not None and child.returncode is None:
+                    child.returncode = 0  # meant to outlive us, of which Popen would complain
+        self._warn = None  # what listens now is of our own version
+
+    def _spawn(self, log: BinaryIO) -> "Popen[bytes]":
+        import subprocess
+
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if re.fullmatch(_KEPT, name) and name not in self.withheld
+        }
+        return subprocess.Popen(
+            SERVER_COMMAND,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Not the user's folder: it would come first on the server's import path.
+            cwd=self.home,
+            env=environ | {"DRUMLINE_HOME": str(self.home)},
+            start_new_session=True,
+        )
+
+    def _make_home(self) -> None:
+        try:
+            self.home.mkdir(parents=True, mode=0o700, exist_ok=True)
+            owner = self.home.stat().st_uid
+            if os.getuid() not in (owner, 0):
+                raise NoServer(
+                    f"{self.home} belongs to another user; set DRUMLINE_HOME to your own"
+                )
+            self.home.chmod(0o700)
+        except OSError as trouble:
+            raise NoServer(f"{self.home} cannot be used: {trouble.strerror}") from trouble
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _last_line(path: Path, start: int) -> str:
+    with open(path, "rb") as log:
+        log.seek(start)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it wrote nothing"
