@@ -98,7 +98,7 @@ class Desk:
             "cloud": config.cloud,
             "project": config.project,
             "jobs": len(self.supervisor.records),
-            "trouble": dict(self.supervisor.zone_trouble),
+            "trouble": dict(self.supervisor.looks.trouble),
         }
 
     # --- new jobs ---------------------------------------------------------------------------

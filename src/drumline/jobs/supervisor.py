@@ -10,18 +10,20 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from drumline.chips import slice_of
-from drumline.cloud.protocol import Cloud, CloudError, Node, Request, SliceRequest
+from drumline.cloud.protocol import Cloud, CloudError, Node, SliceRequest
 from drumline.hosts.session import SliceSession
 from drumline.hosts.values import Address, HostReport
 from drumline.jobs import lifecycle
 from drumline.jobs.config import Config
-from drumline.jobs.faults import classify, explain
 from drumline.jobs.folders import Folders
+from drumline.jobs.looks import Looks, ZoneLook
 from drumline.jobs.program import program_of, start_events
+from drumline.jobs.progress import progress_of
 from drumline.jobs.signs import may_be_running
 from drumline.jobs.state import (
     Choice,
@@ -30,7 +32,6 @@ from drumline.jobs.state import (
     EffectKind,
     Event,
     Job,
-    Look,
     Seen,
     Slice,
     SlicePhase,
@@ -47,17 +48,6 @@ SWEEP_SECONDS = 300.0
 """Between two looks at zones where nothing of ours should be; a forgotten slice costs money."""
 ROUND_PAUSE = 0.02
 """Seconds between two rounds at least, so that a burst of news is one round and not many."""
-QUICKEST_LOOK = 0.2
-"""A share of the tick: an event on a host brings the next look forward, but not more than this."""
-
-
-@dataclass(frozen=True)
-class ZoneLook:
-    """One successful look at a zone."""
-
-    at: float
-    requests: dict[str, Request]
-    nodes: dict[str, Node]
 
 
 class Supervisor:
@@ -79,16 +69,13 @@ class Supervisor:
         living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
         self.folders.forget_other_secrets(living)
         self.cloud = cloud
-        self.zone_trouble: dict[str, str] = {}
+        self.looks = Looks(cloud, config.look_seconds, clock)
         self.progress: dict[str, dict[str, object]] = store.progress()
         """The last heartbeat of attempts that are over."""
         self.changed = asyncio.Condition()
         self._public_key = public_key
         self._clock = clock
         self._owner = store.owner
-        self._looks: dict[str, ZoneLook] = {}
-        self._next_look: dict[str, float] = {}
-        self._asked: dict[str, float] = {}
         self._ask_after: dict[str, float] = {}
         self._book = ZoneBook(scale=config.zone_rest_scale)
         self._tokens = config.asks_a_minute
@@ -124,10 +111,8 @@ class Supervisor:
             await self._sleep()
 
     async def _sleep(self) -> None:
-        times = [t for t in self._next_look.values() if t > self._clock()]
-        pause = min([self.config.look_seconds, *(t - self._clock() for t in times)])
         try:
-            await asyncio.wait_for(self._wake.wait(), max(pause, 0.01))
+            await asyncio.wait_for(self._wake.wait(), max(self.looks.next_due(), 0.01))
         except TimeoutError:
             return
 
@@ -170,44 +155,26 @@ class Supervisor:
         if now - self._swept_at > SWEEP_SECONDS:
             zones |= set(self.config.zones) | self.store.zones_used()
             self._swept_at = now
-        for zone in zones:
-            if now >= self._next_look.get(zone, 0.0):
-                self._next_look[zone] = now + self.config.look_seconds
-                self._do(f"look {zone}", lambda zone=zone: self._look(zone))  # type: ignore[misc]
-
-    def _look_soon(self, zone: str) -> None:
-        last = self._looks.get(zone)
-        soonest = (last.at if last else 0.0) + QUICKEST_LOOK * self.config.look_seconds
-        self._next_look[zone] = min(self._next_look.get(zone, 0.0), soonest)
+        for zone in self.looks.due(zones):
+            self._do(f"look {zone}", partial(self._look, zone))
 
     async def _look(self, zone: str) -> None:
-        began = self._clock()
-        try:
-            requests, nodes = await asyncio.gather(
-                self.cloud.requests(zone), self.cloud.nodes(zone)
-            )
-        except CloudError as trouble:
-            self.zone_trouble[zone] = explain(
-                classify(trouble.code, str(trouble)), zone, str(trouble)
-            )
-            return
-        self.zone_trouble.pop(zone, None)
-        self._looks[zone] = ZoneLook(
-            began, {r.name: r for r in requests}, {n.name: n for n in nodes}
-        )
-        self._take_in_strays(self._looks[zone], zone)
+        look = await self.looks.look(zone)
+        if look is not None:
+            self._take_in_strays(look)
 
-    def _take_in_strays(self, look: ZoneLook, zone: str) -> None:
+    def _take_in_strays(self, look: ZoneLook) -> None:
         """What bears our label and belongs to no job is released."""
         held = {r.job.slice.name for r in self.records.values() if r.job.slice}
         known = {row.name for row in self.store.releasing()}
-        everything: dict[str, Request | Node] = {**look.requests, **look.nodes}
-        for name, one in everything.items():
+        for name, one in look.everything().items():
             ours = one.labels.get(LABEL_OWNER) == self._owner
             if ours and name not in held | known and one.state != "DELETING":
-                log.warning("stray slice %s in %s is released", name, zone)
+                log.warning("stray slice %s in %s is released", name, look.zone)
                 job = one.labels.get(LABEL_JOB, "")
-                stray = SliceRow(name, job, zone, one.accelerator, look.at, None, look.at, None)
+                stray = SliceRow(
+                    name, job, look.zone, one.accelerator, look.at, None, look.at, None
+                )
                 self.store.adopt_stray(stray)
 
     def _seen(self, job: Job, pending: Counter[Choice]) -> Seen:
@@ -217,7 +184,7 @@ class Supervisor:
             for choice in job.choices:
                 zones[choice] = self._book.zone(choice, pending[choice], now)
         return Seen(
-            look=self._look_for(job.slice) if job.slice else None,
+            look=self.looks.of(job.slice) if job.slice else None,
             hosts=self.reports(job),
             listening_since=self._listening_since.get((job.id, job.attempt.number))
             if job.attempt
@@ -227,18 +194,11 @@ class Supervisor:
             stopped=job.attempt is not None and (job.id, job.attempt.number) in self._stopped,
         )
 
-    def _look_for(self, held: Slice) -> Look | None:
-        look = self._looks.get(held.zone)
-        # A listing that began before the request was taken cannot know of it.
-        if look is None or look.at <= self._asked.get(held.name, 0.0):
-            return None
-        return Look(look.at, look.requests.get(held.name), look.nodes.get(held.name))
-
     def _old_slice_alive(self, job_id: str) -> bool:
         for row in self._going:
             if row.job != job_id or row.ready is None:
                 continue
-            look = self._looks.get(row.zone)
+            look = self.looks.newest(row.zone)
             if look is None or may_be_running(look.nodes.get(row.name)):
                 return True
         return False
@@ -264,7 +224,7 @@ class Supervisor:
 
     def node(self, job: Job) -> Node | None:
         """The slice a job holds, as last seen."""
-        look = self._looks.get(job.slice.zone) if job.slice else None
+        look = self.looks.newest(job.slice.zone) if job.slice else None
         return look.nodes.get(job.slice.name) if look and job.slice else None
 
     # --- decide -----------------------------------------------------------------------------
@@ -317,10 +277,10 @@ class Supervisor:
 
     def _keep_progress(self, job: Job) -> None:
         """Keep the last heartbeat of an attempt beyond its end."""
-        beats = [dict(r.heartbeat) for r in self.reports(job) if r.heartbeat]
-        if beats:
-            self.progress[job.id] = beats[0]
-            self.store.put_progress(job.id, beats[0])
+        last = progress_of(self.reports(job), self.records[job.id].spec.get("progress"))
+        if last:
+            self.progress[job.id] = last
+            self.store.put_progress(job.id, last)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self._sessions.pop((job_id, attempt), None)
@@ -345,11 +305,11 @@ class Supervisor:
                     number = job.attempt.number
                     self._do(f"stop {job.id}/{number}", lambda: self._stop(job.id, number, one))
             case EffectKind.LOOK:
-                self._look_soon(one.zone)
+                self.looks.soon(one.zone)
             case EffectKind.SHORT:
                 self._book.short(Choice(one.accelerator, one.zone), effect.why, self._clock())
             case EffectKind.RELEASE:
-                self._look_soon(one.zone)
+                self.looks.soon(one.zone)
 
     def _may_ask(self) -> bool:
         """A token for each create call, refilled by the minute: the cloud limits these."""
@@ -383,8 +343,7 @@ class Supervisor:
                 decision = lifecycle.refused(job, trouble.code, str(trouble), self._clock())
                 self.apply(job, decision)
             return
-        self._asked[one.name] = self._clock()
-        self._look_soon(one.zone)
+        self.looks.asked_for(one)
         job = self.records[job_id].job
         if job.slice == one:
             self.apply(job, Decision(lifecycle.asked(job)))
@@ -435,7 +394,7 @@ class Supervisor:
             session.changed.clear()
             reports = session.reports()
             if [(r.phase, r.detail) for r in reports] != [(r.phase, r.detail) for r in before]:
-                self._look_soon(zone)
+                self.looks.soon(zone)
             before = reports
             self.wake()
 
@@ -455,18 +414,19 @@ class Supervisor:
     def _release_slices(self, now: float) -> None:
         """Every slice that is to go is deleted until a look shows that it has gone."""
         for row in self.store.releasing():
-            look = self._looks.get(row.zone)
+            look = self.looks.newest(row.zone)
             assert row.released is not None
             unasked = f"ask {row.name}" in self._tasks
             if look and look.at > row.released and not unasked and self._absent(look, row):
                 self.store.gone(row.name, now)
                 self.folders.forget_known_hosts(row.name)
-                for kept in (self._asked, self._ask_after):
-                    kept.pop(row.name, None)
+                self.looks.forget(row.name)
+                self._ask_after.pop(row.name, None)
+                self._ask_after.pop(f"release {row.name}", None)
                 continue
             if now >= self._ask_after.get(f"release {row.name}", 0.0):
                 self._ask_after[f"release {row.name}"] = now + self.config.look_seconds
-                self._do(f"release {row.name}", lambda row=row: self._release(row))  # type: ignore[misc]
+                self._do(f"release {row.name}", partial(self._release, row))
 
     @staticmethod
     def _absent(look: ZoneLook, row: SliceRow) -> bool:
@@ -475,12 +435,12 @@ class Supervisor:
     async def _release(self, row: SliceRow) -> None:
         try:
             await self.cloud.release(row.zone, row.name)
-            look = self._looks.get(row.zone)
+            look = self.looks.newest(row.zone)
             if look and row.name in look.nodes and row.name not in look.requests:
                 await self.cloud.remove_node(row.zone, row.name)
         except CloudError as trouble:
             log.info("release %s: %s", row.name, trouble)
-        self._look_soon(row.zone)
+        self.looks.soon(row.zone)
 
 
 STOP_LIMIT = 10.0

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drumline.chips import LOCAL_ZONES, price, slice_of
+from drumline.jobs.progress import progress_of
 from drumline.jobs.state import Choice, Job
 from drumline.jobs.store import Record, SliceRow
 
@@ -39,7 +40,8 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
         "status": job.status.value,
         "reason": _reason(supervisor, job),
-        "progress": _progress(supervisor, job),
+        "progress": progress_of(supervisor.reports(job), record.spec.get("progress"))
+        or supervisor.progress.get(job.id),
         "created": job.created_at,
         "ended": job.ended_at,
         "attempts_made": job.attempts,
@@ -53,16 +55,11 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
 
 def _reason(supervisor: "Supervisor", job: Job) -> str:
     """Why it waits. Trouble with the cloud comes first: it holds everything up."""
-    trouble = supervisor.zone_trouble.get(job.slice.zone) if job.slice else None
+    trouble = supervisor.looks.trouble.get(job.slice.zone) if job.slice else None
     if trouble and not job.status.ended:
         seen = job.reason not in {"", trouble}
         return f"{trouble}; last seen: {job.reason}" if seen else trouble
     return job.reason
-
-
-def _progress(supervisor: "Supervisor", job: Job) -> dict[str, Any] | None:
-    beats = [dict(r.heartbeat) for r in supervisor.reports(job) if r.heartbeat]
-    return beats[0] if beats else supervisor.progress.get(job.id)
 
 
 def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
