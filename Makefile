@@ -25,7 +25,7 @@ quickstart: $(READY)
 	$(BIN)/drumline create examples/quickstart.yaml --follow
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 3 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -102,6 +102,11 @@ class World:
                 raise AssertionError(f"waited {timeout} s for {what or condition}\n{log}")
             time.sleep(0.05)
 
+    def files(self) -> Iterator[Path]:
+        """Every file under the home, the emulated hosts' included; some go while one looks."""
+        for folder, _, names in os.walk(self.home):
+            yield from (Path(folder) / name for name in names)
+
     def cloud_is_empty(self, timeout: float = 15) -> None:
         self.until(lambda: not self.resources(), timeout, "the cloud to be empty")
 

@@ -1,0 +1,232 @@
+"""A job manager whose cloud, hosts and clock are pretended: days pass in a second.
+
+Store, desk, supervisor and lifecycle are the real ones, at the pace kept with Google.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+from drumline.cloud.protocol import CloudError, Endpoint, Node, Request, SliceRequest
+from drumline.hosts.values import Address, HostPhase, HostReport, Program
+from drumline.jobs.config import read
+from drumline.jobs.desk import Desk
+from drumline.jobs.store import Store
+from drumline.jobs.supervisor import Supervisor
+
+ZONE = "us-central2-b"
+HOUR = 3600.0
+NO_CAPACITY = CloudError(f'There is no more capacity in the zone "{ZONE}"', 8)
+UNAVAILABLE = CloudError("The service is currently unavailable.", 14)
+LOGIN_EXPIRED = CloudError("Request had invalid authentication credentials.", 16)
+
+
+class _Skipping(selectors.DefaultSelector):
+    """Does not wait: time jumps to when the wait would be over."""
+
+    now = 1_800_000_000.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop in which sleeping takes no time."""
+
+    def __init__(self) -> None:
+        self._skipping = _Skipping()
+        super().__init__(self._skipping)
+        # At this date a float has no smaller steps; a timer that is missed by one never rings.
+        self._clock_resolution = 1e-5
+
+    def time(self) -> float:
+        return self._skipping.now
+
+
+@dataclass(frozen=True)
+class Call:
+    at: float
+    verb: str
+    name: str
+
+
+class PretendedCloud:
+    """Slices are there as soon as they are asked for, until a test says otherwise."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.calls: list[Call] = []
+        self.trouble: CloudError | None = None
+        """What every call fails with."""
+        self.refusal: CloudError | None = None
+        """What asking for a slice fails with."""
+        self.given: tuple[str, str | None] = ("ACTIVE", "READY")
+        """The states of a new request and of its node."""
+        self.buckets: dict[str, str] = {}
+        self._clock = clock
+        self.requested: dict[str, Request] = {}
+        self.held: dict[str, Node] = {}
+
+    def count(self, verb: str, since: float = 0.0) -> int:
+        return sum(call.verb == verb and call.at >= since for call in self.calls)
+
+    def _called(self, verb: str, name: str) -> None:
+        self.calls.append(Call(self._clock(), verb, name))
+        if self.trouble:
+            raise self.trouble
+
+    def becomes(self, name: str, request: str, node: str | None) -> None:
+        """The cloud changes the state of a slice."""
+        self.requested[name] = replace(self.requested[name], state=request)
+        if node is None:
+            self.held.pop(name, None)
+        else:
+            self.held[name] = replace(self.held[name], state=node)
+
+    async def requests(self, zone: str) -> list[Request]:
+        self._called("requests", zone)
+        return [one for one in self.requested.values() if one.zone == zone]
+
+    async def nodes(self, zone: str) -> list[Node]:
+        self._called("nodes", zone)
+        return [one for one in self.held.values() if one.zone == zone]
+
+    async def ask(self, request: SliceRequest) -> None:
+        self._called("ask", request.name)
+        if self.refusal:
+            raise self.refusal
+        state, node = self.given
+        name, zone, kind = request.name, request.zone, request.accelerator
+        self.requested[name] = Request(name, zone, state, kind, request.labels)
+        ends = tuple(Endpoint(f"10.0.0.{n}", f"34.0.0.{n}") for n in range(2))
+        if node:
+            self.held[name] = Node(name, zone, node, kind, request.labels, ends)
+
+    async def release(self, zone: str, name: str) -> None:
+        del zone
+        self._called("release", name)
+        self.requested.pop(name, None)
+        self.held.pop(name, None)
+
+    async def remove_node(self, zone: str, name: str) -> None:
+        await self.release(zone, name)
+
+    async def host_keys(self, zone: str, node: str) -> list[str | None]:
+        del zone, node
+        return []
+
+    async def bucket_location(self, bucket: str) -> str | None:
+        self._called("bucket", bucket)
+        return self.buckets.get(bucket)
+
+    async def close(self) -> None:
+        pass
+
+
+class PretendedSession:
+    """The hosts of one attempt; each runs until a test says how it ends."""
+
+    opened: ClassVar["list[PretendedSession]"] = []
+
+    def __init__(self, program: Program, addresses: list[Address], **means: Any) -> None:
+        self.program = program
+        self.changed = asyncio.Event()
+        self._clock: Callable[[], float] = means["clock"]
+        self._cut_since: float | None = None
+        self._hosts = [
+            HostReport(n, HostPhase.RUNNING, self._clock()) for n in range(len(addresses))
+        ]
+        PretendedSession.opened.append(self)
+
+    def start(self) -> None:
+        self.changed.set()
+
+    def reports(self) -> tuple[HostReport, ...]:
+        heard = self._cut_since or self._clock()
+        return tuple(replace(report, heard=heard) for report in self._hosts)
+
+    def connection(self, there: bool) -> None:
+        self._cut_since = None if there else self._clock()
+        self.changed.set()
+
+    def ends(self, code: int, error: str = "") -> None:
+        now = self._clock()
+        self._hosts = [
+            replace(r, phase=HostPhase.EXITED, exit_code=code, error=error, error_at=now)
+            for r in self._hosts
+        ]
+        self.changed.set()
+
+    async def stop(self, grace: float) -> None:
+        del grace
+        self.ends(-15)
+
+    async def close(self) -> None:
+        pass
+
+
+class Office:
+    """The job manager and the world it sees."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.yaml").write_text("cloud: google\nproject: lab-tpu-1\n")
+        self.clock = asyncio.get_running_loop().time
+        self.cloud = PretendedCloud(self.clock)
+        config = read(home)
+        self._store = Store(home / "jobs.db")
+        key = "ssh-ed25519 AAAA drumline"
+        self.supervisor = Supervisor(self._store, self.cloud, config, key, clock=self.clock)
+        self.desk = Desk(self.supervisor)
+        self.running = asyncio.create_task(self.supervisor.run())
+
+    async def create(self, run: str = "python train.py", **keys: Any) -> str:
+        spec = {"accelerator": "v4-16", "zones": [ZONE], "run": run, "workdir": None} | keys
+        return str((await self.desk.create(spec, {}, "lab"))["id"])
+
+    def show(self, job: str) -> dict[str, Any]:
+        return self.desk.show(job)
+
+    def status(self, job: str) -> str:
+        return str(self.show(job)["status"])
+
+    def starts(self, job: str) -> "list[PretendedSession]":
+        """Every time the program was started."""
+        return [one for one in PretendedSession.opened if one.program.job_id == job]
+
+    async def until(self, condition: Callable[[], bool], within: float = 60.0) -> None:
+        deadline = self.clock() + within
+        while not condition():
+            assert self.clock() < deadline, f"not within {within} s"
+            await asyncio.sleep(0.1)
+
+    async def reaches(self, job: str, status: str, within: float = 60.0) -> None:
+        await self.until(lambda: self.status(job) == status, within)
+
+
+Story = Callable[[Office], Awaitable[None]]
+
+
+def play(home: Path, story: Story) -> None:
+    """Let a story happen to a job manager that runs meanwhile."""
+
+    async def stage() -> None:
+        office = Office(home)
+        try:
+            await story(office)
+        finally:
+            office.running.cancel()
+            await asyncio.gather(office.running, return_exceptions=True)
+            await office.supervisor.close()
+            office.desk.store.close()
+
+    PretendedSession.opened = []
+    hosts = patch("drumline.jobs.supervisor.SliceSession", PretendedSession)
+    with hosts, asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(stage())

@@ -1,0 +1,264 @@
+"""The commands as they are typed: the installed `drumline` and `jobman`, one world behind them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.world import World, a_world
+
+BIN = Path(sys.executable).parent
+SUMMARY = {"id", "user", "name", "accelerator", "zone", "host0_ip", "status", "reason"}
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Shell:
+    """A user at a prompt, without a terminal."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def __call__(self, *words: str, command: str = "drumline", typed: str = "") -> Said:
+        done = subprocess.run(
+            [BIN / command, *words],
+            env=os.environ | {"DRUMLINE_HOME": str(self.world.home)},
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert "Traceback" not in done.stderr
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def create(self, run: str, **keys: Any) -> str:
+        path = self.world.write_job(run, **({"accelerator": "v4-8"} | keys))
+        made = self("create", str(path), "--json")
+        assert made.code == 0, made.err
+        return str(made.json["id"])
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    with a_world(tmp_path_factory.mktemp("town")) as made:
+        yield Shell(made)
+
+
+@pytest.fixture(scope="module")
+def running(shell: Shell) -> str:
+    """A job of two hosts that runs until it is ended."""
+    job = shell.create("echo host $DRUMLINE_HOST is up; sleep 600", accelerator="v4-16")
+    shell.world.reaches(job, "RUNNING")
+    return job
+
+
+def holds_nothing(shell: Shell, job: str) -> bool:
+    """Whether the cloud holds nothing for a job."""
+    held = shell.world.emulator("resources")
+    return not [one for one in [*held["requests"], *held["nodes"]] if one["job"] == job]
+
+
+def test_create_list_and_show_speak_json_with_the_keys_users_rely_on(shell: Shell) -> None:
+    path = shell.world.write_job("echo hello", accelerator="v4-8", name="greeting")
+    made = shell("create", str(path), "--json", "--set", "retry.failures=1")
+    assert made.code == 0
+    job = made.json["id"]
+    assert len(job) == 6
+    assert job.isdigit()
+    assert made.json["spec"]["retry"]["failures"] == 1
+    assert shell("wait", job).code == 0
+    [listed] = [one for one in shell("list", "--json").json if one["id"] == job]
+    assert set(listed) >= SUMMARY
+    assert (listed["name"], listed["status"]) == ("greeting", "SUCCEEDED")
+    shown = shell("show", str(int(job)), "--json").json
+    assert set(shown) >= SUMMARY | {"attempts", "events"}
+    [attempt] = shown["attempts"]
+    assert (attempt["number"], attempt["outcome"]) == (1, "succeeded")
+    assert attempt["zone"].startswith("local-")
+    assert [host["index"] for host in attempt["hosts"]] == [0]
+    times = [event["time"] for event in shown["events"]]
+    assert times == sorted(times)
+    assert shell("logs", job).out.splitlines()[-1] == "hello"
+
+
+def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
+    good = shell.create("true")
+    bad = shell.create("exit 3", retry={"failures": 0})
+    assert shell("wait", good).code == 0
+    told = shell("wait", good, bad)
+    assert told.code == 1
+    assert told.out.splitlines() == [f"{good} SUCCEEDED", f"{bad} FAILED"]
+    late = shell("wait", good, running, "--timeout", "0.5")
+    assert late.code == 124
+    assert f"still going after 0.5 s: {running}" in late.err
+
+
+def test_show_names_what_went_wrong_and_the_next_step(shell: Shell) -> None:
+    job = shell.create("echo almost; exit 3", retry={"failures": 0})
+    shell("wait", job)
+    told = shell("show", job)
+    assert f"{job} " in told.out
+    assert "FAILED" in told.out
+    assert f"drumline resume {job}" in told.out
+    assert f"drumline logs {job}" in told.out
+
+
+def test_logs_of_one_host_or_of_all(shell: Shell, running: str) -> None:
+    shell.world.until(lambda: "host 1 is up" in shell("logs", running, "--host", "1").out)
+    assert "host 0 is up" in shell("logs", running).out
+    together = shell("logs", running, "--host", "all").out.splitlines()
+    assert {"[host 0] host 0 is up", "[host 1] host 1 is up"} <= set(together)
+    wrong = shell("logs", running, "--host", "7")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "there is no host 7" in wrong.err
+
+
+def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
+    one = shell("exec", running, "--", "echo", "a  b")
+    assert (one.code, one.out) == (0, "a  b\n")
+    both = shell("exec", running, "--host", "all", "--", "hostname")
+    assert both.code == 0
+    assert [line.split()[:2] for line in both.out.splitlines()] == [
+        ["[host", "0]"],
+        ["[host", "1]"],
+    ]
+    failing = shell("exec", running, "--host", "1", "--", "echo oops >&2; exit 7")
+    assert (failing.code, failing.err) == (7, "oops\n")
+    assert shell("exec", running, "--host", "9", "--", "true").code == 2
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh command here")
+def test_ssh_logs_in_to_the_host_that_was_named(shell: Shell, running: str) -> None:
+    told = shell("ssh", running, "--host", "1", typed="echo at $HOME; exit\n")
+    assert told.code == 0, told.err
+    [said] = [line for line in told.out.splitlines() if line.startswith("at ")]
+    name = shell.world.client.show(running)["slice"]["name"]
+    assert said.endswith("/1")
+    assert name in said
+    assert shell("ssh", running, "--host", "5").code == 2
+
+
+def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
+    shell: Shell,
+) -> None:
+    job = shell.create("echo on attempt $DRUMLINE_ATTEMPT; sleep 600", zones=["us-central2-b"])
+    shell.world.reaches(job, "RUNNING")
+    name = shell.world.client.show(job)["slice"]["name"]
+    dry = shell("cancel", job, "--dry-run")
+    assert "would end the program" in dry.out
+    assert shell.world.status(job) == "RUNNING"
+    told = shell("cancel", job)
+    assert told.code == 0
+    assert "is kept for a resume, which costs about $" in told.out
+    assert f"drumline delete {job}" in told.out
+    assert shell("wait", job).code == 1
+    assert not holds_nothing(shell, job)
+    resumed = shell("resume", job)
+    assert resumed.code == 0
+    assert "on the slice kept in us-central2-b" in resumed.out
+    shell.world.until(lambda: "on attempt 2" in shell("logs", job).out)
+    assert shell.world.client.show(job)["slice"]["name"] == name
+
+    refused = shell("delete", job)
+    assert refused.code == 2
+    assert "add --yes" in refused.err
+    assert shell.world.status(job) == "RUNNING"
+    assert shell("delete", job, "--yes").code == 0
+    assert shell("wait", job).code == 1
+    shell.world.until(lambda: holds_nothing(shell, job))
+    assert "on attempt 2" in shell("logs", job).out
+
+
+def test_clean_removes_logs_and_record(shell: Shell) -> None:
+    job = shell.create("echo to be forgotten; sleep 600")
+    shell.world.until(lambda: "to be forgotten" in shell("logs", job).out)
+    assert shell("clean", job).code == 2
+    done = shell("clean", job, "--yes")
+    assert done.code == 0
+    assert done.out == f"{job} and its logs are gone\n"
+    assert not (shell.world.home / "logs" / job).exists()
+    assert job not in {one["id"] for one in shell("list", "--all", "--json").json}
+    assert shell("show", job).code == 2
+    shell.world.until(lambda: holds_nothing(shell, job))
+    assert int(shell.create("true")) > int(job), "its number is not given out again"
+
+
+def test_a_bad_job_file_leaves_nothing_behind(world: World) -> None:
+    shell = Shell(world)
+    path = world.write_job("true", zones=["us-central2"], chekpoint="gs://counts/x")
+    told = shell("create", str(path))
+    assert told.code == 2
+    *problems, last = told.err.splitlines()
+    assert last == "nothing was created"
+    assert len(problems) == 2
+    assert any("did you mean checkpoint?" in line for line in problems)
+    assert any("is a region" in line for line in problems)
+    assert shell("list", "--all", "--json").json == []
+    assert world.resources() == []
+    assert shell("create", str(path.parent / "missing.yaml")).code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "999999"), ("logs", "999999"), ("wait", "999999"), ("resume", "999999"),
+        ("cancel", "999999"), ("delete", "999999", "--yes"), ("clean", "999999", "--yes"),
+        ("exec", "999999", "--", "true"), ("ssh", "999999"), ("show", "twelve"), ("show", "0"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_id_that_is_none_is_one_sentence_and_2(shell: Shell, words: tuple[str, ...]) -> None:
+    told = shell(*words)
+    assert (told.code, told.out) == (2, "")
+    assert len(told.err.splitlines()) == 1
+    assert "drumline list" in told.err
+
+
+def test_jobman_knows_the_six_commands_of_the_slides(shell: Shell) -> None:
+    path = shell.world.write_job("sleep 600", accelerator="v4-8", name="slides")
+    made = shell("create", str(path), command="jobman")
+    assert made.code == 0
+    assert "slides" in made.out
+    job = shell("list", "--json", command="jobman").json[-1]["id"]
+    shell.world.reaches(job, "RUNNING")
+    head = shell("list", command="jobman").out.splitlines()[0]
+    for column in ("JOB ID", "USER", "NAME", "ACCELERATOR", "ZONE", "HOST0 IP", "STATUS"):
+        assert column in head
+    assert shell("cancel", job, command="jobman").code == 0
+    shell("wait", job)
+    assert shell("resume", job, command="jobman").code == 0
+    shell.world.reaches(job, "RUNNING")
+    assert shell("delete", job, "--yes", command="jobman").code == 0
+    shell("wait", job)
+    assert shell("clean", job, "--yes", command="jobman").code == 0
+    assert job not in {one["id"] for one in shell("list", "--json", command="jobman").json}
+
+
+def test_the_server_is_stopped_and_started_by_the_next_command(shell: Shell, running: str) -> None:
+    found = shell("server", "status", "--json").json
+    assert found["home"] == str(shell.world.home)
+    assert shell("server", "stop").code == 0
+    none = shell("server", "status")
+    assert none.code == 1
+    assert "no server runs" in none.out
+    assert shell("server", "stop").code == 0
+    shell("list")
+    assert shell("server", "status", "--json").json["pid"] != found["pid"]
+    shell.world.until(lambda: shell("exec", running, "--", "echo still there").code == 0)
+    assert shell("show", running, "--json").json["attempts_made"] == 1

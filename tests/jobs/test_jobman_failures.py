@@ -1,0 +1,492 @@
+"""The twenty failures of the job manager our users come from, each shown not to happen here.
+
+Where the story is about calls and time, cloud and clock are pretended; where it is about programs
+and hosts, the jobs run on the emulator. Those share one world and are created together.
+"""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from drumline.cloud.protocol import CloudError
+from drumline.hosts.session import HostPhase
+from drumline.jobs import Client, Refused
+from drumline.jobs.desk import Mistake
+from tests.hosts import stand_in
+from tests.jobs.pretend import (
+    HOUR,
+    LOGIN_EXPIRED,
+    NO_CAPACITY,
+    UNAVAILABLE,
+    ZONE,
+    Office,
+    play,
+)
+from tests.jobs.world import World, a_world
+
+COUNT_STARTS = 'mkdir -p "$DRUMLINE_CHECKPOINT"; echo start >> "$DRUMLINE_CHECKPOINT/starts"\n'
+JOBS = {
+    "long": COUNT_STARTS + "sleep 9",
+    "once": COUNT_STARTS + "echo done",
+    "exit 3": "echo the last words; exit 3",
+    "several lines": "python -c 'raise SystemExit(7)'\necho this line must not be reached\n",
+    "several lines, the last fails": "true\n(exit 9)\n",
+    "says it failed": (
+        "echo 'Traceback (most recent call last):'; echo 'RuntimeError: FAILED';"
+        " echo 'Failed to initialize TPU system'; echo preempted; exit 0"
+    ),
+    "says it succeeded": "echo 'Job finished successfully'; echo SUCCEEDED; echo done; exit 5",
+}
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with a_world(tmp_path_factory.mktemp("town")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def jobs(town: World) -> dict[str, str]:
+    """One job for each program above, all under way at once."""
+    return {
+        name: town.create(
+            run,
+            accelerator="v4-8",
+            retry={"failures": 0},
+            checkpoint=f"gs://counts/{'-'.join(name.split())}".replace(",", ""),
+        )
+        for name, run in JOBS.items()
+    }
+
+
+def starts(town: World, name: str, job: str) -> int:
+    """How often the program of a job was started."""
+    path = town.home / "emulator" / "buckets" / "counts" / name / job / "starts"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_01_a_command_is_never_started_a_second_time_beside_the_first(
+    town: World, jobs: dict[str, str], tmp_path: Path
+) -> None:
+    """A command running longer than 300 s is started a second time beside the first."""
+
+    async def an_afternoon(office: Office) -> None:
+        job = await office.create()
+        await office.reaches(job, "RUNNING")
+        for _ in range(6):
+            await asyncio.sleep(HOUR / 2)
+            office.starts(job)[0].connection(there=False)
+            await asyncio.sleep(80)
+            office.starts(job)[0].connection(there=True)
+        assert len(office.starts(job)) == 1
+        assert office.status(job) == "RUNNING"
+        assert office.cloud.count("release") == 0
+
+    play(tmp_path, an_afternoon)
+    # A running program that writes nothing for longer than the emulator's every limit on silence.
+    shown = town.end(jobs["long"])
+    assert shown["status"] == "SUCCEEDED"
+    assert shown["ended"] - shown["attempts"][0]["running"] > 8
+    assert starts(town, "long", jobs["long"]) == 1
+
+
+def test_02_a_command_that_succeeded_is_not_run_again(town: World, jobs: dict[str, str]) -> None:
+    """`loop` runs a command that succeeded again, for ever."""
+    job = jobs["once"]
+    shown = town.end(job)
+    assert shown["status"] == "SUCCEEDED"
+    assert len(shown["attempts"]) == 1
+    with pytest.raises(Refused, match="has succeeded"):
+        town.client.resume(job)
+    town.kill_server()  # a new server is where it would begin again
+    town.client.list()
+    town.until(lambda: town.client.show(jobs["long"])["ended"] is not None)
+    assert starts(town, "once", job) == 1
+    assert town.status(job) == "SUCCEEDED"
+
+
+def test_03_an_end_is_a_success_a_failure_or_a_cancel(town: World, jobs: dict[str, str]) -> None:
+    """There is no succeeded and no failed state: every end reads "finished successfully"."""
+    waits = town.create("sleep 60", accelerator="v4-8")
+    town.client.delete(waits)
+    assert town.end(jobs["once"])["status"] == "SUCCEEDED"
+    assert town.end(jobs["exit 3"])["status"] == "FAILED"
+    assert town.end(waits)["status"] == "CANCELLED"
+    ends = [town.client.show(job)["events"][-1]["kind"] for job in (jobs["once"], waits)]
+    assert ends == ["succeeded", "cancelled"]
+    assert town.client.wait([jobs["once"], jobs["exit 3"]]) == {
+        jobs["once"]: "SUCCEEDED",
+        jobs["exit 3"]: "FAILED",
+    }
+
+
+def test_04_failed_status_calls_end_no_waiting_job_and_leave_no_request(tmp_path: Path) -> None:
+    """One failed status call ends every waiting job and leaves its request behind in the cloud."""
+
+    async def story(office: Office) -> None:
+        office.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        jobs = [await office.create() for _ in range(3)]
+        await office.until(lambda: len(office.cloud.requested) == 3)
+        asked = set(office.cloud.requested)
+        office.cloud.trouble = UNAVAILABLE
+        await asyncio.sleep(HOUR)
+        assert {office.status(job) for job in jobs} == {"WAITING"}
+        assert "no answer from the cloud" in office.show(jobs[0])["reason"]
+        office.cloud.trouble = None
+        await asyncio.sleep(60)
+        assert {office.status(job) for job in jobs} == {"WAITING"}
+        assert set(office.cloud.requested) == asked
+        for job in jobs:
+            await office.desk.verb(job, "delete", {})
+        await office.until(lambda: not office.cloud.requested)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("error", [UNAVAILABLE, LOGIN_EXPIRED], ids=["unavailable", "login"])
+def test_05_one_failed_status_call_deletes_no_healthy_slice(
+    tmp_path: Path, error: CloudError
+) -> None:
+    """One failed status call deletes a healthy TPU."""
+
+    async def story(office: Office) -> None:
+        job = await office.create()
+        await office.reaches(job, "RUNNING")
+        office.cloud.trouble = error
+        await asyncio.sleep(15)
+        office.cloud.trouble = None
+        await asyncio.sleep(60)
+        office.cloud.trouble = error
+        await asyncio.sleep(2 * HOUR)
+        office.cloud.trouble = None
+        await asyncio.sleep(60)
+        assert office.status(job) == "RUNNING"
+        assert office.cloud.count("release") == 0
+        assert office.cloud.count("ask") == 1
+        assert len(office.starts(job)) == 1
+
+    play(tmp_path, story)
+
+
+def test_06_resume_of_a_queued_job_makes_no_burst_of_calls(tmp_path: Path) -> None:
+    """`resume` of a queued job spins: over a thousand cloud calls in 12 s."""
+
+    async def story(office: Office) -> None:
+        office.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        job = await office.create()
+        await office.until(lambda: bool(office.cloud.requested))
+        await asyncio.sleep(30)
+        since = office.clock()
+        for _ in range(6):
+            told = await office.desk.verb(job, "resume", {})
+            assert told["text"] == f"{job} is WAITING already"
+            await asyncio.sleep(2)
+        assert office.cloud.count("ask", since) == 0
+        # Two calls a look, every 10 s.
+        assert len([call for call in office.cloud.calls if call.at >= since]) <= 4
+        assert office.status(job) == "WAITING"
+
+    play(tmp_path, story)
+
+
+def test_07_no_capacity_makes_few_create_calls_and_the_job_goes_on_waiting(tmp_path: Path) -> None:
+    """No capacity: 999 create calls in 10 s, then it gives up."""
+
+    async def story(office: Office) -> None:
+        office.cloud.refusal = NO_CAPACITY
+        began = office.clock()
+        job = await office.create()
+        await asyncio.sleep(10)
+        assert office.cloud.count("ask") == 1
+        await asyncio.sleep(4 * HOUR)
+        assert office.status(job) == "WAITING"
+        assert f"no capacity in {ZONE}" in office.show(job)["reason"]
+        asked = office.cloud.count("ask", began)
+        assert 10 <= asked <= 25, "about four an hour, and not none"
+        office.cloud.refusal = None
+        await office.reaches(job, "RUNNING", within=1000)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("request_state", "node"), [("SUSPENDED", "PREEMPTED"), ("ACTIVE", "TERMINATED")]
+)
+def test_08_a_node_preempted_while_waited_for_is_replaced_at_the_next_look(
+    tmp_path: Path, request_state: str, node: str
+) -> None:
+    """A node preempted while waited for is polled for seven days."""
+
+    async def story(office: Office) -> None:
+        office.cloud.given = ("PROVISIONING", "CREATING")
+        job = await office.create()
+        await office.reaches(job, "STARTING")
+        [first] = office.cloud.requested
+        office.cloud.given = ("ACTIVE", "READY")
+        office.cloud.becomes(first, request_state, node)
+        await office.reaches(job, "RUNNING", within=30)
+        assert office.show(job)["slice"]["name"] != first
+        assert office.show(job)["preemptions"] == 1
+        await office.until(lambda: first not in office.cloud.requested)
+
+    play(tmp_path, story)
+
+
+def test_09_an_expired_login_fails_no_job_and_all_go_on_after_the_next(tmp_path: Path) -> None:
+    """When the cloud login expires, every task in the queue is failed one by one and the worker
+    idles."""
+
+    async def story(office: Office) -> None:
+        running = await office.create()
+        await office.reaches(running, "RUNNING")
+        office.cloud.trouble = LOGIN_EXPIRED
+        queued = [await office.create() for _ in range(5)]
+        await asyncio.sleep(6 * HOUR)
+        assert office.status(running) == "RUNNING"
+        assert {office.status(job) for job in queued} == {"WAITING"}
+        told = office.show(queued[0])["reason"]
+        assert told.count("gcloud auth application-default login") == 1
+        office.cloud.trouble = None
+        for job in queued:
+            await office.reaches(job, "RUNNING", within=120)
+        assert {office.show(job)["failures"] for job in queued} == {0}
+        assert len(office.starts(running)) == 1
+
+    play(tmp_path, story)
+
+
+def test_10_a_run_of_several_lines_keeps_its_exit_code(town: World, jobs: dict[str, str]) -> None:
+    """A multi-line `run` loses its exit code, and the task reads completed."""
+    shown = town.end(jobs["several lines"])
+    assert shown["status"] == "FAILED"
+    assert shown["attempts"][0]["hosts"][0]["exit_code"] == 7
+    log = b"".join(town.client.logs(jobs["several lines"])).decode()
+    assert "must not be reached" not in log
+    shown = town.end(jobs["several lines, the last fails"])
+    assert shown["status"] == "FAILED"
+    assert shown["attempts"][0]["hosts"][0]["exit_code"] == 9
+
+
+def test_11_no_phrase_in_the_log_overrides_the_exit_status(
+    town: World, jobs: dict[str, str]
+) -> None:
+    """A phrase in the log overrides the exit status."""
+    assert town.end(jobs["says it failed"])["status"] == "SUCCEEDED"
+    shown = town.end(jobs["says it succeeded"])
+    assert shown["status"] == "FAILED"
+    assert shown["attempts"][0]["hosts"][0]["exit_code"] == 5
+
+
+def test_12_set_up_is_repeated_on_the_fresh_slice_after_a_preemption(town: World) -> None:
+    """Set-up is not repeated on the fresh VM after a preemption."""
+    job = town.create(
+        'test -e "$HOME/installed" && echo "attempt $DRUMLINE_ATTEMPT is set up"\n'
+        'if [ "$DRUMLINE_ATTEMPT" = 1 ]; then sleep 60; fi',
+        setup='echo installing; touch "$HOME/installed"',
+        accelerator="v4-16",
+        retry={"failures": 0},
+    )
+    up = b"attempt 1 is set up"
+    town.until(lambda: b"".join(town.client.logs(job, host="all")).count(up) == 2)
+    town.emulator("preempt", target=job)
+    assert town.end(job)["status"] == "SUCCEEDED"
+    for host in (0, 1):
+        for attempt in (1, 2):
+            log = b"".join(town.client.logs(job, host=host, attempt=attempt)).decode()
+            assert log.count("installing") == 1
+            assert f"attempt {attempt} is set up" in log
+
+
+def test_13_real_failures_are_counted_however_often_a_connection_was_lost(tmp_path: Path) -> None:
+    """After one SSH retry, real failures are retried without end."""
+
+    async def on_the_hosts() -> None:
+        async with asyncio.timeout(30), stand_in.Slice(tmp_path / "hosts", 1) as slice_:
+            run = 'echo up; while [ ! -e "$HOME/go" ]; do sleep 0.05; done; exit 3'
+            session = slice_.session(stand_in.program(run=run))
+            session.start()
+            await stand_in.until(lambda: slice_.log(0) == b"up\n", "it runs")
+            slice_.hosts[0].cut()
+            (slice_.hosts[0].home / "go").touch()
+            await stand_in.until(
+                lambda: session.reports()[0].phase is HostPhase.EXITED, "the exit is seen"
+            )
+            assert session.reports()[0].exit_code == 3
+            assert slice_.log(0) == b"up\n"
+
+    asyncio.run(on_the_hosts())
+
+    async def story(office: Office) -> None:
+        job = await office.create(retry={"failures": 2})
+        for attempt in range(1, 4):
+            await office.until(lambda n=attempt: len(office.starts(job)) == n, 300)  # type: ignore[misc]
+            await office.reaches(job, "RUNNING")
+            session = office.starts(job)[-1]
+            session.connection(there=False)
+            await asyncio.sleep(60)
+            session.connection(there=True)
+            session.ends(3, "ValueError: batch 250")
+        await office.reaches(job, "FAILED", 300)
+        await asyncio.sleep(HOUR)
+        assert len(office.starts(job)) == 3
+        assert office.show(job)["failures"] == 3
+        assert not office.cloud.requested
+
+    play(tmp_path / "office", story)
+
+
+def test_14_a_second_server_of_the_same_home_leaves_at_once_and_runs_nothing(town: World) -> None:
+    """Two users of one checkout run the same task twice."""
+    run = COUNT_STARTS + "sleep 2"
+    job = town.create(run, accelerator="v4-8", checkpoint="gs://counts/twice")
+    first = town.client.server_status()
+    assert first is not None
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-m", "drumline.jobs.server"],
+            env={"DRUMLINE_HOME": str(town.home), "PATH": "/usr/bin:/bin"},
+            cwd=town.home,
+        )
+        for _ in range(2)
+    ]
+    assert [other.wait(20) for other in others] == [0, 0]
+    now = town.client.server_status()
+    assert now is not None
+    assert now["pid"] == first["pid"]
+    assert town.end(job)["status"] == "SUCCEEDED"
+    assert starts(town, "twice", job) == 1
+
+
+@pytest.mark.parametrize(("accelerator", "hosts"), [("v5p-16", 2), ("v5litepod-8", 1)])
+def test_15_hosts_are_counted_as_the_cloud_counts_them(
+    town: World, accelerator: str, hosts: int
+) -> None:
+    """Hosts are miscounted for v5p-16 and v5litepod-8."""
+    job = town.create('echo "$DRUMLINE_HOST of $DRUMLINE_HOSTS"; sleep 1', accelerator=accelerator)
+    town.reaches(job, "RUNNING")
+    node = town.client.show(job)["slice"]["name"]
+    there = [host for host in town.emulator("resources")["hosts"] if host["node"] == node]
+    assert len(there) == len(town.client.hosts(job)) == hosts
+    assert town.end(job)["status"] == "SUCCEEDED"
+    said = [b"".join(town.client.logs(job, host=n)).decode().strip() for n in range(hosts)]
+    assert said == [f"{n} of {hosts}" for n in range(hosts)]
+
+
+def test_16_no_private_key_on_a_host_none_without_its_own_key_and_no_file_of_its_touched(
+    town: World, tmp_path: Path
+) -> None:
+    """Private keys are copied to every VM, host keys are not checked, the VM's SSH config is
+    overwritten, values go into shells unquoted, tokens go to the logs."""
+    setup = "mkdir -p ~/.ssh; test -e ~/.ssh/config || echo 'Host mine' > ~/.ssh/config"
+    job = town.create("sleep 60", setup=setup, accelerator="v4-16")
+    town.reaches(job, "RUNNING")
+    town.kill_server()  # so that every host is connected to and seen to once more
+    town.until(lambda: "RUNNING" in str(town.client.show(job)["attempts"][0]["hosts"]))
+    name = town.client.show(job)["slice"]["name"]
+    homes = list((town.home / "emulator" / "hosts").glob(f"{name}-*/*"))
+    assert len(homes) == 2
+    secret = (town.home / "ssh" / "id_ed25519").read_bytes().splitlines()[2]
+    for home in homes:
+        assert {path.name for path in (home / ".ssh").iterdir()} == {"config"}
+        assert (home / ".ssh" / "config").read_text() == "Host mine\n"
+        files = [path for path in home.rglob("*") if path.is_file()]
+        assert len(files) > 5
+        assert not [path for path in files if secret in path.read_bytes()]
+    assert secret not in (town.home / "server.log").read_bytes()
+    town.client.delete(job)
+
+    async def another_shows_up_at_its_address() -> None:
+        async with asyncio.timeout(30), stand_in.Slice(tmp_path, 1) as slice_:
+            session = slice_.session(stand_in.program(run="sleep 60"))
+            session.start()
+            await stand_in.until(lambda: session.reports()[0].phase is HostPhase.RUNNING, "it runs")
+            host = slice_.hosts[0]
+            await host.stop()
+            host.commands.clear()
+            host.host_key = asyncssh.generate_private_key("ssh-ed25519")
+            await host.start()
+            await stand_in.until(lambda: "host key" in session.reports()[0].detail, "refused")
+            assert host.commands == []
+
+    asyncio.run(another_shows_up_at_its_address())
+    # Values in shells: test_nasty_names.py; tokens in logs: test_secrets.py.
+
+
+def test_17_a_multi_region_bucket_is_refused_with_its_cost(tmp_path: Path) -> None:
+    """A multi-region bucket passes the region check."""
+
+    async def story(office: Office) -> None:
+        office.cloud.buckets = {"lab-data": "US", "lab-near": "US-CENTRAL2"}
+        with pytest.raises(Mistake, match=r"gs://lab-data is in US, .*1 TB costs about \$\d+"):
+            await office.create(mounts={"/data": "gs://lab-data/c4"})
+        assert office.desk.overview(everything=True) == []
+        await asyncio.sleep(60)
+        assert office.cloud.count("ask") == 0
+        near = await office.create(mounts={"/data": "gs://lab-near/c4"})
+        await office.reaches(near, "RUNNING")
+
+    play(tmp_path, story)
+
+
+def test_18_parallel_creates_get_ids_and_slices_of_their_own(town: World) -> None:
+    """Two parallel creates take the same TPU name."""
+    town.emulator("capacity", zone="local-c", accelerator="v4-8", chips=0)
+    path = town.write_job("true", accelerator="v4-8", zones=["local-c"])
+    with ThreadPoolExecutor(6) as several:
+        created = list(several.map(lambda _: Client(town.home).create(path)["id"], range(6)))
+    assert len(set(created)) == 6
+
+    def asked() -> list[str]:
+        requests = town.emulator("resources")["requests"]
+        return [one["name"] for one in requests if one["job"] in created]
+
+    town.until(lambda: len(asked()) == 6, what="six requests")
+    assert len(set(asked())) == 6
+    town.client.delete(created)
+    town.until(lambda: not asked())
+
+
+def test_19_list_answers_at_once_while_the_cloud_is_slow(town: World) -> None:
+    """`list` holds a global lock through all its cloud calls."""
+    job = town.create("sleep 60", accelerator="v4-8")
+    town.reaches(job, "RUNNING")
+    town.client.list()
+    town.emulator("faults", delay=1.0, seconds=5.0)
+    before = town.emulator("status")["total"]
+    try:
+        # The deletion is a call that takes 5 s; so are the looks at the zone.
+        town.client.delete(job)
+        town.until(lambda: town.emulator("status")["total"] > before)
+        for _ in range(5):
+            began = time.monotonic()
+            assert job in {one["id"] for one in town.client.list()}
+            town.client.show(job)
+            assert time.monotonic() - began < 1.0
+    finally:
+        town.emulator("faults", clear=True)
+    town.end(job)
+
+
+def test_20_what_failed_leaves_its_last_words_after_the_slice_is_gone(
+    town: World, jobs: dict[str, str]
+) -> None:
+    """The process that failed leaves no trace: its screen is gone with the session."""
+    job = jobs["exit 3"]
+    shown = town.end(job)
+    town.until(
+        lambda: not [one for one in town.emulator("resources")["nodes"] if one["job"] == job]
+    )
+    assert shown["slice"] is None
+    assert "the last words" in shown["cause"]["tail"]
+    assert "the last words" in shown["attempts"][0]["hosts"][0]["tail"]
+    assert b"the last words\n" in b"".join(town.client.logs(job))
+    town.client.stop_server()
+    assert town.client.show(job)["cause"] == shown["cause"]
+    assert b"the last words\n" in b"".join(town.client.logs(job))

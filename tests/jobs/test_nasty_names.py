@@ -1,0 +1,160 @@
+"""Quotes, spaces, `$(…)`, newlines and leading dashes arrive as they are, and run nothing."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drumline.jobs.spec import SpecError
+from tests.jobs.world import World, a_world
+
+DRUMLINE = Path(sys.executable).parent / "drumline"
+CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with a_world(tmp_path_factory.mktemp("town")) as made:
+        yield made
+
+
+@pytest.fixture
+def touch(tmp_path: Path, town: World) -> Iterator[str]:
+    """A command that must never run: wherever it did, it would leave a trace."""
+    yield f"touch {tmp_path}/pwned pwned"
+    assert not (tmp_path / "pwned").exists()
+    assert "pwned" not in {path.name for path in town.files()}
+    assert not Path("pwned").exists()
+
+
+def nasty(touch: str) -> list[str]:
+    """Text that is a command to whoever puts it into a shell unquoted."""
+    return [
+        f"$({touch})",
+        f"`{touch}`",
+        f"; {touch}",
+        f"x' ; {touch} ; '",
+        f'x" ; {touch} ; "',
+        f"x && {touch} # ",
+        f"| {touch}",
+        "-rf",
+        "--help",
+        "../../..",
+        "a  b",
+        "$HOME ~ * ? [a] {a,b} \\ % ! é 名",
+    ]
+
+
+def log(town: World, job: str) -> str:
+    return b"".join(town.client.logs(job)).decode()
+
+
+def test_names_run_nothing_and_leave_the_clouds_names_valid(town: World, touch: str) -> None:
+    town.emulator("capacity", zone="local-c", accelerator="v4-8", chips=0)
+    names = nasty(touch)
+    jobs = {town.create("true", name=n, accelerator="v4-8", zones=["local-c"]): n for n in names}
+
+    def requests() -> list[dict[str, str]]:
+        return list(town.emulator("resources")["requests"])
+
+    # As many as are asked for at once in one zone; the others wait here.
+    town.until(lambda: len(requests()) == 8, what="the requests")
+    assert all(CLOUD_NAME.fullmatch(one["name"]) for one in requests())
+    assert {one["job"] for one in requests()} <= set(jobs)
+    assert {job["id"]: job["name"] for job in town.client.list()} == jobs
+    for words in (["list"], ["show", next(iter(jobs))], ["delete", "--dry-run", *jobs]):
+        done = subprocess.run(
+            [DRUMLINE, *words],
+            env={"DRUMLINE_HOME": str(town.home), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert names[0] in done.stdout
+    for job in jobs:
+        town.client.delete(job)
+    town.cloud_is_empty()
+
+
+def test_values_and_the_code_arrive_to_the_letter(town: World, touch: str) -> None:
+    values = [*nasty(touch), f"two\nlines\n$({touch})\n", "", " ", "\t", "a\\nb", "'", '"']
+    environment = {f"V{n}": value for n, value in enumerate(values)}
+    path = town.write_job(
+        "python -c 'import json, os;"
+        ' print(json.dumps({k: v for k, v in os.environ.items() if k[:1] == "V"}))\'\n'
+        'ls -A > listing; python -c \'print(__import__("json").dumps(open("listing").read()))\'',
+        name=values[0],
+        accelerator="v4-8",
+        environment=environment,
+        setup=f"printf '%s\\n' 'set up: $({touch})' \"it's here\"",
+    )
+    files = ["-rf", "a b", "it's", "$(id)", "--help"]
+    for name in files:
+        (path.parent / name).write_text("x")
+    folder = path.parent.rename(path.parent.with_name('it\'s $(id) ; `id` "x"'))
+    job = str(town.client.create(folder / path.name)["id"])
+    assert town.end(job)["status"] == "SUCCEEDED", log(town, job)
+    said = log(town, job).splitlines()
+    assert f"set up: $({touch})" in said
+    assert "it's here" in said
+    *_, seen, listing = said
+    seen_values = {k: v for k, v in json.loads(seen).items() if k in environment}
+    assert seen_values == environment
+    assert set(files) < set(json.loads(listing).splitlines())
+    assert town.client.show(job)["spec"]["environment"] == environment
+
+
+def test_places_and_commands_are_taken_to_the_letter(town: World, touch: str) -> None:
+    inside = touch.replace("/", "_")
+    job = town.create(
+        'echo "$DRUMLINE_CHECKPOINT"; mkdir -p "$DRUMLINE_CHECKPOINT"\n'
+        'for d in ~/data*; do touch "$d/here"; done\n'
+        'until [ -e "$HOME/go" ]; do sleep 0.05; done',
+        accelerator="v4-8",
+        mounts={f"~/data; {inside}": f"gs://counts/it's $({inside}) `{inside}`"},
+        checkpoint=f"gs://counts/saved $({inside})",
+    )
+    town.until(lambda: "saved" in log(town, job), what="the program")
+    buckets = town.home / "emulator" / "buckets" / "counts"
+    assert (buckets / f"saved $({inside})" / job).is_dir()
+    town.until(lambda: (buckets / f"it's $({inside}) `{inside}`" / "here").exists())
+    [told] = town.client.exec(job, ["printf", "%s|", f"$({touch})", "a  b", "it's", "two\nlines"])
+    assert told["stdout"] == f"$({touch})|a  b|it's|two\nlines|"
+    town.client.exec(job, "touch ~/go")
+    assert town.end(job)["status"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"name": "two\nlines"},
+        {"name": "a\x1b[2Jb"},
+        {"zones": ["$(id)"]},
+        {"zones": ["local-a; rm -rf ~"]},
+        {"zones": ["-a"]},
+        {"accelerator": "v4-8; id"},
+        {"environment": {"A;id": "x"}},
+        {"environment": {"$(id)": "x"}},
+        {"secrets": ["$(id)"]},
+        {"mounts": {"~/x\ny": "gs://counts/x"}},
+        {"mounts": {"~/x": "gs://$(id)/x"}},
+        {"project": "$(id)"},
+        {"python": {"kind": "docker", "image": "-v/:/host"}},
+        {"python": {"kind": "uv", "requirements": "--index-url=x"}},
+    ],
+    ids=lambda keys: json.dumps(keys),
+)
+def test_what_cannot_be_meant_is_refused_in_one_sentence(
+    town: World, keys: dict[str, object]
+) -> None:
+    before = len(town.client.list(all=True))
+    path = town.write_job("true", **({"accelerator": "v4-8"} | keys))
+    with pytest.raises(SpecError) as refused:
+        town.client.create(path)
+    assert len(str(refused.value).splitlines()) == 1
+    assert len(town.client.list(all=True)) == before
