@@ -205,11 +205,13 @@ class Host:
         self.cut()
 
     def kill(self) -> None:
-        # Stopped first, so that none sees another die and writes it down.
-        for how in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in self.pids():
-                with contextlib.suppress(OSError):
-                    os.kill(pid, how)
+        # Stopped first, so that none sees another die and writes it down; and again, because a
+        # process may fork between the look and the blow.
+        while pids := [pid for pid in self.pids() if not _is_zombie(pid)]:
+            for how in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in pids:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, how)
 
     async def stop(self) -> None:
         self._front.close()
@@ -218,6 +220,13 @@ class Host:
         self._server.close()
         self.kill()
         await self._server.wait_closed()
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 class Slice:

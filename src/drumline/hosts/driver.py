@@ -170,7 +170,7 @@ class HostDriver:
             self._gate.found_running(status.coordinator)
             self._gate.started(host)
             self._gate.ready(host)
-            self._take(status)
+            self._take_unless_ended(status)
         elif status.stopped or self._gate.was_started(host):
             self._take(status)
         elif self._report.phase in (HostPhase.FAILED, HostPhase.EXITED):
@@ -187,7 +187,7 @@ class HostDriver:
             now = await agent.ask(Status, "start", self._folder, sent=sent)
             if now.state != "none":
                 self._gate.started(host)
-            self._take(now)
+            self._take_unless_ended(now)
 
     async def _prepare(self, agent: RemoteAgent) -> bool:
         """Free chips, code, set-up. False when this host cannot be prepared."""
@@ -256,11 +256,21 @@ class HostDriver:
                 number += 1
             log.rename(old)
 
+    def _take_unless_ended(self, status: Status) -> None:
+        """An end is left to `watch`, which tells it after all that was logged by then."""
+        if status.state != "exited":
+            self._take(status)
+
     def _take(self, status: Status) -> None:
         """What the agent says of the program, into the report."""
         known = {"started_at": status.started_at, "heartbeat": status.heartbeat}
+        if status.state in {"running", "exited"}:
+            # `watch` may tell of it before `start` is answered, and the host go down in between.
+            self._gate.started(self.place.index)
         was_started = self._gate.was_started(self.place.index)
         if status.state == "running":
+            if self._report.phase is HostPhase.EXITED:
+                return  # the end, told by `watch`, has overtaken the answer to `start`
             phase = HostPhase.RUNNING
             self._show(
                 phase=phase, detail="", error=status.error, error_at=status.error_at, **known

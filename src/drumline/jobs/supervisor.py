@@ -111,8 +111,10 @@ class Supervisor:
             await self._sleep()
 
     async def _sleep(self) -> None:
+        # Not wait_for, which in Python 3.11 swallows a cancellation that comes with the news.
         try:
-            await asyncio.wait_for(self._wake.wait(), max(self.looks.next_due(), 0.01))
+            async with asyncio.timeout(max(self.looks.next_due(), 0.01)):
+                await self._wake.wait()
         except TimeoutError:
             return
 
@@ -388,7 +390,8 @@ class Supervisor:
         before: tuple[HostReport, ...] = ()
         while self._sessions.get((job_id, number)) is session:
             try:
-                await asyncio.wait_for(session.changed.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await session.changed.wait()
             except TimeoutError:
                 continue
             session.changed.clear()
@@ -406,7 +409,8 @@ class Supervisor:
         grace = self.records[job_id].job.grace
         if session is not None:
             try:
-                await asyncio.wait_for(session.stop(grace), grace + STOP_LIMIT)
+                async with asyncio.timeout(grace + STOP_LIMIT):
+                    await session.stop(grace)
             except TimeoutError:
                 log.warning("job %s: some hosts did not confirm the stop", job_id)
         self._stopped.add((job_id, number))

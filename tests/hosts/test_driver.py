@@ -1,0 +1,113 @@
+"""One host: answers that overtake each other on their way."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from drumline.hosts.connection import KnownHosts
+from drumline.hosts.driver import HostDriver, Means
+from drumline.hosts.messages import Line, Place, Port, Prepared, Status
+from drumline.hosts.session import HostPhase, StartLine, Timing
+from drumline.hosts.values import Address
+
+from .stand_in import program, until
+
+
+class SlowToAnswer:
+    """A host whose program has ended, and is told of as ended, before `start` is answered."""
+
+    def __init__(self) -> None:
+        self.starting = asyncio.Event()
+        self.told = asyncio.Event()
+
+    async def install(self) -> None:
+        pass
+
+    async def ask(self, _: type[Any], verb: str, *__: str, **___: Any) -> Any:
+        if verb == "start":
+            self.starting.set()
+            await self.told.wait()
+            return Status(state="running", started_at=1.0)
+        known = {"status": Status(state="none"), "prepare": Prepared(have_code=True)}
+        return known.get(verb) or Port(port=1234)
+
+    async def watch(self, *_: object) -> AsyncIterator[Line]:
+        await self.starting.wait()
+        yield Line(status=ENDED)
+        self.told.set()
+        await asyncio.Event().wait()
+
+
+class EndedUnseen:
+    """A host whose program ended while nobody was connected; its last lines are still to come."""
+
+    def __init__(self) -> None:
+        self.send_log = asyncio.Event()
+
+    async def install(self) -> None:
+        pass
+
+    async def ask(self, *_: object, **__: object) -> Status:
+        return ENDED
+
+    async def watch(self, *_: object) -> AsyncIterator[Line]:
+        await self.send_log.wait()
+        yield Line(log=base64.b64encode(b"last words\n").decode())
+        yield Line(status=ENDED)
+        await asyncio.Event().wait()
+
+
+ENDED = Status(state="exited", exit_code=3, started_at=1.0)
+
+
+@asynccontextmanager
+async def driven(folder: Path, host: object) -> AsyncIterator[HostDriver]:
+    means = Means(
+        key=folder / "key",
+        known=KnownHosts(folder / "known"),
+        log=folder / "host-0.log",
+        clock=lambda: 1.0,
+        timing=Timing(),
+        changed=lambda: None,
+    )
+    place = Place(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
+    driver = HostDriver(program(), place, StartLine(1, folder / "started"), means)
+    driving = asyncio.create_task(driver._on(host))  # type: ignore[arg-type]
+    yield driver
+    driving.cancel()
+    await asyncio.gather(driving, return_exceptions=True)
+
+
+def test_an_end_is_not_undone_by_an_answer_that_comes_late(tmp_path: Path) -> None:
+    """A program that is over in no time; its host would read RUNNING for ever."""
+
+    async def story() -> None:
+        host = SlowToAnswer()
+        async with driven(tmp_path, host) as driver:
+            # It is written down once the answer to `start` has come.
+            started = tmp_path / "started"
+            await until(lambda: started.exists() and '"hosts": [0]' in started.read_text(), "it")
+            await asyncio.sleep(0)
+            assert driver.report().phase is HostPhase.EXITED
+            assert driver.report().exit_code == 3
+
+    asyncio.run(story())
+
+
+def test_an_end_is_told_only_once_all_of_the_log_is_here(tmp_path: Path) -> None:
+    """Who hears of the end lets go of the slice, and of what was not yet copied from it."""
+
+    async def story() -> None:
+        host = EndedUnseen()
+        async with driven(tmp_path, host) as driver:
+            await until(lambda: (tmp_path / "started").exists(), "the host has answered")
+            await asyncio.sleep(0)
+            assert driver.report().phase is not HostPhase.EXITED
+            host.send_log.set()
+            await until(lambda: driver.report().phase is HostPhase.EXITED, "the end")
+            assert (tmp_path / "host-0.log").read_bytes() == b"last words\n"
+
+    asyncio.run(story())
