@@ -223,3 +223,16 @@ def test_cancel_keeps_the_slice_resume_goes_on_and_delete_releases(world: World)
     world.cloud_is_empty()
     counted = [line[2] for line in history(world.saved(job)) if line[0] == "step"]
     assert counted == sorted(set(counted), key=lambda step: int(str(step)))
+
+
+def test_a_server_whose_home_was_removed_leaves(world: World) -> None:
+    world.client.list()
+    status = world.client.server_status()
+    assert status is not None
+    (world.home / "server.sock").unlink()
+    state = Path(f"/proc/{status['pid']}/stat")
+
+    def has_left() -> bool:
+        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    world.until(has_left, 20, "the server to leave")

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import asyncssh
 import uvicorn
@@ -38,6 +39,7 @@ from drumline.jobs.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 LONGEST_POLL = 30.0
+HOME_CHECK_SECONDS = 5.0
 
 
 def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
@@ -156,6 +158,13 @@ def ssh_key(folders: Folders) -> str:
     return asyncssh.read_private_key(folders.key).export_public_key().decode().strip()
 
 
+async def _home_is_gone(door: Path) -> None:
+    """Return when nobody can reach us any more: the socket was removed, or is another's."""
+    ours = door.stat().st_ino
+    while door.exists() and door.stat().st_ino == ours:
+        await asyncio.sleep(HOME_CHECK_SECONDS)
+
+
 async def serve(config: Config) -> None:
     """Run until told to stop."""
     folders = Folders(config.home)
@@ -179,8 +188,11 @@ async def serve(config: Config) -> None:
     listening = asyncio.create_task(web.serve(sockets=[door]))
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(stop.wait())
+    homeless = asyncio.create_task(_home_is_gone(folders.socket))
     try:
-        await asyncio.wait({listening, supervising, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {listening, supervising, stopping, homeless}, return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
         web.should_exit = True
         web.force_exit = True
@@ -189,6 +201,7 @@ async def serve(config: Config) -> None:
             await supervising
         await listening
         stopping.cancel()
+        homeless.cancel()
         await supervisor.close()
         store.close()
         folders.socket.unlink(missing_ok=True)
