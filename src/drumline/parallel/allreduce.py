@@ -1,0 +1,147 @@
+"""`matmul_allreduce`: multiply and give every device the whole sum.
+
+A ring reduce-scatter, in which the sums travel while the next blocks are multiplied, and then a
+ring all-gather of the finished shares. Written with `psum` over tiles instead, XLA would merge
+the tiles into one all-reduce that waits for the whole product.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jax import lax
+
+from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
+from drumline.parallel.rings import (
+    Arrival,
+    AxisName,
+    Direction,
+    Lane,
+    Loop,
+    Ring,
+    accumulate,
+    circulate,
+    ring_over,
+)
+from drumline.parallel.scatter import Scattered, scatter_gradients, scattered_dim, scattered_sums
+from drumline.parallel.shapes import check_contraction, check_weight
+from drumline.parallel.varying import is_checked, same_everywhere, vary_alike, zeros
+
+
+def matmul_allreduce(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    axis_name: AxisName,
+    direction: Direction = "both",
+    loop: Loop = "auto",
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """Multiply by row-sharded weights and sum over a mesh axis, for use inside `jax.shard_map`.
+
+    `A[..., D_Y] · W[D_Y, F] → Out[..., F]` with Y standing for `axis_name`.
+
+    The same as `lax.psum(x @ w, axis_name)`, also in its type (under `check_vma=True` the result
+    does not vary over the axis) and in its gradient, which then needs no communication. The
+    product is cut by rows, or by columns where the rows do not divide between the devices. The
+    second half of the way, the all-gather, has no multiplication of its own to hide behind.
+
+    Args:
+        x: this device's shard, with any number of leading dimensions.
+        w: this device's rows of the weights.
+        axis_name: the mesh axis (or axes) of the ring.
+        direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
+        loop: `"unrolled"`, `"rolled"`, or `"auto"`: rolled, except forward on up to four
+            devices. Unrolled gives the compiler most freedom to overlap, rolled needs less
+            memory and compile time.
+        precision: passed on to each multiplication.
+    """
+    caller = "matmul_allreduce"
+    ring = ring_over(caller, axis_name, direction, loop, precision)
+    check_weight(caller, x, w)
+    check_contraction(caller, x, w)
+    checked = is_checked(axis_name)
+    x, w = vary_alike(axis_name, x, w)
+    rows = x.reshape(-1, x.shape[-1])
+    cut = _cut(caller, ring, rows.shape[0], w.shape[1])
+    return _allreduce(ring, cut, checked, rows, w).reshape(*x.shape[:-1], -1)
+
+
+def _cut(caller: str, ring: Ring, rows: int, columns: int) -> Scattered:
+    if rows % ring.size == 0:
+        return "rows"
+    if columns % ring.size == 0:
+        return "columns"
+    raise ValueError(
+        f"{caller}: neither the {rows} rows of x nor the {columns} columns of w can be divided "
+        f"between the {ring.size} devices of axis {ring.axis_name!r}"
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _allreduce(
+    ring: Ring,
+    cut: Scattered,
+    checked: bool,  # noqa: ARG001 - for the backward pass
+    x: jax.Array,
+    w: jax.Array,
+) -> jax.Array:
+    if ring.size == 1:
+        return same_everywhere(ring.axis_name, dot(ring, x, w))
+    dtype = result_dtype(x, w)
+    shares = [share.astype(dtype) for share in scattered_sums(ring, cut, x, w)]
+    return same_everywhere(ring.axis_name, _gather_shares(ring, scattered_dim(cut, x), shares))
+
+
+def _gather_shares(ring: Ring, dim: int, shares: list[jax.Array]) -> jax.Array:
+    """The whole array from every device's share of it, which came in one piece per chain."""
+    length = sum(share.shape[dim] for share in shares)
+    shape = list(shares[0].shape)
+    shape[dim] = length * ring.size
+
+    def visit(out: jax.Array, arrivals: list[Arrival]) -> jax.Array:
+        for lane, part, source in arrivals:
+            out = put(out, part, source * length + lane.start, dim)
+        return out
+
+    start = zeros(tuple(shape), shares[0].dtype, shares[0])
+    return circulate(ring, ring.chains(length), shares, visit, start)
+
+
+def _forward(
+    ring: Ring, cut: Scattered, checked: bool, x: jax.Array, w: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _allreduce(ring, cut, checked, x, w), (x, w)
+
+
+def _backward(
+    ring: Ring,
+    cut: Scattered,
+    checked: bool,
+    operands: tuple[jax.Array, jax.Array],
+    g: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    x, w = operands
+    if checked or ring.size == 1:
+        # One cotangent that all devices share: each has all it needs for its own shards.
+        (g,) = vary_alike(ring.axis_name, g)
+        return dot(ring, g, w, along=1).astype(x.dtype), outer(ring, x, g).astype(w.dtype)
+    # Unchecked, every device has its own cotangent for its copy of the result, as with `psum`:
+    # they are summed first, and the shares of the sum go round as in any scatter's gradient.
+    share = _scatter_sum(ring.backward(), scattered_dim(cut, x), g)
+    return scatter_gradients(ring, cut, operands, share)
+
+
+def _scatter_sum(ring: Ring, dim: int, g: jax.Array) -> jax.Array:
+    """This device's share of g summed over the ring."""
+    length = g.shape[dim] // ring.size
+
+    def term(lane: Lane, owner: jax.Array) -> jax.Array:
+        share = take(g, owner * length + lane.start, lane.size, dim)
+        return share.astype(sum_dtype(g, g))
+
+    return join(accumulate(ring, ring.chains(length), term), dim).astype(g.dtype)
+
+
+_allreduce.defvjp(_forward, _backward)

@@ -1,0 +1,197 @@
+"""Mixture of experts that drops nothing: `Out[i] = A[i] @ W[B[i]]`, local and sharded.
+
+Tokens are sorted into one group an expert, multiplied by group, and put back, so that no array of
+tokens × matrices nor of experts × tokens ever exists. Inside `shard_map` the tokens come to the
+experts: all of them at once (`exchange="allgather"`), or in rounds of a fixed buffer
+(`exchange="alltoall"`), where a skewed assignment costs more rounds and not more memory.
+docs/experts.md has the arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from drumline.parallel.experts_exchange import Axes, through_experts
+from drumline.parallel.experts_functions import Linear
+from drumline.parallel.grouped_blocks import accumulator, alike
+from drumline.parallel.grouped_matmul import outer, product, row_alignment
+from drumline.parallel.grouped_rows import group_rows
+from drumline.parallel.grouped_typed import psum_scatter
+
+Exchange = Literal["alltoall", "allgather"]
+
+
+def expert_matmul(
+    a: jax.Array,
+    w: jax.Array,
+    assignment: jax.Array,
+    gates: jax.Array | None = None,
+    *,
+    axis_name: str | None = None,
+    gather_axis_name: str | None = None,
+    exchange: Exchange = "alltoall",
+    buffer_rows: int | None = None,
+) -> jax.Array:
+    """Multiply each token by the matrices of the experts it is assigned to.
+
+    With no `axis_name` everything is local. Inside `shard_map`, `axis_name` is the axis that both
+    experts and tokens are split over, and `gather_axis_name` the one over which the columns of
+    `a` and of `w` are: `W[E_X, D, F_Y]`, `A[S_X, D_Y]`, `B[S_X]` give `Out[S_X, F_Y]`.
+
+    Differentiable in `a`, `w` and `gates`; the backward pass keeps only the inputs and sends by
+    the same rounds. Sums are in float32 whatever the type of `a`.
+
+    Args:
+        a: `[S, D]` tokens; the columns are this device's share under `gather_axis_name`.
+        w: `[E, D, F]` matrices; the experts are this device's share under `axis_name`.
+        assignment: `int[S]` or `int[S, k]`, numbered over the experts of all devices. A number
+            outside them is a ValueError where its value is known; under `jit` and `shard_map`,
+            where it is not, that slot contributes zero and receives no gradient.
+        gates: `[S, k]` (or `[S]`) weights of the sum over k; the mean over k if None.
+        axis_name: mesh axis of experts and tokens, or None for a local product.
+        gather_axis_name: mesh axis of the columns, or None where `D` is whole.
+        exchange: how tokens reach their experts; "alltoall" is bounded in memory.
+        buffer_rows: rows a device can send each peer in one round of "alltoall"; a quarter of
+            the balanced share if None. More rows make fewer rounds and take more memory.
+
+    Returns:
+        `[S, F]` in the type of `a`.
+    """
+    if gather_axis_name is not None and axis_name is None:
+        raise ValueError(f"gather_axis_name is {gather_axis_name!r} but axis_name is missing")
+    peers = 1 if axis_name is None else lax.axis_size(axis_name)
+    columns = 1 if gather_axis_name is None else lax.axis_size(gather_axis_name)
+    _check(a, w, assignment, gates, columns)
+    if exchange not in ("alltoall", "allgather"):
+        raise ValueError(f"exchange is {exchange!r}; it can be 'alltoall' or 'allgather'")
+    if buffer_rows is not None and buffer_rows < 1:
+        raise ValueError(f"buffer_rows is {buffer_rows}; it must be at least 1")
+    experts = w.shape[0] * peers
+    _check_range(assignment, experts)
+    assignment = jnp.asarray(assignment).reshape(a.shape[0], -1)
+    if gates is None:
+        gates = jnp.full(assignment.shape, 1 / assignment.shape[1], accumulator(a.dtype))
+    gates = gates.reshape(assignment.shape)
+    inside = (assignment >= 0) & (assignment < experts)
+    keys = jnp.where(inside, assignment, experts).astype(jnp.int32)
+    a, w, keys, gates = alike(a, w, keys, gates)
+    if a.shape[0] == 0:
+        return jnp.zeros_like(a, shape=(0, w.shape[2]))
+    if axis_name is None:
+        return _sorted_matmul(a, w, keys, gates)
+    if exchange == "alltoall":
+        axes = Axes(axis_name, gather_axis_name, buffer_rows)
+        return through_experts(Linear(), axes, a, (w,), keys, gates)
+    return _gathered_matmul(a, w, keys, gates, axis_name, gather_axis_name)
+
+
+def _gathered_matmul(
+    a: jax.Array,
+    w: jax.Array,
+    keys: jax.Array,
+    gates: jax.Array,
+    axis_name: str,
+    gather_axis_name: str | None,
+) -> jax.Array:
+    """Bring every token everywhere, use the local experts, and sum what each device found."""
+    everyone = lax.all_gather(a, axis_name, tiled=True)
+    if gather_axis_name is not None:
+        everyone = lax.all_gather(everyone, gather_axis_name, axis=1, tiled=True)
+    gates = lax.all_gather(gates, axis_name, tiled=True)
+    keys = lax.all_gather(keys, axis_name, tiled=True)
+    local = keys - lax.axis_index(axis_name) * w.shape[0]
+    local = jnp.where((local >= 0) & (local < w.shape[0]), local, w.shape[0])
+    out = _sorted_matmul(everyone, w, local, gates)
+    return psum_scatter(out, axis_name)
+
+
+@jax.custom_vjp
+def _sorted_matmul(a: jax.Array, w: jax.Array, keys: jax.Array, gates: jax.Array) -> jax.Array:
+    groups = group_rows(keys.reshape(-1), w.shape[0], row_alignment((w,)))
+    y = product(groups.spread(a, keys.shape[1]), w, groups.sizes, aligned=True)
+    return _weighted_sum(y, groups.row.reshape(keys.shape), gates)
+
+
+_Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+def _sorted_forward(
+    a: jax.Array, w: jax.Array, keys: jax.Array, gates: jax.Array
+) -> tuple[jax.Array, _Saved]:
+    return _sorted_matmul(a, w, keys, gates), (a, w, keys, gates)
+
+
+def _sorted_backward(
+    saved: _Saved, dout: jax.Array
+) -> tuple[jax.Array, jax.Array, None, jax.Array]:
+    a, w, keys, gates = saved
+    k = keys.shape[1]
+    groups = group_rows(keys.reshape(-1), w.shape[0], row_alignment((w,)))
+    row = groups.row.reshape(keys.shape)
+    dy = groups.spread(dout, k)
+    # The gate weighs x here and not dy, so that dx is free of it: its dot product with a is then
+    # the gate's own gradient, and the experts' outputs need not be computed again.
+    x = (groups.spread(gates.reshape(-1))[:, None] * groups.spread(a, k)).astype(a.dtype)
+    dw = outer(x, dy, groups.sizes, out_dtype=w.dtype, aligned=True)
+    dx = product(dy, w, groups.sizes, transpose=True, aligned=True)
+    da = _weighted_sum(dx, row, gates)
+    dtype = accumulator(a.dtype)
+    toward = [jnp.sum(dx[row[:, j]].astype(dtype) * a.astype(dtype), 1) for j in range(k)]
+    return da, dw, None, jnp.stack(toward, axis=1).astype(gates.dtype)
+
+
+_sorted_matmul.defvjp(_sorted_forward, _sorted_backward)
+
+
+def _weighted_sum(y: jax.Array, row: jax.Array, gates: jax.Array) -> jax.Array:
+    """Sum each token's rows of `y`; one gather a slot fuses where a [S, k, F] array would not."""
+    dtype = accumulator(y.dtype)
+    total = jnp.zeros_like(y, shape=(row.shape[0], y.shape[1]), dtype=dtype)
+    for j in range(row.shape[1]):
+        total += gates[:, j, None].astype(dtype) * y[row[:, j]].astype(dtype)
+    return total.astype(y.dtype)
+
+
+def _check_range(assignment: jax.Array, experts: int) -> None:
+    if isinstance(assignment, jax.core.Tracer):
+        return
+    known = np.asarray(assignment)
+    wrong = np.argwhere((known < 0) | (known >= experts))
+    if wrong.size:
+        at = tuple(int(i) for i in wrong[0])
+        raise ValueError(
+            f"assignment{list(at)} is {known[at]}, but there are {experts} experts, "
+            f"numbered 0 to {experts - 1}"
+        )
+
+
+def _check(
+    a: jax.Array,
+    w: jax.Array,
+    assignment: jax.Array,
+    gates: jax.Array | None,
+    columns: int,
+) -> None:
+    shapes = f"a{list(a.shape)}, w{list(w.shape)}, assignment{list(assignment.shape)}"
+    if a.ndim != 2 or w.ndim != 3 or assignment.ndim not in (1, 2):
+        raise ValueError(f"{shapes}: expected a[S, D], w[E, D, F] and assignment[S] or [S, k]")
+    if not jnp.issubdtype(assignment.dtype, jnp.integer):
+        raise ValueError(f"assignment holds {assignment.dtype}; it must hold integers")
+    if a.dtype != w.dtype or not jnp.issubdtype(a.dtype, jnp.floating):
+        raise ValueError(f"a holds {a.dtype} and w {w.dtype}; give both the same float type")
+    if a.shape[1] * columns != w.shape[1]:
+        over = f" on each of {columns} devices" if columns > 1 else ""
+        raise ValueError(f"{shapes}: a has {a.shape[1]} columns{over}, w takes {w.shape[1]}")
+    if assignment.shape[0] != a.shape[0]:
+        raise ValueError(
+            f"{shapes}: {a.shape[0]} tokens but {assignment.shape[0]} rows of assignment"
+        )
+    if assignment.ndim == 2 and assignment.shape[1] == 0:
+        raise ValueError(f"{shapes}: assignment names no expert (k is 0)")
+    if gates is not None and gates.shape != assignment.shape:
+        raise ValueError(f"{shapes}: gates{list(gates.shape)} must have the shape of assignment")

@@ -1,0 +1,195 @@
+"""Tokens travel to their experts and back in rounds of a fixed buffer.
+
+For use inside `shard_map`, with tokens `A[S_X, D_Y]` and experts split over X. One round sends
+each device's next slice of rows to the devices that hold their experts, gathers the columns of
+what arrived over the second axis, lets the experts work, and sends the answers back to be added
+where they belong. Only columns this device owns travel over the expert axis, and only one round's
+rows are ever whole.
+
+The gradient runs the same rounds again from the inputs alone: nothing but them is kept between
+forward and backward. A backward round sends the tokens, the gradients of their outputs and their
+gates to the experts, and brings back the gradients of tokens and gates; those of the experts stay
+where the experts are and are summed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from drumline.parallel.experts_functions import ExpertFunction, Matrices
+from drumline.parallel.experts_rounds import Rounds, plan_rounds
+from drumline.parallel.grouped_blocks import accumulator
+from drumline.parallel.grouped_matmul import row_alignment
+from drumline.parallel.grouped_rows import Grouping, group_rows
+from drumline.parallel.grouped_typed import by_platform, fori_loop, psum_scatter
+
+T = TypeVar("T")
+
+
+class Axes(NamedTuple):
+    """Which mesh axes an exchange runs over, and how many rows a buffer has for each peer."""
+
+    experts: str
+    columns: str | None
+    buffer_rows: int | None
+
+
+_Inputs = tuple[jax.Array, Matrices, jax.Array, jax.Array]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def through_experts(
+    function: ExpertFunction,
+    axes: Axes,
+    a: jax.Array,
+    matrices: Matrices,
+    keys: jax.Array,
+    gates: jax.Array,
+) -> jax.Array:
+    """Return the sum over k of `gates[s, k] · function(a[s], expert keys[s, k])`.
+
+    `keys` is `int[S, k]` over the experts of all devices, with their number standing for none.
+    """
+    return _by_device(partial(_forward_rounds, function, axes), a, matrices, keys, gates)
+
+
+def _forward(
+    function: ExpertFunction,
+    axes: Axes,
+    a: jax.Array,
+    matrices: Matrices,
+    keys: jax.Array,
+    gates: jax.Array,
+) -> tuple[jax.Array, _Inputs]:
+    out = through_experts(function, axes, a, matrices, keys, gates)
+    return out, (a, matrices, keys, gates)
+
+
+def _backward(
+    function: ExpertFunction, axes: Axes, saved: _Inputs, dout: jax.Array
+) -> tuple[jax.Array, Matrices, None, jax.Array]:
+    da, dmatrices, dgates = _by_device(partial(_backward_rounds, function, axes), *saved, dout)
+    return da, dmatrices, None, dgates
+
+
+through_experts.defvjp(_forward, _backward)
+
+
+def _by_device(rounds: Callable[..., T], *operands: Any) -> T:
+    """Use packed buffers where `ragged_all_to_all` exists, dense ones elsewhere."""
+    packed, dense = partial(rounds, packed=True), partial(rounds, packed=False)
+    return by_platform(*operands, cpu=dense, default=packed)
+
+
+def _plan(axes: Axes, matrices: Matrices, keys: jax.Array, packed: bool) -> Rounds:
+    experts = matrices[0].shape[0] * lax.axis_size(axes.experts)
+    return plan_rounds(keys.reshape(-1), experts, axes.experts, axes.buffer_rows, packed=packed)
+
+
+def _whole(x: jax.Array, axes: Axes) -> jax.Array:
+    return x if axes.columns is None else lax.all_gather(x, axes.columns, axis=1, tiled=True)
+
+
+def _share(x: jax.Array, axes: Axes) -> jax.Array:
+    """Sum over the devices along the column axis and keep this device's columns."""
+    if axes.columns is None:
+        return x
+    return psum_scatter(x, axes.columns, 1)
+
+
+def _forward_rounds(
+    function: ExpertFunction,
+    axes: Axes,
+    a: jax.Array,
+    matrices: Matrices,
+    keys: jax.Array,
+    gates: jax.Array,
+    *,
+    packed: bool,
+) -> jax.Array:
+    tokens, k = keys.shape
+    plan = _plan(axes, matrices, keys, packed)
+    dtype = accumulator(a.dtype)
+    weight = gates.reshape(-1).astype(dtype)
+
+    def round_trip(r: jax.Array, out: jax.Array) -> jax.Array:
+        pair = plan.sent(r)
+        token = pair // k  # a row without a pair has the token past the last
+        groups = _grouped(plan.received(r), matrices)
+        x = groups.spread(plan.travel(_rows(a, token), r))
+        y = function.forward(matrices, _whole(x, axes), groups.sizes)
+        if function.sums_columns:
+            y = _share(y, axes)
+        y = plan.travel(groups.collect(y.astype(a.dtype)), r, back=True)
+        return out.at[token].add(_rows(weight, pair)[:, None] * y.astype(dtype), mode="drop")
+
+    width = function.width(matrices)
+    if function.sums_columns and axes.columns is not None:
+        width //= lax.axis_size(axes.columns)
+    out = jnp.zeros_like(a, shape=(tokens, width), dtype=dtype)
+    return fori_loop(plan.count, round_trip, out).astype(a.dtype)
+
+
+def _backward_rounds(
+    function: ExpertFunction,
+    axes: Axes,
+    a: jax.Array,
+    matrices: Matrices,
+    keys: jax.Array,
+    gates: jax.Array,
+    dout: jax.Array,
+    *,
+    packed: bool,
+) -> tuple[jax.Array, Matrices, jax.Array]:
+    k = keys.shape[1]
+    plan = _plan(axes, matrices, keys, packed)
+    dtype = accumulator(a.dtype)
+    weight = gates.reshape(-1).astype(dtype)
+    Carry = tuple[jax.Array, Matrices, jax.Array]  # noqa: N806
+
+    def round_trip(r: jax.Array, carry: Carry) -> Carry:
+        da, dmatrices, dweight = carry
+        pair = plan.sent(r)
+        token = pair // k
+        groups = _grouped(plan.received(r), matrices)
+        x = groups.spread(plan.travel(_rows(a, token), r))
+        dy = groups.spread(plan.travel(_rows(dout, token), r))
+        gate = groups.spread(plan.travel(_rows(weight, pair)[:, None], r))[:, 0]
+        if function.sums_columns:
+            dy = _whole(dy, axes)
+        dx, more, dgate = function.backward(matrices, _whole(x, axes), gate, dy, groups.sizes)
+        dx = plan.travel(groups.collect(_share(dx, axes).astype(a.dtype)), r, back=True)
+        dgate = plan.travel(groups.collect(dgate)[:, None], r, back=True)[:, 0]
+        return (
+            da.at[token].add(dx.astype(dtype), mode="drop"),
+            tuple(total + part for total, part in zip(dmatrices, more, strict=True)),
+            dweight.at[pair].set(dgate, mode="drop"),
+        )
+
+    start = (
+        jnp.zeros_like(a, dtype=dtype),
+        tuple(jnp.zeros_like(matrix, dtype=dtype) for matrix in matrices),
+        jnp.zeros_like(weight),
+    )
+    da, dmatrices, dweight = fori_loop(plan.count, round_trip, start)
+    return (
+        da.astype(a.dtype),
+        tuple(d.astype(matrix.dtype) for d, matrix in zip(dmatrices, matrices, strict=True)),
+        dweight.reshape(gates.shape).astype(gates.dtype),
+    )
+
+
+def _grouped(experts: jax.Array, matrices: Matrices) -> Grouping:
+    alignment = row_alignment(matrices)
+    return group_rows(experts, matrices[0].shape[0], alignment)
+
+
+def _rows(array: jax.Array, index: jax.Array) -> jax.Array:
+    """Return rows by index; an index past the last gives some row, which nobody will read."""
+    return jnp.take(array, jnp.minimum(index, array.shape[0] - 1), axis=0)

@@ -1,0 +1,246 @@
+"""The mixture-of-experts feed-forward layer, and a residual block around it.
+
+`moe_feedforward` routes, sends tokens to their experts once, applies both matrices there, and
+brings one weighted sum back: hidden rows never travel. `MoEBlock` is the layer with its norm and
+its residual, for a stack of Transformer blocks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from drumline.parallel.experts import Exchange
+from drumline.parallel.experts_exchange import Axes, through_experts
+from drumline.parallel.experts_functions import Activation, GatedFeedforward, side_by_side
+from drumline.parallel.grouped_blocks import accumulator, alike
+from drumline.parallel.grouped_matmul import grouped_matmul, row_alignment
+from drumline.parallel.grouped_rows import Grouping, group_rows
+from drumline.parallel.grouped_typed import pmean, psum, psum_scatter
+from drumline.parallel.routing import Gate, Routing, route
+
+
+class Feedforward(NamedTuple):
+    """What the layer computed, and how it was routed."""
+
+    out: jax.Array
+    routing: Routing
+
+
+def moe_feedforward(
+    x: jax.Array,
+    router: jax.Array,
+    w_in: jax.Array,
+    w_out: jax.Array,
+    *,
+    k: int,
+    gate: Gate = "softmax",
+    normalize: bool = True,
+    exact: bool = True,
+    activation: Activation = jax.nn.silu,
+    axis_name: str | None = None,
+    gather_axis_name: str | None = None,
+    exchange: Exchange = "alltoall",
+    buffer_rows: int | None = None,
+) -> Feedforward:
+    """Apply a gated feed-forward layer of k experts to each token.
+
+    Local with no `axis_name`. Inside `shard_map`: `x[S_X, D_Y]`, `router[D_Y, E]`,
+    `w_in[E_X, D, 2, F_Y]` (gate and up), `w_out[E_X, F_Y, D]` give `out[S_X, D_Y]`.
+
+    Args:
+        x: `[S, D]` tokens.
+        router: `[D, E]`; its rows are split like the columns of `x`.
+        w_in: `[E, D, 2, F]`: `w_in[:, :, 0]` is the gate, `w_in[:, :, 1]` is up.
+        w_out: `[E, F, D]`.
+        k: experts for each token.
+        gate: how logits become gates, as in `route`.
+        normalize: as in `route`.
+        exact: as in `route`.
+        activation: applied to the gate's half.
+        axis_name: mesh axis of tokens and experts.
+        gather_axis_name: mesh axis of columns, or None where they are whole.
+        exchange: as in `expert_matmul`.
+        buffer_rows: as in `expert_matmul`.
+
+    Returns:
+        The sum of the experts' answers weighted by their gates, without the residual, and the
+        routing with its losses.
+    """
+    columns = 1 if gather_axis_name is None else lax.axis_size(gather_axis_name)
+    peers = 1 if axis_name is None else lax.axis_size(axis_name)
+    _check(x, router, w_in, w_out, columns, peers)
+    dtype = accumulator(x.dtype)
+    logits = x.astype(dtype) @ router.astype(dtype)
+    if gather_axis_name is not None:
+        logits = psum(logits, gather_axis_name)
+    routing = route(
+        logits,
+        k,
+        exact=exact,
+        gate=gate,
+        normalize=normalize,
+        axis_name=axis_name,
+        buffer_rows=buffer_rows,
+    )
+    keys, gates = routing.experts, routing.gates
+    x, w_in, w_out, keys, gates = alike(x, w_in, w_out, keys, gates)
+    function = GatedFeedforward(activation)
+    if axis_name is None:
+        out = _sorted_feedforward(function, x, w_in, w_out, keys, gates)
+    elif exchange == "alltoall":
+        axes = Axes(axis_name, gather_axis_name, buffer_rows)
+        out = through_experts(function, axes, x, (w_in, w_out), keys, gates)
+    else:
+        everyone = lax.all_gather(x, axis_name, tiled=True)
+        if gather_axis_name is not None:
+            everyone = lax.all_gather(everyone, gather_axis_name, axis=1, tiled=True)
+        keys = lax.all_gather(keys, axis_name, tiled=True)
+        gates = lax.all_gather(gates, axis_name, tiled=True)
+        local = keys - lax.axis_index(axis_name) * w_in.shape[0]
+        local = jnp.where((local >= 0) & (local < w_in.shape[0]), local, w_in.shape[0])
+        out = _sorted_feedforward(function, everyone, w_in, w_out, local, gates)
+        out = psum_scatter(out.astype(dtype), axis_name)
+        if gather_axis_name is not None:
+            out = psum_scatter(out, gather_axis_name, 1)
+        out = out.astype(x.dtype)
+    return Feedforward(out, routing)
+
+
+def _sorted_feedforward(
+    function: GatedFeedforward,
+    x: jax.Array,
+    w_in: jax.Array,
+    w_out: jax.Array,
+    keys: jax.Array,
+    gates: jax.Array,
+) -> jax.Array:
+    """Sort, apply both matrices by group, and put back.
+
+    Ordinary differentiation keeps the hidden rows here, which is the fast choice where they fit;
+    wrap the layer in `jax.checkpoint` where they do not.
+    """
+    groups = group_rows(keys.reshape(-1), w_in.shape[0], row_alignment((w_in, w_out)))
+    k = keys.shape[1]
+    sizes = groups.sizes
+    h = grouped_matmul(_spread(k, x, groups), side_by_side(w_in), sizes, aligned=True)
+    y = grouped_matmul(function.hidden(h), w_out, sizes, aligned=True)
+    # The gate goes on in sorted order, where its gradient is a sum over rows of y.
+    weight = groups.spread(gates.reshape(-1))[:, None]
+    return _collect(k, (y.astype(accumulator(x.dtype)) * weight).astype(x.dtype), groups)
+
+
+# Both directions between tokens and sorted rows are gathers: left to itself, differentiation would
+# turn each into a scatter-add, which is slow on accelerators and sums in the type of x.
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _spread(k: int, x: jax.Array, groups: Grouping) -> jax.Array:
+    return groups.spread(x, k)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _collect(k: int, y: jax.Array, groups: Grouping) -> jax.Array:
+    dtype = accumulator(y.dtype)
+    row = groups.row.reshape(-1, k)
+    total = y[row[:, 0]].astype(dtype)
+    for j in range(1, k):
+        total += y[row[:, j]].astype(dtype)
+    return total.astype(y.dtype)
+
+
+_spread.defvjp(
+    lambda k, x, groups: (_spread(k, x, groups), groups),
+    lambda k, groups, dy: (_collect(k, dy, groups), None),
+)
+_collect.defvjp(
+    lambda k, y, groups: (_collect(k, y, groups), groups),
+    lambda k, groups, dout: (_spread(k, dout, groups), None),
+)
+
+
+def _check(
+    x: jax.Array, router: jax.Array, w_in: jax.Array, w_out: jax.Array, columns: int, peers: int
+) -> None:
+    shapes = (
+        f"x{list(x.shape)}, router{list(router.shape)}, "
+        f"w_in{list(w_in.shape)}, w_out{list(w_out.shape)}"
+    )
+    if (x.ndim, router.ndim, w_in.ndim, w_out.ndim) != (2, 2, 4, 3) or w_in.shape[2] != 2:
+        raise ValueError(
+            f"{shapes}: expected x[S, D], router[D, E], w_in[E, D, 2, F], w_out[E, F, D]"
+        )
+    experts, width, _, hidden = w_in.shape
+    if w_out.shape != (experts, hidden, width):
+        raise ValueError(f"{shapes}: w_out must be [{experts}, {hidden}, {width}] to follow w_in")
+    if x.shape[1] * columns != width or router.shape[0] != x.shape[1]:
+        raise ValueError(f"{shapes}: x, router and w_in disagree about the columns of a token")
+    if router.shape[1] != experts * peers:
+        raise ValueError(f"{shapes}: router scores {router.shape[1]} experts of {experts * peers}")
+
+
+class MoEBlock(eqx.Module):
+    """A pre-norm residual block: `x + moe_feedforward(norm(x))`.
+
+    Fields are split over a mesh as `moe_feedforward` says; `scale[D]` like the columns of `x`.
+    """
+
+    scale: jax.Array
+    router: jax.Array
+    w_in: jax.Array
+    w_out: jax.Array
+    k: int = eqx.field(static=True)
+    gate: Gate = eqx.field(static=True)
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        *,
+        k: int,
+        key: jax.Array,
+        gate: Gate = "softmax",
+        dtype: jnp.dtype | type = jnp.float32,
+    ) -> None:
+        """Draw matrices with variance 1 / fan-in; the router in float32, as its choices are."""
+        one, two, three = jax.random.split(key, 3)
+        self.scale = jnp.ones(width, dtype)
+        self.router = jax.random.normal(one, (width, experts)) * width**-0.5
+        w_in = jax.random.normal(two, (experts, width, 2, hidden)) * width**-0.5
+        w_out = jax.random.normal(three, (experts, hidden, width)) * hidden**-0.5
+        self.w_in, self.w_out = w_in.astype(dtype), w_out.astype(dtype)
+        self.k, self.gate = k, gate
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        axis_name: str | None = None,
+        gather_axis_name: str | None = None,
+        exchange: Exchange = "alltoall",
+        buffer_rows: int | None = None,
+    ) -> Feedforward:
+        """Return `[..., D]` with the residual added, and the routing."""
+        rows = x.reshape(-1, x.shape[-1])
+        wide = rows.astype(accumulator(x.dtype))
+        square = jnp.mean(wide**2, axis=-1, keepdims=True)
+        if gather_axis_name is not None:
+            square = pmean(square, gather_axis_name)
+        normed = (wide * lax.rsqrt(square + 1e-6)).astype(x.dtype) * self.scale
+        out, routing = moe_feedforward(
+            normed,
+            self.router,
+            self.w_in,
+            self.w_out,
+            k=self.k,
+            gate=self.gate,
+            axis_name=axis_name,
+            gather_axis_name=gather_axis_name,
+            exchange=exchange,
+            buffer_rows=buffer_rows,
+        )
+        return Feedforward(x + out.reshape(x.shape), routing)

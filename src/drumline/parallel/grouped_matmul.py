@@ -1,0 +1,163 @@
+"""Rows sorted by group times one matrix a group: the one place that knows the device.
+
+`grouped_matmul(x, w, sizes)` multiplies the first `sizes[0]` rows of `x` by `w[0]`, the next
+`sizes[1]` by `w[1]`, and so on. Rows past the last group come out as zero.
+
+| device                        | product                                            |
+|-------------------------------|----------------------------------------------------|
+| TPU                           | `lax.ragged_dot_general`, which XLA tiles by group |
+| Hopper GPU, 16-bit, even sizes | the kernels in `grouped_hopper`                    |
+| everything else               | the block loops in `grouped_blocks`                |
+
+`lax.ragged_dot` is not used off the TPU: there it computes every row against every matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from drumline.parallel.grouped_blocks import accumulator, alike, blocked_matmul, blocked_outer
+from drumline.parallel.grouped_typed import array_type, by_platform
+
+
+def grouped_matmul(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, *, aligned: bool = False
+) -> jax.Array:
+    """Multiply each group of rows by its own matrix.
+
+    Args:
+        x: `[N, D]`, rows sorted by group.
+        w: `[G, D, F]`, one matrix a group.
+        sizes: `int[G]`, rows in each group, in order; their sum is at most `N`.
+        aligned: promises that N and all sizes are multiples of `row_alignment((w,))`, which the
+            Hopper kernels ask for; without it they are not used.
+
+    Returns:
+        `[N, F]` in the type of `x`, summed in float32; rows past the last group are zero.
+    """
+    x, w, sizes = alike(x, w, sizes)
+    return _grouped_matmul(aligned, x, w, sizes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped_matmul(aligned: bool, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+    return product(x, w, sizes, aligned=aligned)
+
+
+_Saved = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _forward(
+    aligned: bool, x: jax.Array, w: jax.Array, sizes: jax.Array
+) -> tuple[jax.Array, _Saved]:
+    return product(x, w, sizes, aligned=aligned), (x, w, sizes)
+
+
+def _backward(aligned: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x, w, sizes = saved
+    dx = product(dy, w, sizes, transpose=True, aligned=aligned)
+    return dx, outer(x, dy, sizes, out_dtype=w.dtype, aligned=aligned), None
+
+
+_grouped_matmul.defvjp(_forward, _backward)
+
+
+def row_alignment(matrices: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> int:
+    """Return the multiple of rows each group should take on this device: 1 for most.
+
+    Args:
+        matrices: what the groups will be multiplied by, `[G, D, ...]` each.
+    """
+    if not _on_hopper():
+        return 1
+    from drumline.parallel import grouped_hopper
+
+    taken = [grouped_hopper.takes(m.dtype, m.shape[1], math.prod(m.shape[2:])) for m in matrices]
+    return grouped_hopper.ROWS if all(taken) else 1
+
+
+def product(
+    x: jax.Array,
+    w: jax.Array,
+    sizes: jax.Array,
+    *,
+    transpose: bool = False,
+    out_dtype: DTypeLike | None = None,
+    aligned: bool = False,
+) -> jax.Array:
+    """Return the grouped product with no gradient of its own; `transpose` uses `w[g].T`."""
+    dtype = jnp.dtype(out_dtype or x.dtype)
+    options: dict[str, Any] = {"transpose": transpose, "out_dtype": dtype}
+    branches = {"tpu": partial(_tpu_matmul, **options)}
+    if aligned and row_alignment((w,)) > 1:
+        from drumline.parallel import grouped_hopper
+
+        branches["cuda"] = partial(grouped_hopper.matmul, **options)
+    default = partial(blocked_matmul, most=_most_rows(), **options)
+    return by_platform(x, w, sizes, default=default, **branches)
+
+
+def outer(
+    x: jax.Array,
+    y: jax.Array,
+    sizes: jax.Array,
+    *,
+    out_dtype: DTypeLike | None = None,
+    aligned: bool = False,
+) -> jax.Array:
+    """Return `[G, D, F]`: the sum of `x[i]ᵀ y[i]` over each group's rows, by default in float32."""
+    dtype = jnp.dtype(out_dtype or accumulator(x.dtype))
+    branches = {"tpu": partial(_tpu_outer, out_dtype=dtype)}
+    matrix = array_type((1, x.shape[1], y.shape[1]), x.dtype)
+    if aligned and row_alignment((matrix,)) > 1:
+        from drumline.parallel import grouped_hopper
+
+        branches["cuda"] = partial(grouped_hopper.outer, out_dtype=dtype)
+    default = partial(blocked_outer, out_dtype=dtype, most=_most_rows())
+    return by_platform(x, y, sizes, default=default, **branches)
+
+
+def _tpu_matmul(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose: bool, out_dtype: jnp.dtype
+) -> jax.Array:
+    dimensions = lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
+        dot_dimension_numbers=(((1,), (2 if transpose else 1,)), ((), ())),
+        lhs_ragged_dimensions=[0],
+        rhs_group_dimensions=[0],
+    )
+    y = lax.ragged_dot_general(
+        x, w, sizes, dimensions, preferred_element_type=accumulator(x.dtype)
+    ).astype(out_dtype)
+    # What ragged_dot leaves in rows that belong to no group is not promised.
+    rows = jnp.arange(x.shape[0])[:, None]
+    return jnp.where(rows < jnp.sum(sizes), y, 0)
+
+
+def _tpu_outer(x: jax.Array, y: jax.Array, sizes: jax.Array, *, out_dtype: jnp.dtype) -> jax.Array:
+    dimensions = lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
+        dot_dimension_numbers=(((0,), (0,)), ((), ())),
+        lhs_ragged_dimensions=[0],
+        rhs_group_dimensions=[],
+    )
+    return lax.ragged_dot_general(
+        x, y, sizes, dimensions, preferred_element_type=accumulator(x.dtype)
+    ).astype(out_dtype)
+
+
+def _on_hopper() -> bool:
+    if jax.default_backend() != "gpu":
+        return False
+    return str(getattr(jax.devices()[0], "compute_capability", "")) == "9.0"
+
+
+def _most_rows() -> int:
+    """Return the longest block of a loop: on a GPU one must outlast the launch of the next."""
+    return 2048 if jax.default_backend() == "gpu" else 256

@@ -1,0 +1,189 @@
+"""Rings: how arrays travel between the devices of one mesh axis while each device multiplies.
+
+Two movements carry every function of `drumline.parallel`. In `circulate` the devices' shards go
+round the ring and each device works on what passes by (a gather that never holds the whole
+array). In `accumulate` sums go round, each device adds its term, and every sum ends on the device
+it belongs to (a scatter of sums). In both, a transfer is issued before the multiplication that
+does not need it, so that a compiler with asynchronous permutes runs the two at once.
+
+What travels is cut into lanes. With `direction="both"` there are two lanes of half the size that
+go opposite ways, which uses both directions of every link: with V bytes in the full array and n
+devices, `(n-1)/n·V/2` bytes go each way instead of `(n-1)/n·V` one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeVar, cast, get_args
+
+import jax
+from jax import lax
+
+AxisName = str | tuple[str, ...]
+Direction = Literal["both", "one"]
+Loop = Literal["auto", "unrolled", "rolled"]
+Carry = TypeVar("Carry")
+
+# Up to here a forward ring is written out: the compiler sees every transfer and may start it early.
+# A longer ring is a loop: its program does not grow with the axis (at eight devices it compiles in
+# about half the time), a step's buffers serve the next step, and the transfer of a step still
+# stands beside its multiplication.
+LONGEST_UNROLLED = 4
+
+
+class Lane(NamedTuple):
+    """One part of what travels: `size` rows from `start`, sent `shift` (+1, -1) devices on."""
+
+    shift: int
+    start: int
+    size: int
+
+
+class Arrival(NamedTuple):
+    """A part that is on this device now, and the index of the device it set out from."""
+
+    lane: Lane
+    part: jax.Array
+    source: jax.Array
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The devices of one mesh axis in a circle, and how to send and multiply on it."""
+
+    axis_name: AxisName
+    size: int
+    direction: Direction
+    loop: Loop
+    precision: lax.PrecisionLike
+
+    @property
+    def rolled(self) -> bool:
+        """Whether the steps become one loop in the program instead of being written out."""
+        return self.loop == "rolled" or (self.loop == "auto" and self.size > LONGEST_UNROLLED)
+
+    def backward(self) -> Ring:
+        """The ring of the gradient: a loop unless asked otherwise, because it is the backward
+        pass that sets a training step's peak memory and a loop keeps two chunks alive at most."""
+        return replace(self, loop="rolled") if self.loop == "auto" else self
+
+    def lanes(self, rows: int) -> tuple[Lane, ...]:
+        """The lanes of a shard of so many rows. A single row cannot be cut and goes one way."""
+        if self.direction == "one" or rows < 2:
+            return (Lane(1, 0, rows),)
+        return self._halves(rows, -1)
+
+    def chains(self, rows: int) -> tuple[Lane, ...]:
+        """The lanes of a travelling sum: always two, even where both go the same way.
+
+        Compilers fuse `arrived + a @ b` into one multiply-add, which then waits for the arrival.
+        With two sums in flight one is multiplied while the other travels.
+        """
+        if rows < 2:
+            return (Lane(1, 0, rows),)
+        return self._halves(rows, 1 if self.direction == "one" else -1)
+
+    def _halves(self, rows: int, second_shift: int) -> tuple[Lane, Lane]:
+        middle = (rows + 1) // 2
+        return Lane(1, 0, middle), Lane(second_shift, middle, rows - middle)
+
+    def hop(self, lane: Lane, part: jax.Array) -> jax.Array:
+        """Send a part to the next device of its lane."""
+        path = [(here, (here + lane.shift) % self.size) for here in range(self.size)]
+        sent: jax.Array = lax.ppermute(part, self.axis_name, path)  # type: ignore[no-untyped-call]
+        return sent
+
+    def upstream(self, lane: Lane, steps: int | jax.Array) -> jax.Array:
+        """Index of the device `steps` (0 to size) hops before this one on the lane."""
+        here = lax.axis_index(self.axis_name)
+        back = self.size - steps if lane.shift == 1 else steps
+        return lax.rem(here + back, self.size)
+
+
+def ring_over(
+    caller: str, axis_name: AxisName, direction: str, loop: str, precision: lax.PrecisionLike
+) -> Ring:
+    """The ring of a mesh axis, its options checked on behalf of the function `caller`."""
+    check_choice(caller, "direction", direction, get_args(Direction))
+    check_choice(caller, "loop", loop, get_args(Loop))
+    return Ring(
+        axis_name,
+        lax.axis_size(axis_name),
+        cast(Direction, direction),
+        cast(Loop, loop),
+        precision,
+    )
+
+
+def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a value that is none of the choices, in one sentence."""
+    if value not in choices:
+        expected = " or ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{caller}: {name} must be {expected}, not {value!r}")
+
+
+def circulate(
+    ring: Ring,
+    lanes: Sequence[Lane],
+    parts: Sequence[jax.Array],
+    visit: Callable[[Carry, list[Arrival]], Carry],
+    carry: Carry,
+) -> Carry:
+    """Send each device's parts once round the ring, one part per lane.
+
+    `visit(carry, arrivals)` is called for each of the `size` steps with what is here then, first
+    with the device's own parts. The parts make `size - 1` hops.
+    """
+
+    def arrivals(parts: Sequence[jax.Array], step: int | jax.Array) -> list[Arrival]:
+        return [
+            Arrival(lane, part, ring.upstream(lane, step))
+            for lane, part in zip(lanes, parts, strict=True)
+        ]
+
+    def advance(
+        step: int | jax.Array, state: tuple[Carry, tuple[jax.Array, ...]]
+    ) -> tuple[Carry, tuple[jax.Array, ...]]:
+        carry, here = state
+        coming = tuple(ring.hop(lane, part) for lane, part in zip(lanes, here, strict=True))
+        return visit(carry, arrivals(here, step)), coming
+
+    state = _repeat(ring, 0, ring.size - 1, advance, (carry, tuple(parts)))
+    carry, last = state
+    return visit(carry, arrivals(last, ring.size - 1))
+
+
+def accumulate(
+    ring: Ring,
+    lanes: Sequence[Lane],
+    term: Callable[[Lane, jax.Array], jax.Array],
+) -> tuple[jax.Array, ...]:
+    """Send sums round the ring; each device adds `term(lane, owner)` to the sum that passes.
+
+    A sum sets out from the device after its owner and ends, complete, on its owner: `size - 1`
+    hops. Returns this device's sums, one per lane.
+    """
+
+    def terms(step: int | jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(term(lane, ring.upstream(lane, step + 1)) for lane in lanes)
+
+    def advance(step: int | jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        coming = [ring.hop(lane, part) for lane, part in zip(lanes, sums, strict=True)]
+        return tuple(sum_ + mine for sum_, mine in zip(coming, terms(step), strict=True))
+
+    return _repeat(ring, 1, ring.size, advance, terms(0))
+
+
+def _repeat(
+    ring: Ring,
+    first: int,
+    end: int,
+    body: Callable[[int | jax.Array, Carry], Carry],
+    state: Carry,
+) -> Carry:
+    if ring.rolled:
+        return cast(Carry, lax.fori_loop(first, end, body, state))
+    for step in range(first, end):
+        state = body(step, state)
+    return state

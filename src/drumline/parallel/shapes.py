@@ -1,0 +1,50 @@
+"""Shapes that fit the ring, checked while tracing, each refusal one sentence with its numbers."""
+
+from __future__ import annotations
+
+import jax
+
+from drumline.parallel.rings import Ring
+
+
+def check_weight(caller: str, x: jax.Array, w: jax.Array) -> None:
+    """Refuse weights that are not a matrix, and a scalar x."""
+    if w.ndim != 2:
+        raise ValueError(
+            f"{caller}: w must be a matrix [rows, columns], but its shape is {w.shape}"
+        )
+    if x.ndim == 0:
+        raise ValueError(f"{caller}: x must have at least one dimension, but it is a scalar")
+
+
+def check_rows(caller: str, x: jax.Array, option: str) -> None:
+    """Refuse a vector where rows are asked for."""
+    if x.ndim < 2:
+        raise ValueError(f"{caller}: {option} needs x as [..., rows, columns], not {x.shape}")
+
+
+def check_contraction(caller: str, x: jax.Array, w: jax.Array) -> None:
+    """Refuse operands that do not multiply on their own device."""
+    if x.shape[-1] != w.shape[0]:
+        raise ValueError(
+            f"{caller}: x has {x.shape[-1]} columns on each device, but w has {w.shape[0]} rows"
+        )
+
+
+def check_gathered_columns(caller: str, x: jax.Array, w: jax.Array, ring: Ring) -> None:
+    """Refuse weights whose rows are not the columns that all devices bring together."""
+    brought = x.shape[-1] * ring.size
+    if w.shape[0] != brought:
+        raise ValueError(
+            f"{caller}: w has {w.shape[0]} rows, but x brings {x.shape[-1]} columns on each of "
+            f"the {ring.size} devices of axis {ring.axis_name!r} ({brought} in all)"
+        )
+
+
+def check_divides(caller: str, dimension: str, length: int, ring: Ring) -> None:
+    """Refuse a dimension that cannot be shared out evenly."""
+    if length % ring.size:
+        raise ValueError(
+            f"{caller}: the {length} {dimension} cannot be divided between "
+            f"the {ring.size} devices of axis {ring.axis_name!r}"
+        )

@@ -1,0 +1,325 @@
+"""`TransformerBlock`: attention and feed-forward, tensor parallel, with every projection on a ring.
+
+Between the projections the activations are sharded by sequence, `[B_X, S_Y, D]`, so that norms
+and residuals need no communication and no device holds activations twice. Four rings carry the
+block: queries, keys and values gather the sequence while they multiply, the output projection
+scatters it again, and so do the two sides of the feed-forward part.
+
+    x[B_X, S_Y, D] → norm → gather · W_qkv → attention over own heads → · W_o scatter → + x
+                   → norm → gather · W_in  → activation               → · W_out scatter → + x
+"""
+
+# The shapes in the types are not forward references.
+# ruff: noqa: F722
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from math import prod
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import GetAttrKey
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from drumline.parallel.attention import Kernel, attend, rotate
+from drumline.parallel.gather import allgather_matmul
+from drumline.parallel.rings import Direction, Loop
+from drumline.parallel.scatter import matmul_reducescatter
+
+Activation = Callable[[jax.Array], jax.Array]
+
+# The dimension of each weight that is divided over the model axis; the norms' are whole.
+_DIVIDED = {"query": 1, "key": 1, "value": 1, "output": 0, "gate": 1, "up": 1, "down": 0}
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """The sizes of a block, and what is fixed about how it computes.
+
+    Attributes:
+        width: D, the length of a token's vector.
+        heads: N, the number of query heads.
+        kv_heads: K, the number of key and value heads; N/K queries share one.
+        head_dim: H, the length of a head's vectors.
+        hidden: F, the width of the feed-forward part.
+        gated: whether the feed-forward part multiplies a gate with a second projection.
+        causal: whether a token sees only those before it.
+        rotary_base: the wavelength of the slowest rotary pair is 2π times this.
+        epsilon: added to the mean square in the norms.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    gated: bool = True
+    causal: bool = True
+    rotary_base: float = 10_000.0
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Refuse heads that cannot share, and heads that cannot be turned in pairs."""
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads: {self.heads} queries cannot share {self.kv_heads} kv_heads evenly"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: {self.head_dim} is odd; rotary positions need pairs")
+
+
+@dataclass(frozen=True)
+class BlockAxes:
+    """Which mesh axis divides what; changing the strategy is changing this.
+
+    Attributes:
+        batch: the axis (or axes) of the batch, None for none.
+        model: the axis of the ring: the sequence between the projections, heads and hidden
+            features within them.
+    """
+
+    batch: str | tuple[str, ...] | None = "X"
+    model: str = "Y"
+
+
+class TransformerBlock(eqx.Module):
+    """A pre-norm Transformer block on rings.
+
+    With `overlap=False` the same weights go through plain `jit` shardings, where XLA places
+    all-gathers and reductions around the same multiplications.
+    """
+
+    attention_norm: Float[Array, " D"]
+    query: Float[Array, "D N H"]
+    key: Float[Array, "D K H"]
+    value: Float[Array, "D K H"]
+    output: Float[Array, "N H D"]
+    feedforward_norm: Float[Array, " D"]
+    gate: Float[Array, "D F"] | None
+    up: Float[Array, "D F"]
+    down: Float[Array, "F D"]
+
+    shape: BlockShape = eqx.field(static=True)
+    axes: BlockAxes = eqx.field(static=True)
+    overlap: bool = eqx.field(static=True)
+    direction: Direction = eqx.field(static=True)
+    loop: Loop = eqx.field(static=True)
+    activation: Activation = eqx.field(static=True)
+    kernel: Kernel = eqx.field(static=True)
+    precision: lax.PrecisionLike = eqx.field(static=True)
+
+    def __init__(
+        self,
+        shape: BlockShape,
+        *,
+        key: PRNGKeyArray,
+        axes: BlockAxes | None = None,
+        overlap: bool = True,
+        direction: Direction = "both",
+        loop: Loop = "auto",
+        activation: Activation = jax.nn.silu,
+        kernel: Kernel = "xla",
+        precision: lax.PrecisionLike = None,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        """Draw the weights, each with variance 1/(the length it is summed over).
+
+        Args:
+            shape: the sizes.
+            key: for the weights.
+            axes: the mesh axes, `BlockAxes()` if None.
+            overlap: whether the projections go through rings.
+            direction: of the rings, `"both"` or `"one"`.
+            loop: of the rings, `"unrolled"`, `"rolled"` or `"auto"`.
+            activation: the feed-forward part's non-linearity, element by element.
+            kernel: `"xla"`, or `"cudnn"` for fused attention on GPUs.
+            precision: of the projections' multiplications.
+            dtype: of the weights, and of the activations to call the block with.
+        """
+        keys = iter(jax.random.split(key, 7))
+
+        def draw(summed: int, *dims: int) -> jax.Array:
+            return jax.random.normal(next(keys), dims, dtype) * jnp.asarray(summed**-0.5, dtype)
+
+        d, n, k, h, f = shape.width, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
+        self.attention_norm = jnp.ones(d, dtype)
+        self.query = draw(d, d, n, h)
+        self.key = draw(d, d, k, h)
+        self.value = draw(d, d, k, h)
+        self.output = draw(n * h, n, h, d)
+        self.feedforward_norm = jnp.ones(d, dtype)
+        self.gate = draw(d, d, f) if shape.gated else None
+        self.up = draw(d, d, f)
+        self.down = draw(f, f, d)
+        self.shape = shape
+        self.axes = BlockAxes() if axes is None else axes
+        self.overlap = overlap
+        self.direction = direction
+        self.loop = loop
+        self.activation = activation
+        self.kernel = kernel
+        self.precision = precision
+
+    def __call__(
+        self,
+        x: Float[Array, "B S D"],
+        *,
+        mesh: Mesh | None = None,
+        overlap: bool | None = None,
+    ) -> Float[Array, "B S D"]:
+        """One block further.
+
+        Args:
+            x: activations, the batch over `axes.batch` and the sequence over `axes.model`.
+            mesh: the mesh; the one set with `jax.set_mesh` if None.
+            overlap: this time otherwise than the block's field says.
+
+        Returns:
+            Activations of the same shape and sharding.
+        """
+        on = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+        self._check(x, on)
+        on_rings = self.overlap if overlap is None else overlap
+        return self._on_rings(x, on) if on_rings else self._on_plain_jit(x, on)
+
+    def specs(self) -> TransformerBlock:
+        """This block with a `PartitionSpec` in place of each weight."""
+
+        def spec(path: tuple[GetAttrKey], _weight: jax.Array) -> PartitionSpec:
+            dim = _DIVIDED.get(path[-1].name)
+            return _spec() if dim is None else _spec(*[None] * dim, self.axes.model)
+
+        return cast(TransformerBlock, jax.tree_util.tree_map_with_path(spec, self))
+
+    def placed(self, mesh: Mesh) -> TransformerBlock:
+        """This block with its weights on the devices of a mesh."""
+        shardings = jax.tree.map(partial(NamedSharding, mesh), self.specs())
+        return cast(TransformerBlock, jax.device_put(self, shardings))
+
+    def _on_rings(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
+        def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
+            ring: dict[str, Any] = {
+                "axis_name": block.axes.model,
+                "direction": block.direction,
+                "loop": block.loop,
+                "precision": block.precision,
+            }
+
+            def spread_out(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
+                # Side by side, so that one tour of x serves all of them.
+                flat = [w.reshape(w.shape[0], -1) for w in weights]
+                ends = list(accumulate(w.shape[1] for w in flat))
+                out = allgather_matmul(x, jnp.concatenate(flat, 1), gathered="rows", **ring)
+                parts = jnp.split(out, ends[:-1], axis=-1)
+                return [
+                    part.reshape(*part.shape[:-1], *w.shape[1:])
+                    for part, w in zip(parts, weights, strict=True)
+                ]
+
+            def bring_back(x: jax.Array, w: jax.Array) -> jax.Array:
+                x = x.reshape(*x.shape[:2], -1)
+                w = w.reshape(x.shape[-1], -1)
+                return matmul_reducescatter(x, w, scattered="rows", **ring)
+
+            return block._forward(x, spread_out, bring_back)
+
+        place = _spec(self.axes.batch, self.axes.model)
+        on_devices = jax.shard_map(
+            forward, mesh=mesh, in_specs=(self.specs(), place), out_specs=place
+        )
+        return on_devices(self, x)
+
+    def _on_plain_jit(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
+        batch, model = self.axes.batch, self.axes.model
+        explicit = AxisType.Explicit in mesh.axis_types
+
+        def constrain(x: jax.Array, *axes: Any) -> jax.Array:
+            wanted = _spec(*axes) if explicit else NamedSharding(mesh, _spec(*axes))
+            return cast(jax.Array, lax.with_sharding_constraint(x, wanted))
+
+        def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
+            def spread_out(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
+                return [
+                    constrain(jnp.tensordot(x, w, 1, precision=self.precision), batch, None, model)
+                    for w in weights
+                ]
+
+            def bring_back(x: jax.Array, w: jax.Array) -> jax.Array:
+                out = jnp.tensordot(x, w, w.ndim - 1, precision=self.precision)
+                return constrain(out, batch, model)
+
+            return block._forward(constrain(x, batch, model), spread_out, bring_back)
+
+        if not explicit:
+            return forward(self, x)
+        place = NamedSharding(mesh, _spec(batch, model))
+        return cast(jax.Array, jax.sharding.auto_axes(forward, out_sharding=place)(self, x))
+
+    def _forward(
+        self,
+        x: jax.Array,
+        spread_out: Callable[[jax.Array, Sequence[jax.Array]], list[jax.Array]],
+        bring_back: Callable[[jax.Array, jax.Array], jax.Array],
+    ) -> jax.Array:
+        """The block, but for how its projections move the sequence apart and together."""
+        shape = self.shape
+        calm = rms_norm(x, self.attention_norm, epsilon=shape.epsilon)
+        query, key, value = spread_out(calm, [self.query, self.key, self.value])
+        query, key = rotate(query, base=shape.rotary_base), rotate(key, base=shape.rotary_base)
+        mixed = attend(query, key, value, causal=shape.causal, kernel=self.kernel)
+        x = x + bring_back(mixed, self.output)
+        calm = rms_norm(x, self.feedforward_norm, epsilon=shape.epsilon)
+        if self.gate is None:
+            (up,) = spread_out(calm, [self.up])
+            return x + bring_back(self.activation(up), self.down)
+        gate, up = spread_out(calm, [self.gate, self.up])
+        return x + bring_back(self.activation(gate) * up, self.down)
+
+    def _check(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> None:
+        batch = self.axes.batch
+        batch_axes = () if batch is None else (batch,) if isinstance(batch, str) else batch
+        for axis in (*batch_axes, self.axes.model):
+            if axis not in mesh.axis_names:
+                raise ValueError(
+                    f"TransformerBlock: axis {axis!r} is not among the mesh's "
+                    f"{tuple(mesh.axis_names)}; set a mesh with jax.set_mesh, or change axes="
+                )
+        if x.ndim != 3 or x.shape[2] != self.shape.width:
+            raise ValueError(
+                f"TransformerBlock: x must be [batch, sequence, {self.shape.width}], not {x.shape}"
+            )
+        devices = mesh.shape[self.axes.model]
+        divided = {
+            "kv_heads": (self.shape.kv_heads, self.axes.model, devices),
+            "hidden": (self.shape.hidden, self.axes.model, devices),
+            "sequence length": (x.shape[1], self.axes.model, devices),
+            "batch": (x.shape[0], batch, prod(mesh.shape[axis] for axis in batch_axes)),
+        }
+        for name, (length, over, count) in divided.items():
+            if length % count:
+                raise ValueError(
+                    f"TransformerBlock: {name} {length} cannot be divided between "
+                    f"the {count} devices of axis {over!r}"
+                )
+
+
+def rms_norm(
+    x: Float[Array, "*rows D"], weight: Float[Array, " D"], *, epsilon: float
+) -> Float[Array, "*rows D"]:
+    """Scale each vector to a mean square of one, in float32, and by the weight."""
+    wide = x.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def _spec(*axes: Any) -> PartitionSpec:
+    return PartitionSpec(*axes)

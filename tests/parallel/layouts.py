@@ -1,0 +1,155 @@
+"""The ring functions with the layouts they work in, and what they must compute.
+
+Arrays are written `[o, ...]` with a first dimension for the other axes of the mesh: each group of
+devices that shares a ring has operands of its own, so that a result is one product and no sum
+over groups blurs its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel import (
+    allgather_matmul,
+    feedforward,
+    matmul_allreduce,
+    matmul_reducescatter,
+)
+from tests.parallel.rounding import Known
+
+RING = "Y"
+
+# The tests spend their time compiling, not computing: ask for little optimisation of the kernels.
+QUICK: dict[str, bool | int | str] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A function and how its operands and its result are sharded over the ring's axis.
+
+    The dimensions of `operands` and `result` are named by letters; a letter followed by `Y` is
+    sharded over the ring. `b` is a small batch dimension, the others are multiples of the ring.
+    """
+
+    name: str
+    function: Callable[..., jax.Array]
+    operands: tuple[str, ...]
+    result: str
+
+    def specs(self, others: tuple[str, ...]) -> tuple[tuple[P, ...], P]:
+        """Partition specs for operands and result, the first dimension over the other axes."""
+        return tuple(_spec(d, others) for d in self.operands), _spec(self.result, others)
+
+
+def spec(*axes: str | tuple[str, ...] | None) -> P:
+    """A partition spec."""
+    return P(*axes)  # type: ignore[no-untyped-call]
+
+
+def abstract(
+    shape: tuple[int, ...], dtype: npt.DTypeLike, sharding: jax.sharding.Sharding | None = None
+) -> jax.ShapeDtypeStruct:
+    """An array that is only described, to trace and compile with."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+
+def _letters(dimensions: str) -> list[tuple[str, str | None]]:
+    return [(name[0], RING if name.endswith(RING) else None) for name in dimensions.split()]
+
+
+def _spec(dimensions: str, others: tuple[str, ...]) -> P:
+    return spec(others or None, *(axis for _, axis in _letters(dimensions)))
+
+
+def shape(dimensions: str, groups: int, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The full array's shape."""
+    return (groups, *(sizes[letter] for letter, _ in _letters(dimensions)))
+
+
+LAYOUTS = (
+    Layout("gather contraction", allgather_matmul, ("b s dY", "d fY"), "b s fY"),
+    Layout("gather rows", partial(allgather_matmul, gathered="rows"), ("b sY d", "d fY"), "b s fY"),
+    Layout("scatter columns", matmul_reducescatter, ("b s fY", "fY d"), "b s dY"),
+    Layout(
+        "scatter rows",
+        partial(matmul_reducescatter, scattered="rows"),
+        ("b s fY", "fY d"),
+        "b sY d",
+    ),
+    Layout("allreduce", matmul_allreduce, ("b s fY", "fY d"), "b s d"),
+    Layout(
+        "feedforward columns",
+        partial(feedforward, activation=jnp.square),
+        ("b s dY", "d fY", "fY d"),
+        "b s dY",
+    ),
+    Layout(
+        "feedforward rows",
+        partial(feedforward, activation=jnp.square, layout="rows"),
+        ("b sY d", "d fY", "fY d"),
+        "b sY d",
+    ),
+)
+BY_NAME = {layout.name: layout for layout in LAYOUTS}
+
+
+def mesh_of(sizes: tuple[int, ...], ring_at: int) -> tuple[Mesh, tuple[str, ...]]:
+    """A mesh with the ring's axis at a position, and the names of its other axes."""
+    names = ["X", "Z", "W"][: len(sizes) - 1]
+    others = tuple(names)
+    names.insert(ring_at, RING)
+    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
+    return Mesh(devices, tuple(names)), others
+
+
+def sharded(
+    layout: Layout, mesh: Mesh, others: tuple[str, ...], check_vma: bool = True, **options: Any
+) -> Callable[..., jax.Array]:
+    """The function over whole arrays, each group of devices working on its own entry."""
+
+    def local(*arrays: jax.Array) -> jax.Array:
+        operands = [array[0] for array in arrays]
+        return layout.function(*operands, axis_name=RING, **options)[None]
+
+    in_specs, out_specs = layout.specs(others)
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
+    )
+
+
+def expected(operands: list[Known], cotangent: Known) -> list[Known]:
+    """The result and the gradient of every operand, in that order."""
+    x, w, *rest = (_flat(o) for o in operands)
+    g = _flat(cotangent)
+    shapes = [cotangent.value.shape, *(o.value.shape for o in operands)]
+    if not rest:
+        found = [x @ w, g @ w.mT, x.mT @ g]
+    else:
+        (w_out,) = rest
+        hidden = x @ w
+        activated = hidden * hidden
+        d_hidden = (g @ w_out.mT) * hidden.twice()
+        found = [activated @ w_out, d_hidden @ w.mT, x.mT @ d_hidden, activated.mT @ g]
+    return [
+        Known(known.value.reshape(to), known.error.reshape(to), known.dtype)
+        for known, to in zip(found, shapes, strict=True)
+    ]
+
+
+def _flat(known: Known) -> Known:
+    groups, *_, columns = known.value.shape
+    to = (groups, -1, columns)
+    return Known(known.value.reshape(to), known.error.reshape(to), known.dtype)

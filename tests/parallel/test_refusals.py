@@ -1,0 +1,94 @@
+"""Operands that do not fit the ring are refused while tracing, with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from drumline.parallel import (
+    allgather_matmul,
+    feedforward,
+    matmul_allreduce,
+    matmul_reducescatter,
+)
+from tests.parallel.layouts import mesh_of, spec
+
+
+def message(
+    function: Callable[..., jax.Array],
+    *shapes: tuple[int, ...],
+    **options: Any,
+) -> str:
+    """What is said about operands whose shapes on each of three devices are these."""
+    mesh, _ = mesh_of((3,), 0)
+
+    def local() -> jax.Array:
+        return function(*(jnp.ones(shape) for shape in shapes), axis_name="Y", **options)
+
+    with pytest.raises(ValueError, match=r"\w+: ") as refusal:
+        jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=spec("Y")))
+    return str(refusal.value)
+
+
+def test_gathered_columns_that_are_not_the_rows_of_w() -> None:
+    assert message(allgather_matmul, (2, 4), (10, 6)) == (
+        "allgather_matmul: w has 10 rows, but x brings 4 columns on each of the 3 devices "
+        "of axis 'Y' (12 in all)"
+    )
+
+
+def test_columns_that_do_not_meet_the_rows_of_w() -> None:
+    for function, options in (
+        (allgather_matmul, {"gathered": "rows"}),
+        (matmul_reducescatter, {}),
+        (matmul_allreduce, {}),
+    ):
+        name = function.__name__
+        said = message(function, (3, 4), (5, 6), **options)
+        assert said == f"{name}: x has 4 columns on each device, but w has 5 rows"
+
+
+def test_columns_or_rows_that_do_not_divide() -> None:
+    assert message(matmul_reducescatter, (2, 4), (4, 10)) == (
+        "matmul_reducescatter: the 10 columns of w cannot be divided between the 3 devices "
+        "of axis 'Y'"
+    )
+    assert message(matmul_reducescatter, (7, 4), (4, 10), scattered="rows") == (
+        "matmul_reducescatter: the 7 rows of x cannot be divided between the 3 devices of axis 'Y'"
+    )
+    assert message(matmul_allreduce, (7, 4), (4, 10)) == (
+        "matmul_allreduce: neither the 7 rows of x nor the 10 columns of w can be divided "
+        "between the 3 devices of axis 'Y'"
+    )
+
+
+def test_operands_of_the_wrong_rank() -> None:
+    assert message(allgather_matmul, (2, 4), (12, 2, 3)) == (
+        "allgather_matmul: w must be a matrix [rows, columns], but its shape is (12, 2, 3)"
+    )
+    assert message(allgather_matmul, (4,), (4, 6), gathered="rows") == (
+        "allgather_matmul: gathered='rows' needs x as [..., rows, columns], not (4,)"
+    )
+
+
+def test_options_that_do_not_exist() -> None:
+    assert message(allgather_matmul, (2, 4), (12, 6), direction="left") == (
+        "allgather_matmul: direction must be 'both' or 'one', not 'left'"
+    )
+    assert message(allgather_matmul, (2, 4), (12, 6), gathered="columns") == (
+        "allgather_matmul: gathered must be 'contraction' or 'rows', not 'columns'"
+    )
+    assert message(matmul_reducescatter, (2, 4), (4, 6), scattered="all") == (
+        "matmul_reducescatter: scattered must be 'columns' or 'rows', not 'all'"
+    )
+    assert message(matmul_allreduce, (2, 4), (4, 6), loop="fast") == (
+        "matmul_allreduce: loop must be 'auto' or 'unrolled' or 'rolled', not 'fast'"
+    )
+    sharded = (2, 4), (12, 6), (6, 12)
+    assert message(feedforward, *sharded, activation=jnp.tanh, layout="both") == (
+        "feedforward: layout must be 'columns' or 'rows', not 'both'"
+    )

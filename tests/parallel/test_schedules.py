@@ -1,0 +1,86 @@
+"""The benchmark's reading of a scheduled program: what runs beside each transfer."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.parallel.layouts import BY_NAME, abstract, mesh_of, shape, sharded
+
+SCHEDULED = """\
+HloModule jit_f, is_scheduled=true, entry_computation_layout={(bf16[8,4]{1,0})->bf16[8,4]{1,0}}
+
+%fused_add (p.0: f32[8,4], p.1: f32[8,4]) -> f32[8,4] {
+  %p.0 = f32[8,4]{1,0} parameter(0)
+  %p.1 = f32[8,4]{1,0} parameter(1)
+  ROOT %add.1 = f32[8,4]{1,0} add(%p.0, %p.1)
+}
+
+%gathered (p: bf16[4,4]) -> bf16[8,4] {
+  %p = bf16[4,4]{1,0} parameter(0)
+  ROOT %all-gather.1 = bf16[8,4]{1,0} all-gather(%p), dimensions={0}
+}
+
+%inside (q.0: bf16[8,4], q.1: bf16[4,4]) -> f32[8,4] {
+  %q.0 = bf16[8,4]{1,0} parameter(0)
+  %q.1 = bf16[4,4]{1,0} parameter(1)
+  ROOT %dot.9 = f32[8,4]{1,0} dot(%q.0, %q.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (a: bf16[8,4], w: bf16[4,4]) -> f32[8,4] {
+  %a = bf16[8,4]{1,0} parameter(0)
+  %w = bf16[4,4]{1,0} parameter(1)
+  %collective-permute-start = (bf16[8,4]{1,0}, bf16[8,4]{1,0}) collective-permute-start(%a)
+  %collective-permute-start.1 = (bf16[8,4]{1,0}, bf16[8,4]{1,0}) collective-permute-start(%a)
+  %fusion.1 = f32[8,4]{1,0} fusion(%a, %w), kind=kCustom, calls=%inside
+  %collective-permute-done.1 = bf16[8,4]{1,0} collective-permute-done(%collective-permute-start.1)
+  %cublas.2 = (f32[8,4]{1,0}, s8[8]{0}) custom-call(%a, %w), custom_call_target="__cublas$gemm"
+  %collective-permute-done = bf16[8,4]{1,0} collective-permute-done(%collective-permute-start)
+  %start.3 = ((bf16[4,4]{1,0}), bf16[8,4]{1,0}) async-start(%w), calls=%gathered
+  %fusion.2 = f32[8,4]{1,0} fusion(%fusion.1, %fusion.1), kind=kLoop, calls=%fused_add
+  %done.3 = bf16[8,4]{1,0} async-done(%start.3)
+  ROOT %all-reduce.4 = f32[8,4]{1,0} all-reduce(%fusion.2), to_apply=%fused_add
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def reader() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "overlap_h200.py"
+    spec = importlib.util.spec_from_file_location("overlap_h200", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_multiplications_between_start_and_done_are_counted(reader: ModuleType) -> None:
+    found = [(transfer.kind, transfer.beside) for transfer in reader.transfers(SCHEDULED)]
+    assert found == [
+        ("collective-permute", 2),
+        ("collective-permute", 1),
+        ("all-gather", 0),
+        ("all-reduce", None),
+    ]
+    products, said = reader.summary(SCHEDULED)
+    assert products == "2"
+    assert "collective-permute: 2 asynchronous, 2 with multiplications beside them ([1, 2])" in said
+
+
+def test_a_program_of_emulated_devices_has_only_blocking_permutes(reader: ModuleType) -> None:
+    mesh, others = mesh_of((4,), 0)
+    layout = BY_NAME["gather contraction"]
+    sizes = {"b": 2, "s": 16, "d": 32, "f": 64}
+    arguments = [abstract(shape(d, 1, sizes), jnp.float32) for d in layout.operands]
+    function = sharded(layout, mesh, others, direction="both", loop="unrolled")
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    found = [(transfer.kind, transfer.beside) for transfer in reader.transfers(text)]
+    assert found == [("collective-permute", None)] * 6
