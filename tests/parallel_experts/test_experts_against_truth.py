@@ -1,0 +1,160 @@
+"""Every exchange gives what a float64 loop over tokens gives, values and all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from drumline.parallel import experts_exchange, experts_rounds
+from drumline.parallel.experts import expert_matmul
+
+from .tokens import (
+    KINDS,
+    QUICK,
+    assert_true,
+    assign,
+    draw,
+    mesh_of,
+    sharded,
+    truth,
+    with_gradients,
+)
+
+# (mesh, k, experts): every k and every number of experts meets both exchanges and several meshes.
+SHARDED = [
+    ((1, 1), 2, 16),
+    ((8, 1), 1, 8),
+    ((8, 1), 4, 64),
+    ((4, 2), 1, 16),
+    ((4, 2), 2, 4),
+    ((2, 4), 2, 64),
+    ((2, 4), 4, 8),
+]
+
+
+@pytest.mark.parametrize(("k", "experts"), [(1, 64), (2, 8), (4, 4)])
+def test_local_matches_a_loop_over_tokens(k: int, experts: int) -> None:
+    case, run = draw(experts, k), with_gradients(expert_matmul)
+    for kind in KINDS:
+        assignment = assign(kind, experts, k)
+        assert_true(run(case, assignment), case, assignment)
+
+
+@pytest.mark.parametrize(("shape", "k", "experts"), SHARDED)
+def test_both_exchanges_match_a_loop_over_tokens_and_each_other(
+    shape: tuple[int, int], k: int, experts: int
+) -> None:
+    case = draw(experts, k)
+    gathered = with_gradients(sharded(mesh_of(*shape), "allgather"))
+    travelled = with_gradients(sharded(mesh_of(*shape), "alltoall"))
+    for kind in KINDS:
+        assignment = assign(kind, experts, k)
+        one, other = gathered(case, assignment), travelled(case, assignment)
+        assert_true(one, case, assignment)
+        assert_true(other, case, assignment)
+        if k == 1:  # no sum whose order could differ
+            np.testing.assert_array_equal(one[0], other[0], err_msg=kind)
+
+
+def test_whole_columns_and_an_unchecked_shard_map() -> None:
+    case, assignment = draw(8, 2), assign("adversarial", 8, 2)
+    run = with_gradients(sharded(mesh_of(4, 2), "alltoall", columns=None, check_vma=False))
+    assert_true(run(case, assignment), case, assignment)
+
+
+def test_packed_buffers_travel_to_the_right_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path for GPU and TPU, with `ragged_all_to_all` played by an all-gather."""
+
+    def played(
+        operand: jax.Array,
+        output: jax.Array,
+        input_offsets: jax.Array,
+        send_sizes: jax.Array,
+        output_offsets: jax.Array,
+        recv_sizes: jax.Array,
+        *,
+        axis_name: str,
+    ) -> jax.Array:
+        me = lax.axis_index(axis_name)
+        row = jnp.arange(operand.shape[0])
+        told = [lax.all_gather(x, axis_name) for x in (input_offsets, send_sizes, output_offsets)]
+        everyone = lax.all_gather(operand, axis_name)
+        for source in range(everyone.shape[0]):
+            start, size, at = (x[source, me] for x in told)
+            size = jnp.where(size == recv_sizes[source], size, 0)  # both ends must agree
+            mine = ((row >= at) & (row < at + size))[:, None]
+            rows = everyone[source, jnp.clip(start + row - at, 0, row.size - 1)]
+            output = jnp.where(mine, rows, output)
+        return output
+
+    def packed(*operands: Any, default: Any, **_: Any) -> Any:
+        return default(*operands)
+
+    monkeypatch.setattr(experts_rounds, "ragged_all_to_all", played)
+    monkeypatch.setattr(experts_exchange, "by_platform", packed)
+    case = draw(16, 2)
+    run = with_gradients(sharded(mesh_of(4, 2), "alltoall"))
+    for kind in KINDS:
+        assignment = assign(kind, 16, 2)
+        assert_true(run(case, assignment), case, assignment)
+    # One device alone has something to send: the busiest sender sets the rounds.
+    assignment = assign("uniform", 16, 2)
+    assignment[16:] = -1
+    assert_true(run(case, assignment), case, assignment)
+
+
+@pytest.mark.parametrize("buffer_rows", [1, 7])
+def test_not_one_token_is_lost(buffer_rows: int) -> None:
+    """With ones for tokens and e + 1 for expert e, sums are whole numbers and exact."""
+    tokens, experts, k, d, f = 64, 8, 2, 4, 2
+    a = np.ones((tokens, d), np.float32)
+    w = np.ones((experts, d, f), np.float32) * (1 + np.arange(experts))[:, None, None]
+    function = sharded(mesh_of(4, 2), "alltoall", buffer_rows=buffer_rows)
+
+    def run(assignment: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gates = jnp.ones((tokens, k))
+        out, pull = jax.vjp(lambda w: function(a, w, assignment, gates), w)
+        return out, pull(jnp.ones_like(out))[0]
+
+    compiled = jax.jit(run, compiler_options=QUICK)
+    for kind in KINDS:
+        assignment = assign(kind, experts, k, tokens)
+        out, dw = compiled(assignment)
+        np.testing.assert_array_equal(out[:, 0], d * (assignment + 1).sum(1).astype(np.float32))
+        # The gradient of each expert counts the tokens it saw.
+        np.testing.assert_array_equal(
+            dw[:, 0, 0], np.bincount(assignment.ravel(), minlength=experts)
+        )
+        # And the count would notice: one slot that goes nowhere is one token too few.
+        assignment[5, 1] = -1
+        assert float(compiled(assignment)[1][:, 0, 0].sum()) == tokens * k - 1
+
+
+def test_slots_out_of_range_contribute_nothing_when_their_value_is_unknown() -> None:
+    case = draw(8, 2)
+    assignment = assign("uniform", 8, 2)
+    assignment[::3, 0] = -1
+    assignment[1::4, 1] = 8
+    assignment[7] = 2**30
+    assert_true(with_gradients(expert_matmul)(case, assignment), case, assignment)
+    assert_true(
+        with_gradients(sharded(mesh_of(4, 1), "alltoall"))(case, assignment), case, assignment
+    )
+
+
+def test_bfloat16_is_summed_in_float32() -> None:
+    case, assignment = draw(4, 4, tokens=64, d=64), assign("uniform", 4, 4)
+    a, w = jnp.asarray(case.a, jnp.bfloat16), jnp.asarray(case.w, jnp.bfloat16)
+    out = jax.jit(expert_matmul)(a, w, assignment, case.gates)
+    assert out.dtype == jnp.bfloat16
+    exact = truth(
+        type(case)(np.asarray(a, np.float32), np.asarray(w, np.float32), case.gates, case.dout),
+        assignment,
+    )[0]
+    # Rounding each expert's answer and the sum once: a few units of 2⁻⁹ of the summands.
+    assert np.abs(np.asarray(out, np.float64) - exact).max() < 0.02 * np.abs(exact).max()

@@ -1,0 +1,130 @@
+"""Memory does not follow the skew, work stays near one dense product, mistakes are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from drumline.parallel.experts import expert_matmul
+from drumline.parallel.experts_rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.grouped_blocks import blocked_matmul, rows_per_block
+
+from .tokens import QUICK, assign, draw, mesh_of, sharded
+
+# Of the balanced share: k·S/X rows of D/Y columns in and F/Y out, in float32.
+FORWARD_MULTIPLE = 1.0
+
+
+def _type(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def test_memory_stays_within_the_balanced_share_whatever_the_assignment() -> None:
+    tokens, d, f, experts, k, x = 4096, 256, 512, 16, 2, 8
+    share = tokens * k // x * (d + f) * 4
+    shapes = (_type((tokens, d)), _type((experts, d, f)), _type((tokens, k), jnp.int32))
+    used = {}
+    for exchange in ("alltoall", "allgather"):
+        function = jax.jit(sharded(mesh_of(x, 1), exchange), compiler_options=QUICK)
+        compiled: Any = function.lower(*shapes, _type((tokens, k))).compile()
+        used[exchange] = compiled.memory_analysis().temp_size_in_bytes
+        if exchange == "alltoall":
+            # One program serves every assignment: the most skewed one runs in the same memory,
+            # and takes more rounds instead.
+            case = draw(experts, k, tokens=tokens, d=d, f=f)
+            skewed = assign("one expert", experts, k, tokens)
+            out = compiled(case.a, case.w, skewed, case.gates)
+            expected = case.gates.sum(1, keepdims=True) * (case.a @ case.w[-1])
+            np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-2)
+    assert used["alltoall"] <= FORWARD_MULTIPLE * share
+    assert used["allgather"] > 4 * share
+
+
+def test_skew_costs_rounds() -> None:
+    peers, experts, rows = 8, 16, 1024
+    capacity = default_buffer_rows(rows, peers)
+    even = jnp.full((peers, experts), rows // experts)
+    skewed = jnp.zeros((peers, experts), jnp.int32).at[:, 3].set(rows)
+    for packed in (False, True):
+        assert int(rounds_needed(even, peers, capacity, packed=packed)) == 4
+        assert int(rounds_needed(skewed, peers, capacity, packed=packed)) == 4 * peers
+
+
+def test_cpu_does_the_work_of_one_dense_product_not_of_every_expert() -> None:
+    tokens, d, f, experts = 16384, 64, 64, 64
+    m = rows_per_block(tokens, experts)
+    operands = (_type((tokens, d)), _type((experts, d, f)), _type((experts,), jnp.int32))
+    compiled: Any = (
+        jax.jit(lambda x, w, s: blocked_matmul(x, w, s, transpose=False, out_dtype=x.dtype))
+        .lower(*operands)
+        .compile()
+    )
+    one_trip = compiled.cost_analysis()["flops"]  # XLA counts the body of a loop once
+    dense = 2 * tokens * d * f
+    rng = np.random.default_rng(0)
+    uniform = np.bincount(rng.integers(0, experts, tokens), minlength=experts)
+    everything = np.zeros(experts, int)
+    everything[5] = tokens
+    # The worst there is: every group has one row more than fills its blocks.
+    worst = np.full(experts, tokens // experts // m * m - m + 1)
+    worst[0] += tokens - worst.sum()
+    for sizes in (uniform, everything, worst):
+        trips = (-(-sizes // m)).sum()
+        assert trips * one_trip <= 1.5 * dense
+    ragged: Any = jax.jit(jax.lax.ragged_dot).lower(*operands).compile()
+    assert ragged.cost_analysis()["flops"] > 60 * dense
+
+
+def test_no_array_of_tokens_by_matrices_nor_of_experts_by_tokens() -> None:
+    tokens, d, f, experts = 512, 32, 48, 16
+    text = (
+        jax.jit(expert_matmul)
+        .lower(_type((tokens, d)), _type((experts, d, f)), _type((tokens,), jnp.int32))
+        .as_text()
+    )
+    assert f"tensor<{tokens}x{d}x{f}x" not in text
+    assert f"tensor<{experts}x{tokens}x{d}x" not in text
+    assert f"tensor<{tokens}x{f}x" in text  # the output is there, so the search can find
+
+
+def _named(match: str, **changes: Any) -> None:
+    operands: dict[str, Any] = {
+        "a": jnp.zeros((6, 4)),
+        "w": jnp.zeros((3, 4, 5)),
+        "assignment": jnp.zeros((6, 2), jnp.int32),
+        "gates": jnp.zeros((6, 2)),
+    }
+    with pytest.raises(ValueError, match=match):
+        expert_matmul(**{**operands, **changes})
+
+
+def test_mistakes_are_named() -> None:
+    outside = jnp.zeros((6, 2), jnp.int32).at[4, 1].set(3)
+    _named(r"assignment\[4, 1\] is 3, but there are 3 experts, numbered 0 to 2", assignment=outside)
+    _named(r"assignment\[4, 1\] is -3", assignment=-outside)
+    _named("a has 3 columns, w takes 4", a=jnp.zeros((6, 3)))
+    _named("7 tokens but 6 rows of assignment", a=jnp.zeros((7, 4)))
+    _named(r"gates\[6, 3\] must have the shape", gates=jnp.zeros((6, 3)))
+    _named("it must hold integers", assignment=jnp.zeros((6, 2)))
+    _named(r"expected a\[S, D\]", w=jnp.zeros((4, 5)))
+    _named("give both the same float type", w=jnp.zeros((3, 4, 5), jnp.bfloat16))
+    _named("'alltoall' or 'allgather'", exchange="bicycle")
+    _named("buffer_rows is 0", buffer_rows=0)
+    _named("axis_name is missing", gather_axis_name="Y")
+    _named("names no expert", assignment=jnp.zeros((6, 0), jnp.int32), gates=None)
+
+
+def test_without_gates_the_experts_are_averaged() -> None:
+    case, assignment = draw(4, 2), jnp.asarray(assign("uniform", 4, 2))
+    run = jax.jit(expert_matmul)
+    average = run(case.a, case.w, assignment)
+    halves = run(case.a, case.w, assignment, jnp.full((64, 2), 0.5))
+    np.testing.assert_array_equal(average, halves)
+    one = run(case.a, case.w, assignment[:, 0])
+    np.testing.assert_allclose(
+        one, np.einsum("sd,sdf->sf", case.a, case.w[assignment[:, 0]]), atol=1e-4
+    )

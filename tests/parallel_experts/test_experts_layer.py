@@ -1,0 +1,147 @@
+"""Routing, the feed-forward layer and its block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from drumline.parallel.experts_layer import MoEBlock
+from drumline.parallel.routing import Routing, route
+
+from .tokens import QUICK, P, mesh_of
+
+TOKENS, D, F, EXPERTS, K = 64, 16, 24, 8, 2
+
+
+@cache
+def _compiled(**options: Any) -> Callable[[Any], Routing]:
+    return jax.jit(partial(route, **options), compiler_options=QUICK)
+
+
+def _normal(seed: int, *shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@cache
+def _block() -> MoEBlock:
+    drawn: MoEBlock = eqx.filter_jit(MoEBlock)(D, F, EXPERTS, k=K, key=jax.random.key(0))
+    return drawn
+
+
+@cache
+def _expected() -> Any:
+    return _everything(_every_expert)(_normal(1, TOKENS, D), _block())
+
+
+def test_softmax_gates_are_the_largest_and_sum_to_one() -> None:
+    logits = _normal(0, 32, 8)
+    routing = _compiled(k=3)(logits)
+    best = np.argsort(-np.asarray(logits), axis=1)[:, :3]
+    np.testing.assert_array_equal(routing.experts, best)
+    np.testing.assert_allclose(routing.gates.sum(1), 1, rtol=1e-6)
+    exact = np.exp(np.take_along_axis(np.asarray(logits, np.float64), best, 1))
+    np.testing.assert_allclose(routing.gates, exact / exact.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(routing.tokens_per_expert, np.bincount(best.ravel(), minlength=8))
+    z = np.log(np.exp(np.asarray(logits, np.float64)).sum(1))
+    np.testing.assert_allclose(routing.z_loss, (z**2).mean(), rtol=1e-5)
+
+
+def test_sigmoid_gates_are_each_experts_own() -> None:
+    logits = _normal(1, 32, 8)
+    routing = _compiled(k=2, gate="sigmoid", normalize=False)(logits)
+    chosen = np.take_along_axis(np.asarray(logits, np.float64), np.asarray(routing.experts), 1)
+    np.testing.assert_allclose(routing.gates, 1 / (1 + np.exp(-chosen)), rtol=1e-5)
+
+
+def test_balance_loss_is_one_when_even_and_grows_with_skew() -> None:
+    even = 10 * np.eye(8, dtype=np.float32)[np.arange(64) % 8]
+    skewed = 10 * np.eye(8, dtype=np.float32)[np.zeros(64, int)]
+    loss = jax.jit(jax.value_and_grad(lambda x: route(x, 1).balance_loss), compiler_options=QUICK)
+    assert float(loss(even)[0]) == pytest.approx(1, abs=1e-3)
+    value, gradient = loss(skewed)
+    assert float(value) == pytest.approx(8, rel=0.01)
+    assert (gradient[:, 0] > 0).all()  # less for the expert that has too many
+
+
+def test_an_approximate_choice_says_what_recall_it_asked_for() -> None:
+    logits = _normal(2, 16, 8)
+    exact = jax.eval_shape(partial(route, k=2), logits)
+    asked = partial(route, k=2, exact=False, recall_target=0.9)
+    assert exact.recall_target == 1.0
+    assert jax.eval_shape(asked, logits).recall_target == 0.9
+    assert "approx_top_k" in str(jax.make_jaxpr(asked)(logits))
+    assert "recall_target=0.9" in str(jax.make_jaxpr(asked)(logits))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"k": 9}, "1 ≤ k ≤ E"),
+        ({"k": 2, "gate": "tanh"}, "softmax"),
+        ({"k": 1, "recall_target": 0.0}, "recall"),
+    ],
+)
+def test_wrong_routing_is_named(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        route(jnp.zeros((4, 8)), **options)
+
+
+def _every_expert(x: jax.Array, block: MoEBlock) -> tuple[jax.Array, Routing]:
+    """The block with every expert applied to every token: slow and plain."""
+    rows = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * block.scale
+    routing = route(rows @ block.router, K)
+    h = jnp.einsum("sd,edcf->secf", rows, block.w_in)
+    y = jnp.einsum("sef,efd->sed", jax.nn.silu(h[:, :, 0]) * h[:, :, 1], block.w_out)
+    gates = jnp.zeros((TOKENS, EXPERTS))
+    gates = gates.at[jnp.arange(TOKENS)[:, None], routing.experts].add(routing.gates)
+    return x + jnp.einsum("sed,se->sd", y, gates), routing
+
+
+def _everything(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return output, losses and all gradients of a function of (x, block)."""
+    dout = _normal(3, TOKENS, D)
+
+    def loss(x: jax.Array, block: MoEBlock) -> tuple[jax.Array, Any]:
+        out, routing = function(x, block)
+        total = jnp.sum(out * dout) + routing.balance_loss + routing.z_loss
+        return total, (out, routing.tokens_per_expert)
+
+    return jax.jit(
+        jax.value_and_grad(loss, (0, 1), has_aux=True),
+        compiler_options=QUICK,
+    )
+
+
+@pytest.mark.parametrize("exchange", ["local", "allgather", "alltoall"])
+def test_the_block_equals_every_expert_on_every_token(exchange: str) -> None:
+    block, x = _block(), _normal(1, TOKENS, D)
+    function: Callable[..., Any]
+    if exchange == "local":
+        function = lambda x, block: tuple(block(x))  # noqa: E731
+    else:
+        places = eqx.tree_at(
+            lambda b: (b.scale, b.router, b.w_in, b.w_out),
+            block,
+            (P("Y"), P("Y"), P("X", None, None, "Y"), P("X", "Y")),
+        )
+        function = jax.shard_map(
+            lambda x, b: tuple(b(x, axis_name="X", gather_axis_name="Y", exchange=exchange)),
+            mesh=mesh_of(4, 2),
+            in_specs=(P("X", "Y"), places),
+            out_specs=(P("X", "Y"), Routing(P("X"), P("X"), P(), P(), P(), P(), 1.0)),
+        )
+    got, expected = _everything(function)(x, block), _expected()
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+
+
+def test_the_block_keeps_leading_dimensions() -> None:
+    three = jax.ShapeDtypeStruct((2, 3, D), jnp.float32)  # type: ignore[no-untyped-call]
+    assert jax.eval_shape(_block(), three).out.shape == (2, 3, D)
