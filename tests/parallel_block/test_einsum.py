@@ -1,0 +1,172 @@
+"""`einsum` gives what `jnp.einsum` gives, on the ring that the shardings ask for."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.einsum import einsum, explain_einsum
+from tests.parallel_block.products import CASES, QUICK, WIRINGS, compiled_text, excess, operands
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+@pytest.mark.parametrize("name", CASES)
+def test_value_gradients_and_shardings_are_those_of_jnp_einsum(name: str, wiring: str) -> None:
+    case, on = CASES[name], WIRINGS[wiring]
+    mesh = on.mesh()
+    # Over the three meshes every product meets both directions.
+    number = list(CASES).index(name) + list(WIRINGS).index(wiring)
+    direction: Any = ("both", "one")[number % 2]
+    with jax.set_mesh(mesh):
+        x, w, out = operands(case, on, mesh, seed=number)
+        told = explain_einsum(case.spec, x, w, out_sharding=out, direction=direction)
+        assert told.choice == case.choice
+        assert case.says in told.reason
+
+        def both_ways(x: jax.Array, w: jax.Array, g: jax.Array) -> list[jax.Array]:
+            y, pull = jax.vjp(
+                lambda x, w: einsum(case.spec, x, w, out_sharding=out, direction=direction), x, w
+            )
+            return [y, *pull(g)]
+
+        plain = jax.eval_shape(lambda x, w: jnp.einsum(case.spec, x, w, out_sharding=out), x, w)
+        g = np.random.default_rng(number).normal(size=plain.shape).astype(np.float32)
+        y, dx, dw = jax.jit(both_ways, compiler_options=QUICK)(x, w, jax.device_put(g, out))
+
+    assert (y.shape, y.dtype) == (plain.shape, plain.dtype)
+    assert y.sharding.is_equivalent_to(NamedSharding(mesh, out), y.ndim)
+    assert dx.sharding.is_equivalent_to(x.sharding, x.ndim)
+    assert dw.sharding.is_equivalent_to(w.sharding, w.ndim)
+    x_labels, w_labels, y_labels = case.labels
+    assert excess(y, case.spec, x, w) <= 1
+    assert excess(dx, f"{y_labels},{w_labels}->{x_labels}", g, w) <= 1
+    assert excess(dw, f"{y_labels},{x_labels}->{w_labels}", g, x) <= 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_is_summed_in_float32_and_rounded_once(name: str) -> None:
+    case, on = CASES[name], WIRINGS["2x4"]
+    mesh = on.mesh()
+    with jax.set_mesh(mesh):
+        x, w, out = operands(case, on, mesh, jnp.bfloat16)
+        y = jax.jit(lambda x, w: einsum(case.spec, x, w, out_sharding=out), compiler_options=QUICK)(
+            x, w
+        )
+    assert y.dtype == jnp.bfloat16
+    assert excess(y, case.spec, x, w) <= 1
+
+
+def test_a_local_product_moves_nothing() -> None:
+    mesh = jax.make_mesh((2, 4), ("X", "Y"))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.ones((4, 8, 16), np.float32), P("X"))
+        w = jax.device_put(np.ones((16, 32), np.float32), P(None, "Y"))
+        out = P("X", None, "Y")
+        told = explain_einsum("...d,df->...f", x, w, out_sharding=out)
+        assert (told.choice, told.bytes_per_axis) == ("local", {"X": 0, "Y": 0})
+
+        def product(x: jax.Array, w: jax.Array) -> jax.Array:
+            return einsum("...d,df->...f", x, w, out_sharding=out)
+
+        text = compiled_text(product, x, w)
+        assert "collective" not in text
+        assert "all-" not in text
+        assert (jax.jit(product)(x, w) == 16).all()
+
+
+def test_the_result_may_be_divided_finer_without_any_transfer() -> None:
+    with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
+        x = jax.device_put(np.ones((8, 16), np.float32), P("X"))
+        w = jax.device_put(np.ones((16, 32), np.float32), P())
+        out = P(("X", "Y"))
+        assert explain_einsum("bd,df->bf", x, w, out_sharding=out).choice == "local"
+        result = einsum("bd,df->bf", x, w, out_sharding=out)
+        assert jax.typeof(result).sharding.spec == P(("X", "Y"), None)
+
+
+def test_axes_of_one_device_divide_nothing() -> None:
+    mesh = jax.make_mesh((1, 8, 1), ("Z", "Y", "W"))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.ones((8, 16), np.float32), P("Z", ("W", "Y")))
+        w = jax.device_put(np.ones((16, 32), np.float32), P("Y", "W"))
+        told = explain_einsum("bd,df->bf", x, w, out_sharding=P())
+        assert (told.choice, told.route and told.route.axes) == ("matmul-allreduce", ("Y",))
+        y = einsum("bd,df->bf", x, w, out_sharding=P())
+        assert (y == 16).all()
+        local = jax.device_put(w, P("Z"))
+        x = jax.device_put(x, P("Y", "W"))
+        assert explain_einsum("bd,df->bf", x, local, out_sharding=P("Y")).choice == "local"
+
+
+@pytest.mark.parametrize("name", ["gather rows", "scatter columns", "allreduce"])
+def test_arrays_on_an_auto_mesh_say_how_they_are_sharded(name: str) -> None:
+    case, on = CASES[name], WIRINGS["2x4"]
+    explicit = on.mesh()
+    mesh = Mesh(explicit.devices, explicit.axis_names)
+    assert set(mesh.axis_types) == {AxisType.Auto}
+    x, w, out = operands(case, on, mesh)
+    assert explain_einsum(case.spec, x, w, out_sharding=out, mesh=mesh).choice == case.choice
+    y = einsum(case.spec, x, w, out_sharding=out, mesh=mesh)
+    assert y.sharding.is_equivalent_to(NamedSharding(mesh, out), y.ndim)
+    assert excess(y, case.spec, x, w) <= 1
+
+
+def test_traced_arrays_on_an_auto_mesh_are_told_their_shardings() -> None:
+    case, on = CASES["scatter rows"], WIRINGS["2x4"]
+    explicit = on.mesh()
+    mesh = Mesh(explicit.devices, explicit.axis_names)
+    x, w, out = operands(case, on, mesh)
+    choices = []
+
+    def product(x: jax.Array, w: jax.Array, **told: P) -> jax.Array:
+        arguments: Any = {"out_sharding": out, "mesh": mesh, **told}
+        explanation = explain_einsum(case.spec, x, w, **arguments)
+        choices.append((explanation.choice, explanation.reason))
+        return einsum(case.spec, x, w, **arguments)
+
+    def ringed(x: jax.Array, w: jax.Array) -> jax.Array:
+        return product(x, w, x_sharding=on.spec(case.x), w_sharding=on.spec(case.w))
+
+    assert excess(jax.jit(ringed)(x, w), case.spec, x, w) <= 1
+    untold = jax.jit(product)(x, w)
+    assert excess(untold, case.spec, x, w) <= 1
+    assert untold.sharding.is_equivalent_to(NamedSharding(mesh, out), 3)
+    assert choices[0][0] == "matmul-scatter"
+    assert choices[1] == ("jnp.einsum", "the sharding of x is not known here; pass x_sharding=")
+    gradient = jax.jit(jax.grad(lambda x, w: ringed(x, w).sum(), argnums=1))(x, w)
+    ones = np.ones((4, 24, 16))
+    assert excess(gradient, "bsd,bsf->fd", ones, x) <= 1
+
+
+def test_explicit_axes_are_known_from_the_array_alone() -> None:
+    case, on = CASES["gather contraction"], WIRINGS["2x4"]
+    x, w, out = operands(case, on, on.mesh())
+    assert excess(einsum(case.spec, x, w, out_sharding=out), case.spec, x, w) <= 1
+    with pytest.raises(ValueError, match=r"x_sharding is .*, but x has"):
+        einsum(case.spec, x, w, out_sharding=out, x_sharding=P("Y"))
+
+
+def test_without_any_mesh_it_says_where_to_name_one() -> None:
+    with pytest.raises(ValueError, match=r"set one with jax\.set_mesh, pass mesh="):
+        einsum("bd,df->bf", jnp.ones((2, 2)), jnp.ones((2, 2)), out_sharding=P())
+
+
+def test_equal_products_outside_jit_are_compiled_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    case, on = CASES["allreduce"], WIRINGS["2x4"]
+    x, w, out = operands(case, on, on.mesh())
+    einsum(case.spec, x, w, out_sharding=out, loop="rolled")
+    with jax.log_compiles():
+        einsum(case.spec, x, w, out_sharding=out, loop="rolled")
+        assert "Compiling" not in caplog.text
+        einsum(case.spec, x, w, out_sharding=out, loop="unrolled")
+        assert "Compiling" in caplog.text

@@ -1,0 +1,143 @@
+"""What no ring fits is left to XLA, with a reason a reader can act on."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.einsum import einsum, explain_einsum
+
+LENGTHS = {"b": 8, "s": 16, "d": 16, "f": 32, "h": 8, "k": 4, "e": 4, "o": 2, "p": 3}
+
+LEFT_TO_XLA = {
+    "two movements": (
+        "bsd,df->bsf",
+        (P("X", "Y"), P("X", "Y"), P("X", None, "Y")),
+        "more than one dimension has to move ('d' is whole in x and over 'X' in w; 's' is over 'Y' "
+        "in x and whole in the result): reshard all but one before",
+    ),
+    "a batched product": (
+        "ebd,edf->ebf",
+        (P("X", None, "Y"), P("X", "Y"), P("X")),
+        "'e' is in both operands and the result, a batched product",
+    ),
+    "a sum within one operand": (
+        "bsd,df->bf",
+        (P(None, None, "Y"), P("Y"), P()),
+        "'s' is summed over within one operand",
+    ),
+    "operands that disagree": (
+        "bd,df->bf",
+        (P(None, "X"), P("Y"), P()),
+        "the operands disagree: 'd' is over 'X' in x and over 'Y' in w",
+    ),
+    "the same work on every device": (
+        "bd,df->bf",
+        (P("X", "Y"), P(), P("X")),
+        "'d' is over 'Y' in x and whole in w, and nothing of the other operand is over 'Y': all "
+        "its devices would multiply the same",
+    ),
+    "an all-to-all": (
+        "bd,df->bf",
+        (P("Y"), P(), P("X")),
+        "'b' is over 'Y' in x and over 'X' in the result, which is no gather",
+    ),
+    "nothing that divides": (
+        "od,dp->op",
+        (P(None, "Y"), P("Y"), P()),
+        "neither the 2 rows nor the 3 columns of the result can be divided between the 4 devices "
+        "of 'Y'",
+    ),
+    "a repeated letter": ("dd,df->df", (P(), P(), P()), "'dd,df->df' repeats a letter"),
+    "no arrow": ("bd,df", (P(), P(), P()), "'bd,df' does not name the result after '->'"),
+    "one operand": ("bd->b", (P(), P(), P()), "'bd->b' has 1 operands, not two"),
+}
+
+
+def _operands(spec: str, x: P, w: P) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    terms = spec.split("->")[0].split(",")
+
+    def draw(labels: str, place: P) -> jax.Array:
+        values = rng.normal(size=[LENGTHS[n] for n in labels]).astype(np.float32)
+        placed: jax.Array = jax.device_put(values, place)
+        return placed
+
+    return draw(terms[0], x), draw(terms[-1], w)
+
+
+@pytest.mark.parametrize("name", LEFT_TO_XLA)
+def test_the_reason_names_the_dimension_and_the_axis(name: str) -> None:
+    spec, (x_spec, w_spec, out), reason = LEFT_TO_XLA[name]
+    with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
+        x, w = _operands(spec, x_spec, w_spec)
+        told = explain_einsum(spec, x, w, out_sharding=out)
+        assert told.choice == "jnp.einsum"
+        assert told.reason.startswith(reason)
+        assert told.bytes_per_axis == {}
+        assert str(told) == f"jnp.einsum: {told.reason}"
+        if name not in ("a repeated letter", "no arrow", "one operand"):
+            result = einsum(spec, x, w, out_sharding=out)
+            plain = jnp.einsum(spec, x, w, out_sharding=out)
+            assert jax.typeof(result) == jax.typeof(plain)
+            np.testing.assert_array_equal(result, plain)
+
+
+def test_unreduced_sums_stay_with_jnp_einsum() -> None:
+    with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
+        x, w = _operands("bd,df->bf", P("X", "Y"), P("Y"))
+        out = P("X", None, unreduced={"Y"})
+        assert explain_einsum("bd,df->bf", x, w, out_sharding=out).reason == (
+            "a sum is kept unreduced"
+        )
+        assert jax.typeof(einsum("bd,df->bf", x, w, out_sharding=out)).sharding.spec == out
+
+
+def test_inside_shard_map_the_ring_functions_are_the_ones_to_call() -> None:
+    with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
+        x, w = _operands("bd,df->bf", P("X"), P(None, "Y"))
+        reasons = []
+
+        def local(x: jax.Array, w: jax.Array) -> jax.Array:
+            reasons.append(explain_einsum("bd,df->bf", x, w, out_sharding=P()).reason)
+            return x @ w
+
+        specs = (P("X"), P(None, "Y"))
+        jax.jit(jax.shard_map(local, in_specs=specs, out_specs=P("X", "Y"))).lower(x, w)
+    assert reasons == ["inside shard_map; call the ring functions themselves there"]
+
+
+@pytest.mark.parametrize(("option", "value"), [("direction", "left"), ("loop", "twice")])
+def test_an_unknown_option_is_refused(option: str, value: str) -> None:
+    options: Any = {option: value}
+    with (
+        jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))),
+        pytest.raises(ValueError, match=f"einsum: {option} must be .* not '{value}'"),
+    ):
+        einsum("bd,df->bf", jnp.ones((8, 8)), jnp.ones((8, 8)), out_sharding=P(), **options)
+
+
+def test_shapes_are_enough_to_explain_a_product_too_large_to_hold() -> None:
+    mesh = jax.make_mesh((2, 4), ("X", "Y"))
+    x = jax.ShapeDtypeStruct(
+        (1 << 20, 1 << 14), jnp.bfloat16, sharding=NamedSharding(mesh, P("X", "Y"))
+    )
+    w = jax.ShapeDtypeStruct(
+        (1 << 14, 1 << 16), jnp.bfloat16, sharding=NamedSharding(mesh, P(None, "Y"))
+    )
+    told = explain_einsum("bd,df->bf", x, w, out_sharding=P("X", "Y"))
+    # Three hops of a quarter of half the rows, half of that each way.
+    each_way = 3 * (1 << 19) * (1 << 12) * 2 // 2
+    assert told.bytes_per_axis == {"X": 0, "Y": each_way}
+    assert str(told) == (
+        "gather-matmul: contracted 'd' of x comes from 'Y' while it is multiplied; "
+        f"bytes per device each way, Y: {each_way:,}"
+    )

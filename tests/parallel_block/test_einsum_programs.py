@@ -1,0 +1,64 @@
+"""Where a ring was chosen, the program has permutes alone, of as many bytes as was explained."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from drumline.parallel.einsum import einsum, explain_einsum
+from tests.parallel_block.products import CASES, WIRINGS, compiled_text, operands
+
+_PERMUTE = re.compile(
+    r"collective_permute.*?source_target_pairs = dense<(\[\[.*?\]\])>.*?: \(tensor<([^>]*)>\)"
+)
+_BYTES = {"f32": 4, "bf16": 2}
+_COLLECTIVES = r"all-gather|all-reduce|reduce-scatter|all-to-all|collective-broadcast"
+
+
+def _sent(text: str) -> Counter[str]:
+    """Bytes a device sends along each pattern of sources and targets."""
+    sent: Counter[str] = Counter()
+    for pairs, shape in _PERMUTE.findall(text):
+        *dims, kind = shape.split("x")
+        size = _BYTES[kind]
+        for dim in dims:
+            size *= int(dim)
+        sent[pairs] += size
+    return sent
+
+
+@pytest.mark.parametrize("direction", ["both", "one"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_lowered_program_sends_the_explained_bytes(name: str, direction: Any) -> None:
+    case, on = CASES[name], WIRINGS["2x4"]
+    mesh = on.mesh()
+    for dtype in (jnp.float32, jnp.bfloat16):
+        with jax.set_mesh(mesh):
+            x, w, out = operands(case, on, mesh, dtype)
+            options: Any = {"out_sharding": out, "direction": direction}
+            told = explain_einsum(case.spec, x, w, **options)
+            lowered = jax.jit(lambda x, w: einsum(case.spec, x, w, **options)).lower(x, w)  # noqa: B023
+        sent = _sent(lowered.as_text())
+        assert len(sent) == (2 if direction == "both" else 1)
+        assert {axis: count for axis, count in told.bytes_per_axis.items() if count} == {
+            "Y": max(sent.values())
+        }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_compiled_program_has_no_other_collective(name: str) -> None:
+    case, on = CASES[name], WIRINGS["2x4"]
+    mesh = on.mesh()
+    with jax.set_mesh(mesh):
+        x, w, out = operands(case, on, mesh)
+        ring = compiled_text(lambda x, w: einsum(case.spec, x, w, out_sharding=out), x, w)
+        plain = compiled_text(lambda x, w: jnp.einsum(case.spec, x, w, out_sharding=out), x, w)
+    assert "collective-permute" in ring
+    assert not re.search(_COLLECTIVES, ring)
+    # What the ring stands in for: the test can tell them apart.
+    assert re.search(_COLLECTIVES, plain)

@@ -1,0 +1,46 @@
+"""The pictures in the docs are what their script draws, and show what the rings do."""
+
+from __future__ import annotations
+
+import runpy
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.rings import Lane, Ring
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCRIPT: dict[str, Any] = runpy.run_path(str(DOCS / "draw_rings.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPT["DRAWN"])
+def test_the_picture_is_current(name: str) -> None:
+    path = DOCS / "pictures" / f"{name}.svg"
+    assert path.read_text(encoding="utf-8") == SCRIPT["DRAWN"][name](), (
+        f"run: python docs/draw_rings.py (writes {path.name})"
+    )
+    ET.parse(path)  # noqa: S314 - our own file
+    assert f"pictures/{name}.svg" in (DOCS / "overlap.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_the_pictures_name_the_shards_that_the_ring_brings(shift: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("Y",))
+
+    def sources() -> jax.Array:
+        ring = Ring("Y", 4, "both", "auto", None)
+        return jnp.stack([ring.upstream(Lane(shift, 0, 1), step) for step in range(5)])[None]
+
+    place = P("Y")  # type: ignore[no-untyped-call]
+    found = np.asarray(jax.jit(jax.shard_map(sources, mesh=mesh, in_specs=(), out_specs=place))())
+    for device in range(4):
+        for step in range(4):
+            assert SCRIPT["source"](device, step, shift) == found[device, step]
+            assert SCRIPT["owner"](device, step, shift) == found[device, step + 1]

@@ -1,0 +1,204 @@
+"""The block on rings, the block on plain jit shardings and the block in float64 agree."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.transformer import BlockAxes, BlockShape, TransformerBlock
+from tests.parallel_block import reference
+from tests.parallel_block.products import QUICK, compiled_text
+
+SHAPE = BlockShape(width=32, heads=16, kv_heads=8, head_dim=4, hidden=48)
+SHAPES = {
+    "causal and gated": SHAPE,
+    "full and plain": replace(SHAPE, causal=False, gated=False),
+}
+MESHES = ((1, 1), (2, 4), (1, 8))
+BATCH, LENGTH = 2, 24
+# What the roundings in the block may add up to, in units of the last place of the largest entry:
+# some sixteen arrays are rounded on the way to the result and four times as many on the way back
+# to a weight. Independent errors grow as the root of their number.
+FORWARD_ULPS, GRADIENT_ULPS = 4, 8
+
+
+@cache
+def drawn(shape: BlockShape, dtype: str) -> tuple[TransformerBlock, Any, Any]:
+    """A block, activations, and a cotangent, all in numpy and of unit size."""
+    rng = np.random.default_rng(1)
+
+    def draw(*size: int) -> Any:
+        return np.asarray(rng.normal(size=size), jnp.dtype(dtype))
+
+    outline = eqx.filter_eval_shape(TransformerBlock, shape, key=jax.random.key(0), dtype=dtype)
+
+    def weight(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
+        name, size = path[-1].name, leaf.shape
+        if "norm" in name:
+            # Not ones, so that their gradients are tested on more than one scale.
+            return np.asarray(rng.uniform(0.5, 1.5, size), leaf.dtype)
+        summed = prod(size[:-1]) if name in ("output", "down") else size[0]
+        return np.asarray(rng.normal(size=size) * summed**-0.5, leaf.dtype)
+
+    block = jax.tree_util.tree_map_with_path(weight, outline)
+    size = (BATCH, LENGTH, shape.width)
+    return block, draw(*size), draw(*size)
+
+
+@cache
+def exact(shape: BlockShape, dtype: str) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    """The result in numpy's float64, and the gradients of x and every weight in float64."""
+    block, x, g = drawn(shape, dtype)
+    wide = {name: np.asarray(w, np.float64) for name, w in named(block).items()}
+    x64, g64 = np.asarray(x, np.float64), np.asarray(g, np.float64)
+
+    def pulled(weights: Any, x: jax.Array, g: jax.Array) -> Any:
+        return jax.vjp(lambda w, x: reference.block(jnp, shape, w, x), weights, x)[1](g)
+
+    with jax.enable_x64(True):
+        weights, dx = jax.device_get(jax.jit(pulled, compiler_options=QUICK)(wide, x64, g64))
+    return reference.block(np, shape, wide, x64), {**weights, "x": dx}
+
+
+def named(block: TransformerBlock) -> dict[str, jax.Array]:
+    """The weights by the names of their fields."""
+    leaves = jax.tree_util.tree_leaves_with_path(block)
+    return {path[-1].name: leaf for path, leaf in leaves}
+
+
+def ulps(result: Any, expected: npt.NDArray[np.float64], dtype: str) -> float:
+    """The largest error in units of the last place of the largest entry."""
+    error = np.abs(np.asarray(result, np.float64) - expected).max()
+    return float(error / (float(jnp.finfo(dtype).eps) * np.abs(expected).max()))
+
+
+def placed(block: TransformerBlock, mesh: Mesh, *arrays: Any) -> Any:
+    """A block and activations on the devices of a mesh."""
+    place = NamedSharding(mesh, P("X", "Y"))
+    return block.placed(mesh), *(jax.device_put(array, place) for array in arrays)
+
+
+# Every mesh meets both types, and both types meet both shapes on more than one device.
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "name"),
+    [
+        ((1, 1), "float32", "causal and gated"),
+        ((1, 1), "bfloat16", "full and plain"),
+        ((2, 4), "float32", "causal and gated"),
+        ((2, 4), "bfloat16", "full and plain"),
+        ((1, 8), "float32", "full and plain"),
+        ((1, 8), "bfloat16", "causal and gated"),
+    ],
+)
+def test_result_and_gradients_agree_with_float64(
+    sizes: tuple[int, int], dtype: str, name: str
+) -> None:
+    shape = SHAPES[name]
+    out, gradients = exact(shape, dtype)
+    mesh = jax.make_mesh(sizes, ("X", "Y"))
+    block, x, g = placed(*drawn(shape, dtype)[:1], mesh, *drawn(shape, dtype)[1:])
+    with jax.set_mesh(mesh):
+        for overlap in (True, False):
+
+            def run(
+                block: TransformerBlock, x: jax.Array, g: jax.Array, overlap: bool = overlap
+            ) -> Any:
+                y, pull = jax.vjp(lambda block, x: block(x, overlap=overlap), block, x)
+                return y, *pull(g)
+
+            y, d_block, dx = jax.jit(run, compiler_options=QUICK)(block, x, g)
+            assert (y.dtype, y.shape) == (x.dtype, x.shape)
+            assert y.sharding.is_equivalent_to(x.sharding, 3)
+            assert ulps(y, out, dtype) <= FORWARD_ULPS
+            found = {**named(d_block), "x": dx}
+            assert found.keys() == gradients.keys()
+            lost = {n: ulps(found[n], gradients[n], dtype) for n in found}
+            assert max(lost.values()) <= GRADIENT_ULPS, lost
+
+
+def test_on_rings_the_program_has_permutes_and_plain_jit_has_collectives() -> None:
+    mesh = jax.make_mesh((2, 4), ("X", "Y"))
+    block, x = placed(drawn(SHAPE, "float32")[0], mesh, drawn(SHAPE, "float32")[1])
+    collective = r" (all-gather|all-reduce|reduce-scatter|all-to-all)\("
+    with jax.set_mesh(mesh):
+        rings = compiled_text(lambda block, x: block(x), block, x)
+        plain = compiled_text(lambda block, x: block(x, overlap=False), block, x)
+    assert re.findall(collective, rings) == []
+    # Four projections, three hops each, both ways.
+    assert len(re.findall(r" collective-permute\(", rings)) == 4 * 3 * 2
+    assert set(re.findall(collective, plain)) >= {"all-gather", "all-reduce"}
+    assert "collective-permute" not in plain
+
+
+def test_a_mesh_of_auto_axes_is_passed_as_an_argument() -> None:
+    explicit = jax.make_mesh((2, 4), ("X", "Y"))
+    mesh = Mesh(explicit.devices, explicit.axis_names)
+    shape, dtype = SHAPES["full and plain"], "float32"
+    block, x = placed(drawn(shape, dtype)[0], mesh, drawn(shape, dtype)[1])
+    for overlap in (True, False):
+        run = jax.jit(
+            lambda block, x, overlap=overlap: block(x, mesh=mesh, overlap=overlap),
+            compiler_options=QUICK,
+        )
+        assert ulps(run(block, x), exact(shape, dtype)[0], dtype) <= FORWARD_ULPS
+
+
+def test_a_drawn_block_keeps_the_size_of_its_activations() -> None:
+    mesh = jax.make_mesh((1, 1), ("X", "Y"))
+    make = jax.jit(lambda key: TransformerBlock(SHAPE, key=key), compiler_options=QUICK)
+    block, x = placed(make(jax.random.key(0)), mesh, drawn(SHAPE, "float32")[1])
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda block, x: block(x), compiler_options=QUICK)(block, x)
+    assert 1 < float(jnp.std(y)) < 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "message"),
+    [
+        (replace(SHAPE, kv_heads=2), (2, 24, 32), "kv_heads 2 cannot be divided between the 4"),
+        (replace(SHAPE, hidden=50), (2, 24, 32), "hidden 50 cannot be divided between the 4"),
+        (SHAPE, (2, 25, 32), "sequence length 25 cannot be divided between the 4"),
+        (SHAPE, (3, 24, 32), "batch 3 cannot be divided between the 2 devices of axis 'X'"),
+        (SHAPE, (2, 24, 31), "x must be [batch, sequence, 32], not (2, 24, 31)"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_mesh_are_named(
+    shape: BlockShape, size: tuple[int, ...], message: str
+) -> None:
+    block = eqx.filter_eval_shape(TransformerBlock, shape, key=jax.random.key(0))
+    mesh = jax.make_mesh((2, 4), ("X", "Y"))
+    with pytest.raises(ValueError, match=re.escape(f"TransformerBlock: {message}")):
+        block(jnp.zeros(size), mesh=mesh)
+
+
+def test_a_mesh_without_the_axes_is_named() -> None:
+    axes = BlockAxes(batch=None, model="model")
+    block = eqx.filter_eval_shape(TransformerBlock, SHAPE, key=jax.random.key(0), axes=axes)
+    with pytest.raises(ValueError, match=r"axis 'model' is not among the mesh's \('X', 'Y'\)"):
+        block(jnp.zeros((2, 24, 32)), mesh=jax.make_mesh((2, 4), ("X", "Y")))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_heads": 3}, "heads: 16 queries cannot share 3 kv_heads evenly"),
+        ({"head_dim": 5}, "head_dim: 5 is odd"),
+    ],
+)
+def test_impossible_heads_are_refused(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SHAPE, **change)  # type: ignore[arg-type]
