@@ -8,15 +8,19 @@ axis X and whose columns over Y.
 
 from drumline.parallel.allreduce import matmul_allreduce
 from drumline.parallel.einsum import einsum, explain_einsum
+from drumline.parallel.einsum_choice import Explanation
 from drumline.parallel.experts import expert_matmul
 from drumline.parallel.experts_layer import MoEBlock, moe_feedforward
 from drumline.parallel.feedforward import feedforward
 from drumline.parallel.gather import allgather_matmul
 from drumline.parallel.routing import Routing, route
 from drumline.parallel.scatter import matmul_reducescatter
-from drumline.parallel.transformer import TransformerBlock
+from drumline.parallel.transformer import BlockAxes, BlockShape, TransformerBlock
 
 __all__ = [
+    "BlockAxes",
+    "BlockShape",
+    "Explanation",
     "MoEBlock",
     "Routing",
     "TransformerBlock",
