@@ -1,0 +1,95 @@
+"""The decoder of `drumline.models.lm` in plain PyTorch, for benchmarks/train_h200.py.
+
+As one would write it for speed under `torch.compile`: one projection for queries, keys and values,
+one for gate and up, `scaled_dot_product_attention`, and the fused cross-entropy of PyTorch.
+"""
+
+# PyTorch is not among what this project installs.
+# mypy: ignore-errors
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a decoder with as many key and value heads as query heads."""
+
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    vocab: int = 32_000
+    length: int = 2048
+
+
+SIZES = {"350m": Sizes(1024, 24, 16, 2816), "1b3": Sizes(2048, 24, 16, 5504)}
+
+
+class Block(nn.Module):
+    """Pre-norm attention and gated feed-forward."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        """Make the weights."""
+        super().__init__()
+        self.heads = sizes.heads
+        self.attention_norm = nn.Parameter(torch.ones(sizes.width))
+        self.qkv = nn.Linear(sizes.width, 3 * sizes.width, bias=False)
+        self.output = nn.Linear(sizes.width, sizes.width, bias=False)
+        self.feedforward_norm = nn.Parameter(torch.ones(sizes.width))
+        self.gate_up = nn.Linear(sizes.width, 2 * sizes.hidden, bias=False)
+        self.down = nn.Linear(sizes.hidden, sizes.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """One block further."""
+        batch, length, width = x.shape
+        calm = F.rms_norm(x, (width,), self.attention_norm, 1e-6)
+        parts = self.qkv(calm).chunk(3, -1)
+        query, key, value = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        calm = F.rms_norm(x, (width,), self.feedforward_norm, 1e-6)
+        gate, up = self.gate_up(calm).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    """The loss of a batch of tokens."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        """Make the weights and the table of angles."""
+        super().__init__()
+        self.table = nn.Embedding(sizes.vocab, sizes.width)
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.depth))
+        self.norm = nn.Parameter(torch.ones(sizes.width))
+        self.head = nn.Linear(sizes.width, sizes.vocab, bias=False)
+        half = sizes.width // sizes.heads // 2
+        angles = torch.arange(sizes.length)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+        for weight in self.parameters():
+            if weight.ndim == 2:
+                nn.init.normal_(weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Mean cross-entropy of each next token."""
+        x = self.table(tokens[:, :-1])
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = self.head(F.rms_norm(x, (x.shape[-1],), self.norm, 1e-6))
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def decoder(sizes: Sizes) -> Decoder:
+    """A decoder of these sizes."""
+    return Decoder(sizes)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs of each head by its position."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)

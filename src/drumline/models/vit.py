@@ -1,0 +1,374 @@
+"""The Vision Transformer of timm's `vit_*_patch16_224`: S/16, B/16 and L/16.
+
+    images[B, 224, 224, 3] → patches[B, 196, 768] → tokens[B, 197, D], a class token first
+        → blocks of attention and feed-forward, pre-norm → norm → head on the class token
+
+The sequence carries a few tokens of padding where a kernel or a mesh wants a rounder length; no
+other token ever sees them. Under tensor parallelism each device has its own part of the sequence
+between the projections, and its own heads and hidden features within them.
+"""
+
+# The shapes in the types are not forward references.
+# ruff: noqa: F722
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import lcm
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jaxtyping import Array, Float, Num, PRNGKeyArray
+
+from drumline.models.activations import gelu
+from drumline.models.images import as_floats, judge
+from drumline.models.layouts import (
+    Dims,
+    Division,
+    Layout,
+    Metrics,
+    Params,
+    Weights,
+    check_apart,
+    check_together,
+    layers,
+    read_layout,
+)
+from drumline.models.layouts import spec as to_spec
+from drumline.models.layouts import specs as to_specs
+from drumline.parallel.attention import Kernel
+
+AXES = ("batch", "sequence", "embed", "heads", "hidden")
+"""Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""
+
+LAYOUTS: dict[str, Layout] = {
+    "data": {"batch": "data"},
+    "fsdp": {"batch": "data", "embed": "data"},
+    "tensor": {"batch": "data", "sequence": "model", "heads": "model", "hidden": "model"},
+    "fsdp+tensor": {
+        "batch": "data",
+        "embed": "data",
+        "sequence": "model",
+        "heads": "model",
+        "hidden": "model",
+    },
+}
+
+BLOCK: dict[str, Dims] = {
+    "attention_norm": (None,),
+    "attention_shift": (None,),
+    "query": ("embed", "heads", None),
+    "query_bias": ("heads", None),
+    "key": ("embed", "heads", None),
+    "key_bias": ("heads", None),
+    "value": ("embed", "heads", None),
+    "value_bias": ("heads", None),
+    "output": ("heads", None, "embed"),
+    "output_bias": (None,),
+    "feedforward_norm": (None,),
+    "feedforward_shift": (None,),
+    "up": ("embed", "hidden"),
+    "up_bias": ("hidden",),
+    "down": ("hidden", "embed"),
+    "down_bias": (None,),
+}
+"""The weights of a block and the logical axes of their dimensions."""
+
+OUTSIDE: dict[str, Dims] = {
+    "patch": (None, "embed"),
+    "patch_bias": (None,),
+    "class_token": (None,),
+    "positions": (None, None),
+    "norm": (None,),
+    "shift": (None,),
+    "head": ("embed", None),
+    "head_bias": (None,),
+}
+"""The weights before and after the blocks."""
+
+EPSILON = 1e-6
+CUDNN_MULTIPLE = 8
+"""cuDNN's attention has no gradient for other sequence lengths than multiples of this."""
+
+
+@dataclass(frozen=True)
+class ViT:
+    """The sizes of a Vision Transformer, how it computes, and how it lies on a mesh.
+
+    Attributes:
+        width: D, the length of a token's vector.
+        depth: L, the number of blocks.
+        heads: N, the number of attention heads, of D/N features each.
+        image: pixels on a side.
+        patch: pixels on a side of a patch.
+        channels: numbers in a pixel.
+        classes: how many there are to tell apart.
+        hidden: F, the width of the feed-forward part; 4·D if None.
+        layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
+        compute_dtype: the type to multiply in; the weights are stored in float32.
+        attention: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
+        scan_layers: whether one compiled block serves all layers, in a loop.
+        remat: whether to compute the blocks again in the backward pass instead of keeping them.
+    """
+
+    width: int
+    depth: int
+    heads: int
+    image: int = 224
+    patch: int = 16
+    channels: int = 3
+    classes: int = 1000
+    hidden: int | None = None
+    layout: str | Layout = field(default="data", hash=False)
+    compute_dtype: str = "bfloat16"
+    attention: Kernel = "xla"
+    scan_layers: bool = False
+    remat: bool = False
+
+    item = "images"
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and layouts that no mesh could mend."""
+        if self.width % self.heads:
+            raise ValueError(f"ViT: width {self.width} cannot be divided into {self.heads} heads")
+        if self.image % self.patch:
+            raise ValueError(
+                f"ViT: images of {self.image} pixels cannot be cut into patches of {self.patch}"
+            )
+        if self.attention not in get_args(Kernel):
+            raise ValueError(f"ViT: attention is {self.attention!r}; it can be 'xla' or 'cudnn'")
+        check_together("ViT", self._layout(), ("sequence", "heads", "hidden"))
+        check_apart("ViT", self._layout(), "batch", "sequence")
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Draw the weights from normals of σ = 0.02 cut off at 2σ, as timm does, but the patches'.
+
+        Those have variance 1/(their inputs). Biases and the class token are zero.
+        """
+        d, f, count = self.width, self._hidden, self.depth
+        heads = (self.heads, d // self.heads)
+        keys = iter(jax.random.split(key, 9))
+
+        def draw(*dims: int, sigma: float = 0.02) -> jax.Array:
+            return jax.random.truncated_normal(next(keys), -2, 2, dims) * sigma
+
+        blocks = {
+            "attention_norm": jnp.ones((count, d)),
+            "attention_shift": jnp.zeros((count, d)),
+            "query": draw(count, d, *heads),
+            "query_bias": jnp.zeros((count, *heads)),
+            "key": draw(count, d, *heads),
+            "key_bias": jnp.zeros((count, *heads)),
+            "value": draw(count, d, *heads),
+            "value_bias": jnp.zeros((count, *heads)),
+            "output": draw(count, *heads, d),
+            "output_bias": jnp.zeros((count, d)),
+            "feedforward_norm": jnp.ones((count, d)),
+            "feedforward_shift": jnp.zeros((count, d)),
+            "up": draw(count, d, f),
+            "up_bias": jnp.zeros((count, f)),
+            "down": draw(count, f, d),
+            "down_bias": jnp.zeros((count, d)),
+        }
+        pixels = self.patch**2 * self.channels
+        return {
+            "patch": draw(pixels, d, sigma=pixels**-0.5),
+            "patch_bias": jnp.zeros(d),
+            "class_token": jnp.zeros(d),
+            "positions": draw(self.tokens, d),
+            "blocks": blocks,
+            "norm": jnp.ones(d),
+            "shift": jnp.zeros(d),
+            "head": draw(d, self.classes),
+            "head_bias": jnp.zeros(self.classes),
+        }
+
+    def loss(
+        self, params: Params, batch: dict[str, jax.Array], key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """The mean cross-entropy of a batch, and its accuracy.
+
+        Args:
+            params: as `init` draws them.
+            batch: "image", `[B, H, W, C]`, bytes from 0 to 255 or floats; "label", `int[B]`.
+            key: for models with randomness in them; here there is none.
+        """
+        del key
+        expected = (self.image, self.image, self.channels)
+        if batch["image"].shape[1:] != expected:
+            raise ValueError(
+                f"ViT: images are {batch['image'].shape[1:]}, but the model takes {expected}"
+            )
+        here = Division.here("ViT", self._layout())
+        here.check_rows("a batch of", self.items(batch), "batch")
+        return here.run(self._local_loss, params, self._dims(), batch)
+
+    def specs(self) -> Any:
+        """A tree like the weights, with the `PartitionSpec` of each."""
+        return to_specs(self._layout(), self._dims())
+
+    def batch_spec(self) -> PartitionSpec:
+        """Which mesh axes divide the examples."""
+        return to_spec(self._layout(), ("batch",))
+
+    def check(self, mesh: Mesh | AbstractMesh) -> None:
+        """Refuse, in one sentence, a mesh that this model does not fit."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        Division.on(mesh, "ViT", self._layout()).check_weights(shapes, self._dims())
+
+    def flops(self, batch: Mapping[str, Any]) -> float:
+        """FLOPs of a training step: of the multiplications, three times those of the forward pass.
+
+        That is 6 for each weight and token, and 12·S·D a token and block for attention over S
+        tokens; norms, padding and what is computed again do not count.
+        """
+        d, s = self.width, self.tokens
+        patches = (s - 1) * self.patch**2 * self.channels * d
+        block = s * (4 * d * d + 2 * d * self._hidden) + 2 * s * s * d
+        return 6.0 * self.items(batch) * (patches + self.depth * block + d * self.classes)
+
+    def items(self, batch: Mapping[str, Any]) -> int:
+        """Images in a batch."""
+        return int(batch["label"].shape[0])
+
+    @property
+    def tokens(self) -> int:
+        """The length of the sequence: one token a patch, and the class token."""
+        return (self.image // self.patch) ** 2 + 1
+
+    @property
+    def _hidden(self) -> int:
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    def _layout(self) -> Layout:
+        return read_layout("ViT", self.layout, LAYOUTS, AXES)
+
+    def _dims(self) -> dict[str, Any]:
+        return {**OUTSIDE, "blocks": {name: (None, *dims) for name, dims in BLOCK.items()}}
+
+    def _local_loss(
+        self, here: Division, params: Params, batch: dict[str, jax.Array]
+    ) -> tuple[jax.Array, Metrics]:
+        x = self._embed(here, params, batch["image"])
+        rows = x.shape[:2]
+        # One row for each token: given three dimensions, XLA lays some of these arrays out with the
+        # batch innermost, and transposes them for every multiplication.
+        x = x.reshape(-1, self.width)
+        block = here.block(
+            lambda x, stored: (self._block(here, x, rows, stored), None), remat=self.remat
+        )
+        if self.scan_layers:
+            x, _ = lax.scan(block, x, params["blocks"])
+        else:
+            for stored in layers(params["blocks"], self.depth):
+                x, _ = block(x, stored)
+        x = x.reshape(*rows, self.width)
+        return judge(self._classify(here, params, x), batch["label"])
+
+    def _embed(
+        self, here: Division, params: Params, image: Num[Array, "B height width C"]
+    ) -> Float[Array, "B S D"]:
+        """Tokens of the device's own part of the sequence, with positions and padding."""
+        batch, side, cut = image.shape[0], self.image // self.patch, self.patch
+        rows = as_floats(image, self.compute_dtype)
+        rows = rows.reshape(batch, side, cut, side, cut, -1).swapaxes(2, 3)
+        rows = rows.reshape(batch, side * side, -1)
+        # The class token is a patch of zeros with an offset of its own; so is padding.
+        padding = self._padded(here) - self.tokens
+        rows = jnp.pad(rows, ((0, 0), (1, padding), (0, 0)))
+        names = ("patch", "patch_bias", "class_token", "positions")
+        w = self._at_hand(here, {name: params[name] for name in names})
+        offset = w["positions"].at[0].add(w["class_token"]).at[1:].add(w["patch_bias"])
+        offset = jnp.pad(offset, ((0, padding), (0, 0))).astype(rows.dtype)
+        own = here.own_rows(rows, "sequence", axis=1)
+        return own @ w["patch"] + here.own_rows(offset, "sequence")
+
+    def _block(
+        self, here: Division, x: Float[Array, "T D"], rows: tuple[int, ...], stored: Weights
+    ) -> Float[Array, "T D"]:
+        """One block further; `rows` are the images and their tokens that make up the T rows."""
+        w = self._at_hand(here, stored)
+        calm = layer_norm(x, w["attention_norm"], w["attention_shift"]).reshape(*rows, -1)
+        # Biases are added where the product is a plain matrix: there cuBLAS adds them itself.
+        weights = [w[name].reshape(self.width, -1) for name in ("query", "key", "value")]
+        biases = [w[name].reshape(-1) for name in ("query_bias", "key_bias", "value_bias")]
+        parts = here.spread_out(calm, weights, "heads")
+        heads = (-1, self.width // self.heads)
+        query, key, value = (
+            (part + bias.astype(part.dtype)).reshape(*part.shape[:2], *heads)
+            for part, bias in zip(parts, biases, strict=True)
+        )
+        mixed = self._attend(query, key, value)
+        mixed = mixed.reshape(*mixed.shape[:2], -1)
+        out = here.bring_back(mixed, w["output"].reshape(-1, self.width), "heads")
+        x = x + (out.reshape(x.shape) + w["output_bias"].astype(x.dtype))
+        calm = layer_norm(x, w["feedforward_norm"], w["feedforward_shift"]).reshape(*rows, -1)
+        (hidden,) = here.spread_out(calm, [w["up"]], "hidden")
+        hidden = gelu(hidden + w["up_bias"].astype(x.dtype))
+        out = here.bring_back(hidden, w["down"], "hidden")
+        return x + (out.reshape(x.shape) + w["down_bias"].astype(x.dtype))
+
+    def _attend(
+        self,
+        query: Float[Array, "B S N H"],
+        key: Float[Array, "B S N H"],
+        value: Float[Array, "B S N H"],
+    ) -> Float[Array, "B S N H"]:
+        """Softmax attention to all tokens but the padding."""
+        batch, length = query.shape[:2]
+        seen = None if length == self.tokens else jnp.full(batch, self.tokens, jnp.int32)
+        return jax.nn.dot_product_attention(
+            query, key, value, key_value_seq_lengths=seen, implementation=self.attention
+        )
+
+    def _classify(
+        self, here: Division, params: Params, x: Float[Array, "B S D"]
+    ) -> Float[Array, "B classes"]:
+        token = x[:, 0]
+        if over := here.axes("sequence"):
+            # Only the first device of the ring has it.
+            token = lax.psum(jnp.where(lax.axis_index(over) == 0, token, 0), over)
+        names = ("norm", "shift", "head", "head_bias")
+        w = self._at_hand(here, {name: params[name] for name in names}, rows=("batch",))
+        logits = layer_norm(token, w["norm"], w["shift"]) @ w["head"]
+        return logits + w["head_bias"].astype(logits.dtype)
+
+    def _at_hand(self, here: Division, stored: Weights, **rows: Any) -> Weights:
+        dims = {name: {**BLOCK, **OUTSIDE}[name] for name in stored}
+        return here.at_hand(stored, dims, jnp.dtype(self.compute_dtype), **rows)
+
+    def _padded(self, here: Division) -> int:
+        multiple = lcm(here.count("sequence"), CUDNN_MULTIPLE if self.attention == "cudnn" else 1)
+        return -(-self.tokens // multiple) * multiple
+
+
+def vit_s16(**changes: Any) -> ViT:
+    """ViT-S/16: 22,050,664 parameters."""
+    return replace(ViT(width=384, depth=12, heads=6), **changes)
+
+
+def vit_b16(**changes: Any) -> ViT:
+    """ViT-B/16: 86,567,656 parameters."""
+    return replace(ViT(width=768, depth=12, heads=12), **changes)
+
+
+def vit_l16(**changes: Any) -> ViT:
+    """ViT-L/16: 304,326,632 parameters."""
+    return replace(ViT(width=1024, depth=24, heads=16), **changes)
+
+
+def layer_norm(
+    x: Float[Array, "*rows D"], scale: Float[Array, " D"], shift: Float[Array, " D"]
+) -> Float[Array, "*rows D"]:
+    """Move each vector to mean zero and variance one, in float32; then scale and shift it."""
+    wide = x.astype(jnp.float32)
+    # Both sums from one pass over x; the difference can only just fall below zero.
+    average = jnp.mean(wide, axis=-1, keepdims=True)
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    spread = jnp.maximum(square - jnp.square(average), 0.0)
+    return ((wide - average) * lax.rsqrt(spread + EPSILON) * scale + shift).astype(x.dtype)

@@ -1,0 +1,127 @@
+"""Every layout trains like one device: the same losses, with the communication it promises."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from drumline.models import lm, mlp, vit
+from drumline.models.layouts import Layout
+from tests.models.training import (
+    KEY,
+    LITTLE_LM,
+    MODELS,
+    batch_for,
+    compiled,
+    mesh_of,
+    quick,
+    trained,
+    weights_of,
+)
+
+BOUND = 1e-5
+"""Largest relative difference of a loss over twenty steps in float32, for sums in other orders."""
+
+RUNS = [
+    ("MLP", "fsdp+tensor", (4, 2)),
+    ("ViT", "data", (8, 1)),
+    ("ViT", "fsdp", (8, 1)),
+    ("ViT", "tensor", (2, 4)),
+    ("ViT", "fsdp+tensor", (4, 2)),
+    ("LM", "data", (8, 1)),
+    ("LM", "fsdp", (8, 1)),
+    ("LM", "tensor", (2, 4)),
+    ("LM", "fsdp+tensor", (4, 2)),
+    # With experts, "data" and "tensor" are what "fsdp" and "fsdp+tensor" are before they gather.
+    ("MoE", "fsdp", (8, 1)),
+    ("MoE", "fsdp+tensor", (4, 2)),
+    ("MoE", "expert", (2, 1, 4)),
+    ("MoE", "fsdp+expert", (2, 1, 4)),
+    ("MoE", "expert+tensor", (2, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "sizes"), RUNS)
+def test_twenty_steps_lose_what_one_device_loses(
+    name: str, layout: str, sizes: tuple[int, ...]
+) -> None:
+    alone = trained(name, "data", 1).losses
+    together = trained(name, layout, *sizes).losses
+    assert alone[-1] < 0.8 * alone[0]
+    assert np.max(np.abs(together / alone - 1)) < BOUND
+
+
+def test_no_layout_of_the_tables_is_left_out() -> None:
+    tried = {name: {layout for of, layout, _ in RUNS if of == name} for name in MODELS}
+    assert tried["ViT"] == set(vit.LAYOUTS)
+    assert tried["LM"] | tried["MoE"] == set(lm.LAYOUTS)
+    assert tried["MLP"] <= set(mlp.LAYOUTS)
+
+
+@pytest.mark.parametrize("name", ["ViT", "LM"])
+def test_tensor_parallelism_sends_activations_round_the_ring_and_never_gathers_them(
+    name: str,
+) -> None:
+    program = trained(name, "tensor", 2, 4).program
+    assert "collective-permute" in program
+    assert "all-gather" not in program
+
+
+def test_fsdp_gathers_weights_and_scatters_their_gradients() -> None:
+    program = trained("LM", "fsdp", 8, 1).program
+    assert re.search(r"all-gather(-start)?\(", program)
+    assert re.search(r"reduce-scatter(-start)?\(", program)
+
+
+def test_one_device_communicates_nothing() -> None:
+    for name in MODELS:
+        program = trained(name, "data", 1).program
+        assert not re.search(r"all-|reduce-scatter|collective|partition-id", program)
+
+
+def test_fsdp_never_holds_all_the_weights_of_all_layers() -> None:
+    deep = replace(LITTLE_LM, width=64, depth=32, hidden=256, layout="fsdp")
+    with jax.set_mesh(mesh_of(8)):
+        shapes = jax.eval_shape(deep.init, KEY)
+        gradient = jax.jit(
+            jax.grad(lambda w, batch: deep.loss(w, batch, KEY)[0]),
+            in_shardings=(deep.specs(), deep.batch_spec()),
+            out_shardings=deep.specs(),
+            compiler_options=quick(),
+        )
+        program = gradient.lower(shapes, batch_for(deep, 8)).compile()
+    memory = program.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < sum(4 * leaf.size for leaf in jax.tree.leaves(shapes)) / 2
+
+
+def test_layers_written_out_and_computed_again_are_the_layers_in_the_loop() -> None:
+    looped = trained("LM", "data", 1)
+    model = replace(LITTLE_LM, scan_layers=False, remat=True)
+    program, places, batch = compiled(model, mesh_of(1), "LM")
+    loss, gradients = program(jax.device_put(weights_of("LM"), places), batch)
+    assert float(loss) == pytest.approx(looped.losses[0], rel=1e-6)
+    for one, other in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(looped.gradients), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_layout_of_ones_own_for_a_mesh_of_ones_own() -> None:
+    # Weights whole on each of two groups of devices, divided within a group.
+    layout: Layout = {"batch": ("group", "member"), "embed": "member"}
+    model = replace(MODELS["MLP"], layout=layout)
+    assert model.specs()["layer0"]["weight"] == P("member", None)
+    assert model.batch_spec() == P(("group", "member"))
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("group", "member"))
+    program, places, batch = compiled(model, mesh, "MLP")
+    loss, _ = program(jax.device_put(weights_of("MLP"), places), batch)
+    assert float(loss) == pytest.approx(trained("MLP", "data", 1).losses[0], rel=1e-6)

@@ -1,0 +1,196 @@
+"""A mistake in sizes or layout is one sentence: what is wrong, where, and what to do."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from drumline.models import LM, MLP, ViT
+from tests.models.training import KEY, LITTLE_LM, MODELS, batch_for, mesh_of, weights_of
+
+
+@contextmanager
+def refused(says: str) -> Iterator[None]:
+    """Exactly this sentence; `match` alone would also see what JAX notes about its traceback."""
+    with pytest.raises(ValueError, match=re.escape(says)) as refusal:
+        yield
+    assert str(refusal.value) == says
+
+
+TINY: dict[str, Any] = {"width": 16, "depth": 1, "heads": 4}
+UNKNOWN: dict[str, Any] = {"attention": "flash"}
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda: MLP(layout="tensr"),
+            "MLP: layout 'tensr' is unknown; choose from data, fsdp, tensor, fsdp+tensor, "
+            "or give a mapping from logical axes to mesh axes",
+        ),
+        (
+            lambda: ViT(**TINY, layout={"bach": "data"}),
+            "ViT: layout has 'bach', which is no logical axis; "
+            "there are batch, sequence, embed, heads, hidden",
+        ),
+        (
+            lambda: ViT(**TINY, layout={"batch": "data", "embed": "model"}),
+            "ViT: layout divides embed over 'model' but not the batch; weights are gathered "
+            "over axes that hold different examples, so name that axis for both",
+        ),
+        (
+            lambda: ViT(**TINY, layout={"sequence": "model", "hidden": "model"}),
+            "ViT: layout divides sequence over 'model' and heads over None; "
+            "give sequence, heads, hidden the same mesh axis, or none",
+        ),
+        (
+            lambda: replace(
+                LITTLE_LM,
+                layout=dict.fromkeys(("batch", "sequence", "heads", "hidden", "vocab"), "x"),
+            ),
+            "LM: layout divides both batch and sequence over 'x'; give them different mesh axes",
+        ),
+        (
+            lambda: MLP(layout={"batch": "data", "hidden": "model"}),
+            "MLP: layout divides hidden over 'model' but not the batch; "
+            "the batch's rows travel round that ring, so name that axis for both",
+        ),
+        (
+            lambda: MLP(layout={"batch": "data", "hidden": "data", "embed": "data"}),
+            "MLP: layout divides both embed and hidden over 'data'; give them different mesh axes",
+        ),
+        (
+            lambda: replace(LITTLE_LM, experts=4, layout={"batch": "data", "experts": "expert"}),
+            "LM: layout divides experts over 'expert', but neither batch nor sequence; tokens "
+            "travel to their experts along an axis that divides them, so name it for one of these",
+        ),
+        (
+            lambda: replace(
+                LITTLE_LM, experts=4, layout={"batch": ("a", "b"), "experts": ("a", "b")}
+            ),
+            "LM: layout divides experts over a and b; give them one mesh axis",
+        ),
+        (lambda: MLP(input_dim=0), "MLP: input_dim is 0; it must be at least 1"),
+        (
+            lambda: MLP(hidden_sizes=(8, 0)),
+            "MLP: hidden_sizes is (8, 0); each must be at least 1",
+        ),
+        (lambda: ViT(16, 1, 3), "ViT: width 16 cannot be divided into 3 heads"),
+        (
+            lambda: ViT(**TINY, image=225),
+            "ViT: images of 225 pixels cannot be cut into patches of 16",
+        ),
+        (
+            lambda: ViT(**TINY, **UNKNOWN),
+            "ViT: attention is 'flash'; it can be 'xla' or 'cudnn'",
+        ),
+        (
+            lambda: replace(LITTLE_LM, kv_heads=3),
+            "LM: 8 query heads cannot share 3 kv_heads evenly",
+        ),
+        (
+            lambda: replace(LITTLE_LM, head_dim=5),
+            "LM: head_dim 5 is odd; rotary positions need pairs",
+        ),
+        (
+            lambda: replace(LITTLE_LM, experts=4, experts_per_token=5),
+            "LM: experts_per_token is 5; of 4 experts a token can go to 1 to 4",
+        ),
+        (
+            lambda: replace(LITTLE_LM, **UNKNOWN),
+            "LM: attention is 'flash'; it can be 'xla' or 'cudnn'",
+        ),
+    ],
+)
+def test_refused_when_it_is_made(make: Callable[[], LM | MLP | ViT], says: str) -> None:
+    with refused(says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "says"),
+    [
+        (
+            replace(LITTLE_LM, layout="tensor"),
+            (1, 8),
+            "LM: heads of blocks.key, 4 cannot be divided between the 8 devices of mesh axis model",
+        ),
+        (
+            replace(LITTLE_LM, width=12, layout="fsdp+tensor"),
+            (4, 2),
+            "LM: sequence and embed of table, 12 cannot be divided between the 8 devices "
+            "of mesh axis model × data",
+        ),
+        (
+            replace(LITTLE_LM, experts=6, layout="expert"),
+            (1, 1, 4),
+            "LM: experts of blocks.experts_in, 6 cannot be divided between the 4 devices "
+            "of mesh axis expert",
+        ),
+        (
+            MLP(input_dim=10, layout="fsdp"),
+            (4,),
+            "MLP: embed of layer0.weight, 10 cannot be divided between the 4 devices "
+            "of mesh axis data",
+        ),
+    ],
+)
+def test_refused_on_a_mesh_it_does_not_fit(
+    model: LM | MLP, sizes: tuple[int, ...], says: str
+) -> None:
+    with refused(says):
+        model.check(mesh_of(*sizes))
+    with jax.set_mesh(mesh_of(*sizes)), refused(says):
+        jax.eval_shape(model.loss, jax.eval_shape(model.init, KEY), batch_for(model, 64), KEY)
+
+
+def test_a_mesh_without_the_axis_is_refused() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    says = (
+        "ViT: layout divides sequence over mesh axis 'model', but the mesh has data; "
+        "give it that axis, of one device if need be"
+    )
+    with refused(says):
+        replace(MODELS["ViT"], layout="tensor").check(mesh)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "batch", "says"),
+    [
+        (
+            "LM",
+            "data",
+            {"tokens": np.zeros((6, 9), np.int32)},
+            "LM: a batch of 6 cannot be divided between the 4 devices of mesh axis data",
+        ),
+        (
+            "LM",
+            "tensor",
+            {"tokens": np.zeros((8, 10), np.int32)},
+            "LM: a sequence of 9 cannot be divided between the 2 devices of mesh axis model",
+        ),
+        (
+            "ViT",
+            "data",
+            {"image": np.zeros((8, 12, 14, 3)), "label": np.zeros(8, np.int32)},
+            "ViT: images are (12, 14, 3), but the model takes (12, 12, 3)",
+        ),
+    ],
+)
+def test_a_batch_of_the_wrong_shape_is_refused(
+    name: str, layout: str, batch: dict[str, Any], says: str
+) -> None:
+    model = replace(MODELS[name], layout=layout)
+    with jax.set_mesh(mesh_of(4, 2)), refused(says):
+        jax.eval_shape(model.loss, weights_of(name), batch, KEY)

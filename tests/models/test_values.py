@@ -1,0 +1,40 @@
+"""Losses and gradients are those of the same models written out plainly in float64."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models import reference
+from tests.models.training import MODELS, batch_for, trained, weights_of
+
+FLOAT32 = 5e-6
+"""Relative error of a loss through some ten roundings of float32."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_and_its_slopes_are_the_plain_ones(name: str) -> None:
+    model, run = MODELS[name], trained(name, "data", 1)
+    batch = batch_for(model)
+    exact = jax.tree.map(np.float64, weights_of(name))
+    assert run.losses[0] == pytest.approx(reference.loss(model, exact, batch), rel=FLOAT32)
+
+    rng, step = np.random.default_rng(2), 1e-5
+    for _ in range(2):
+        # Each weight has its say: it moves the loss by about one for a step of one. Gradients
+        # that vanish, as that of a key's bias does, have none.
+        direction = jax.tree.map(
+            lambda g: rng.normal(size=g.shape) / max(1e-3, float(np.linalg.norm(g))), run.gradients
+        )
+
+        def moved(by: float, direction: Any = direction) -> float:
+            weights = jax.tree.map(lambda w, d: w + by * d, exact, direction)
+            return reference.loss(model, weights, batch)
+
+        slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, run.gradients, direction)))
+        assert slope == pytest.approx((moved(step) - moved(-step)) / (2 * step), abs=1e-4)
