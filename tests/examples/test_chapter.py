@@ -12,6 +12,7 @@ import pytest
 
 CHAPTER = Path(__file__).parents[2] / "examples" / "chapter"
 ERROR = r"; error \de-0[678] of the largest entry"
+EXACT = r": error \de-0[678] of the largest entry"
 TIME = r"; [\d.]+ ms"
 
 # One pattern for each line of the output.
@@ -44,6 +45,32 @@ PROMISED = {
     "problem_1_2_shard_roll": [
         r"shard_map: none; equal to numpy's: True",
         r"rolling the whole array would differ in 20 rows",
+    ],
+    "problem_2_1_local": [
+        r"expert_matmul: none" + ERROR,
+        r"an array of \[S, D, F\]: False",
+        r"an array of \[E, S, D\]: False",
+    ],
+    "problem_2_2_jit": [
+        r"plain jit: all-gather ×\d, all-reduce ×\d, collective-permute ×1" + ERROR + TIME,
+        r"whole on every device: every expert True, every token True",
+    ],
+    "problem_2_3_exchange": [
+        r"whole A: 1024 KiB",
+        r"allgather: all-gather ×3, reduce-scatter ×1; temporaries of a device \d{4} KiB",
+        r"  even" + EXACT + TIME,
+        r"  all to one" + EXACT + TIME,
+        r"alltoall: all-gather ×2, all-reduce ×1, all-to-all ×2; temporaries of a device \d{3} KiB",
+        r"  even" + EXACT + TIME,
+        r"  all to one" + EXACT + TIME,
+    ],
+    "problem_2_4_top_k": [
+        r"tokens per expert: \d+ to \d+",
+        r"alltoall with gradients: all-gather ×3, all-reduce ×3, all-to-all ×7, reduce-scatter ×1",
+        r"loss 34\.4969, by every expert 34\.4969",
+        r"gradient of A" + EXACT,
+        r"gradient of W" + EXACT,
+        r"gradient of gates" + EXACT,
     ],
     "problem_3_1_allreduce_matmul": [
         r"naive: all-reduce ×1" + ERROR,

@@ -15,8 +15,9 @@ import pytest
 from drumline.parallel.experts_layer import MoEBlock
 from drumline.parallel.routing import Routing, route
 
-from .tokens import QUICK, P, mesh_of
+from .tokens import QUICK, P, drawn_block, mesh_of
 
+pytestmark = pytest.mark.usefixtures("traced_for_cpu_alone")
 TOKENS, D, F, EXPERTS, K = 64, 16, 24, 8, 2
 
 
@@ -31,8 +32,7 @@ def _normal(seed: int, *shape: int) -> np.ndarray[Any, Any]:
 
 @cache
 def _block() -> MoEBlock:
-    drawn: MoEBlock = eqx.filter_jit(MoEBlock)(D, F, EXPERTS, k=K, key=jax.random.key(0))
-    return drawn
+    return drawn_block(D, F, EXPERTS, K)
 
 
 @cache

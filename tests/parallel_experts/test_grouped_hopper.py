@@ -9,28 +9,63 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.parallel import grouped_hopper, grouped_matmul
+from drumline.parallel import grouped_hopper, grouped_matmul, grouped_moves
 from drumline.parallel.experts import expert_matmul
 from drumline.parallel.grouped_rows import group_rows
 
-from .tokens import assert_true, assign, draw, with_gradients
+from .tokens import QUICK
 
 
 def test_padded_groups_hold_every_pair_once_and_zeros_between() -> None:
     keys = np.array([2, 0, 2, 3, 2, 0], np.int32)  # 3 stands for none
-    groups = group_rows(jnp.asarray(keys), 3, 4)
-    np.testing.assert_array_equal(groups.sizes, [4, 0, 4])
-    rows = jnp.arange(1.0, 7.0)[:, None]
-    spread = groups.spread(rows)
-    np.testing.assert_array_equal(spread[:8, 0], [2, 6, 0, 0, 1, 3, 5, 0])
-    np.testing.assert_array_equal(groups.collect(spread), rows)
+    rows = np.arange(1.0, 7.0, dtype=np.float32)[:, None]
+
+    def there_and_back(keys: jax.Array, rows: jax.Array) -> Any:
+        groups = group_rows(keys, 3, 4)
+        spread = groups.spread(rows)
+        return groups.sizes, groups.counts, spread[:, 0], groups.collect(spread)
+
+    sizes, counts, spread, back = jax.jit(there_and_back, compiler_options=QUICK)(keys, rows)
+    np.testing.assert_array_equal(sizes, [4, 0, 4])
+    np.testing.assert_array_equal(counts, [2, 0, 3])
+    np.testing.assert_array_equal(spread, [2, 6, 0, 0, 1, 3, 5, 0, 0, 0, 0, 0])
+    rows[3] = 0  # has no group, so nothing comes back
+    np.testing.assert_array_equal(back, rows)
 
 
-def test_results_do_not_change_when_groups_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drumline.parallel.experts.row_alignment", lambda _: 32)
-    case, assignment = draw(8, 2), assign("adversarial", 8, 2)
-    assignment[3, 1] = -1
-    assert_true(with_gradients(expert_matmul)(case, assignment), case, assignment)
+@pytest.mark.parametrize("groups", [255, 256, 70000])
+def test_keys_are_sorted_whatever_their_number(groups: int) -> None:
+    """Around the numbers where keys need a wider type; `groups` itself stands for none."""
+    keys = np.array([groups - 1, 3, groups, 3, groups - 1, 0], np.int32)
+    run = jax.jit(lambda keys: group_rows(keys, groups).pair, compiler_options=QUICK)
+    np.testing.assert_array_equal(run(keys), [5, 1, 3, 0, 4, len(keys)])
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_tokens_are_scattered_as_they_would_be_gathered(weighed: bool) -> None:
+    rng = np.random.default_rng(0)
+    tokens, k, experts, width = 37, 3, 5, 384
+    keys = rng.integers(0, experts + 1, (tokens, k), np.int32)  # some have no group
+    keys[keys == 2] = 3  # and one group no token
+    a = rng.normal(size=(tokens, width)).astype(jnp.bfloat16)
+    gates = rng.normal(size=(tokens, k)).astype(np.float32)
+
+    def both(keys: jax.Array, a: jax.Array, gates: jax.Array | None) -> Any:
+        groups = group_rows(keys.reshape(-1), experts, 16)
+        ends = jnp.cumsum(groups.sizes)
+        got = grouped_moves.scatter_rows(
+            a,
+            gates,
+            groups.row.reshape(tokens, k),
+            jnp.stack([ends - groups.sizes + groups.counts, ends]),
+            rows=len(groups.pair),
+            interpret=True,
+        )
+        return got, groups.spread(a, k, gates), ends[-1]
+
+    compiled = jax.jit(both, compiler_options=QUICK)
+    got, expected, end = compiled(keys, a, gates if weighed else None)
+    np.testing.assert_array_equal(got[:end], expected[:end])
 
 
 @pytest.mark.parametrize(("d", "f"), [(256, 384), (384, 512)])
@@ -56,6 +91,7 @@ def test_value_and_gradients_lower_for_a_hopper_gpu(
     )
     text = jax.jit(run).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("custom_call @mosaic_gpu") == 3  # x @ w, dy @ wᵀ, xᵀ dy
+    assert text.count("custom_call @__gpu$xla.gpu.triton") == 3  # x, dy, x times gates
 
 
 def test_shapes_the_tiles_do_not_fit_are_left_to_the_loops() -> None:
@@ -64,3 +100,15 @@ def test_shapes_the_tiles_do_not_fit_are_left_to_the_loops() -> None:
     assert not grouped_hopper.takes(half, 128, 384)
     assert not grouped_hopper.takes(half, 256, 100)
     assert not grouped_hopper.takes(jnp.dtype(jnp.float32), 256, 256)
+
+
+@pytest.mark.parametrize(("d", "f"), [(4096, 14336), (2048, 1408), (384, 512)])
+def test_tiles_divide_what_the_kernels_take(d: int, f: int) -> None:
+    assert grouped_hopper.takes(jnp.dtype(jnp.bfloat16), d, f)
+    for columns, depth in ((f, d), (d, f)):
+        tiles = grouped_hopper.matmul_tiles(columns)
+        cut = (grouped_hopper.ROWS % tiles.rows, columns % tiles.columns, depth % tiles.depth)
+        assert cut == (0, 0, 0)
+    tiles = grouped_hopper.outer_tiles(f)
+    cut = (grouped_hopper.ROWS % tiles.depth, d % tiles.rows, f % tiles.columns)
+    assert cut == (0, 0, 0)

@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from drumline.parallel.experts import expert_matmul
+from drumline.parallel.experts_layer import MoEBlock
 
 P: Any = PartitionSpec
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
-# Programs here run for milliseconds and compile for seconds.
-QUICK = {"xla_backend_optimization_level": 0}
+# Programs here run for milliseconds and compile for seconds: leave out what makes code fast.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 KINDS = ("uniform", "one expert", "empty experts", "sorted", "adversarial")
 
 
@@ -31,7 +37,7 @@ class Case:
     dout: np.ndarray[Any, Any]
 
 
-def draw(experts: int, k: int, *, tokens: int = 64, d: int = 16, f: int = 24) -> Case:
+def draw(experts: int, k: int, *, tokens: int = 64, d: int = 8, f: int = 12) -> Case:
     rng = np.random.default_rng(experts * 10 + k)
 
     def normal(*shape: int) -> np.ndarray[Any, Any]:
@@ -46,6 +52,9 @@ def assign(kind: str, experts: int, k: int, tokens: int = 64) -> np.ndarray[Any,
         chosen = np.full((tokens, k), experts - 1)
     elif kind == "empty experts":
         chosen = rng.choice([0, experts // 2], (tokens, k))
+    elif kind == "out of range":
+        chosen = rng.integers(0, experts, (tokens, k))
+        chosen[::3, 0], chosen[1::4, -1], chosen[7] = -1, experts, 2**30
     elif kind == "sorted":
         chosen = np.sort(rng.integers(0, experts, (tokens, k)), axis=0)
     elif kind == "adversarial":
@@ -74,6 +83,21 @@ def truth(case: Case, assignment: np.ndarray[Any, Any]) -> Arrays:
             da[s] += g * (w[e] @ dout[s])
             dw[e] += g * np.outer(a[s], dout[s])
     return out, da, dw, dgates
+
+
+def drawn_block(width: int, hidden: int, experts: int, k: int) -> MoEBlock:
+    """A block of random matrices, with nothing compiled for it."""
+    rng = np.random.default_rng(0)
+    block = eqx.filter_eval_shape(MoEBlock, width, hidden, experts, k=k, key=jax.random.key(0))
+
+    def fill(leaf: jax.ShapeDtypeStruct) -> Any:
+        if len(leaf.shape) == 1:
+            return np.ones(leaf.shape, np.float32)
+        fan_in = leaf.shape[0 if len(leaf.shape) == 2 else 1]
+        return (rng.normal(size=leaf.shape) * fan_in**-0.5).astype(np.float32)
+
+    filled: MoEBlock = jax.tree.map(fill, block)
+    return filled
 
 
 def mesh_of(x: int, y: int) -> Mesh:
@@ -106,7 +130,13 @@ def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[ja
     return lambda case, assignment: compiled(case.a, case.w, assignment, case.gates, case.dout)
 
 
-def assert_true(got: tuple[jax.Array, ...], case: Case, assignment: np.ndarray[Any, Any]) -> None:
+def assert_true(
+    got: tuple[jax.Array, ...], case: Case, assignment: np.ndarray[Any, Any], what: str = ""
+) -> None:
+    assert_close(got, truth(case, assignment), what)
+
+
+def assert_close(got: tuple[jax.Array, ...], expected: Arrays, what: str = "") -> None:
     names = ("out", "gradient of a", "gradient of w", "gradient of gates")
-    for name, value, expected in zip(names, got, truth(case, assignment), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=5e-5, err_msg=name)
+    for name, value, exact in zip(names, got, expected, strict=True):
+        np.testing.assert_allclose(value, exact, rtol=2e-5, atol=5e-5, err_msg=f"{name}, {what}")

@@ -13,7 +13,7 @@ from drumline.parallel.experts import expert_matmul
 from drumline.parallel.experts_layer import MoEBlock, moe_feedforward
 from drumline.parallel.feedforward import feedforward
 from drumline.parallel.gather import allgather_matmul
-from drumline.parallel.routing import Routing, route
+from drumline.parallel.routing import Gating, Routing, route
 from drumline.parallel.scatter import matmul_reducescatter
 from drumline.parallel.transformer import BlockAxes, BlockShape, TransformerBlock
 
@@ -21,6 +21,7 @@ __all__ = [
     "BlockAxes",
     "BlockShape",
     "Explanation",
+    "Gating",
     "MoEBlock",
     "Routing",
     "TransformerBlock",

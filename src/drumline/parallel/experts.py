@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from drumline.parallel.experts_exchange import Axes, through_experts
+from drumline.parallel.experts_exchange import Axes, bring_everyone, through_experts
 from drumline.parallel.experts_functions import Linear
 from drumline.parallel.grouped_blocks import accumulator, alike
 from drumline.parallel.grouped_matmul import outer, product, row_alignment
@@ -84,37 +84,18 @@ def expert_matmul(
         return jnp.zeros_like(a, shape=(0, w.shape[2]))
     if axis_name is None:
         return _sorted_matmul(a, w, keys, gates)
+    axes = Axes(axis_name, gather_axis_name, buffer_rows)
     if exchange == "alltoall":
-        axes = Axes(axis_name, gather_axis_name, buffer_rows)
         return through_experts(Linear(), axes, a, (w,), keys, gates)
-    return _gathered_matmul(a, w, keys, gates, axis_name, gather_axis_name)
-
-
-def _gathered_matmul(
-    a: jax.Array,
-    w: jax.Array,
-    keys: jax.Array,
-    gates: jax.Array,
-    axis_name: str,
-    gather_axis_name: str | None,
-) -> jax.Array:
-    """Bring every token everywhere, use the local experts, and sum what each device found."""
-    everyone = lax.all_gather(a, axis_name, tiled=True)
-    if gather_axis_name is not None:
-        everyone = lax.all_gather(everyone, gather_axis_name, axis=1, tiled=True)
-    gates = lax.all_gather(gates, axis_name, tiled=True)
-    keys = lax.all_gather(keys, axis_name, tiled=True)
-    local = keys - lax.axis_index(axis_name) * w.shape[0]
-    local = jnp.where((local >= 0) & (local < w.shape[0]), local, w.shape[0])
-    out = _sorted_matmul(everyone, w, local, gates)
-    return psum_scatter(out, axis_name)
+    everyone, keys, gates = bring_everyone(axes, a, keys, gates, w.shape[0])
+    return psum_scatter(_sorted_matmul(everyone, w, keys, gates), axis_name)
 
 
 @jax.custom_vjp
 def _sorted_matmul(a: jax.Array, w: jax.Array, keys: jax.Array, gates: jax.Array) -> jax.Array:
     groups = group_rows(keys.reshape(-1), w.shape[0], row_alignment((w,)))
     y = product(groups.spread(a, keys.shape[1]), w, groups.sizes, aligned=True)
-    return _weighted_sum(y, groups.row.reshape(keys.shape), gates)
+    return groups.weighted_sum(y, gates)
 
 
 _Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -132,29 +113,16 @@ def _sorted_backward(
     a, w, keys, gates = saved
     k = keys.shape[1]
     groups = group_rows(keys.reshape(-1), w.shape[0], row_alignment((w,)))
-    row = groups.row.reshape(keys.shape)
     dy = groups.spread(dout, k)
     # The gate weighs x here and not dy, so that dx is free of it: its dot product with a is then
     # the gate's own gradient, and the experts' outputs need not be computed again.
-    x = (groups.spread(gates.reshape(-1))[:, None] * groups.spread(a, k)).astype(a.dtype)
-    dw = outer(x, dy, groups.sizes, out_dtype=w.dtype, aligned=True)
+    dw = outer(groups.spread(a, k, gates), dy, groups.sizes, out_dtype=w.dtype, aligned=True)
     dx = product(dy, w, groups.sizes, transpose=True, aligned=True)
-    da = _weighted_sum(dx, row, gates)
-    dtype = accumulator(a.dtype)
-    toward = [jnp.sum(dx[row[:, j]].astype(dtype) * a.astype(dtype), 1) for j in range(k)]
-    return da, dw, None, jnp.stack(toward, axis=1).astype(gates.dtype)
+    da = groups.weighted_sum(dx, gates)
+    return da, dw, None, groups.dots(dx, a).astype(gates.dtype)
 
 
 _sorted_matmul.defvjp(_sorted_forward, _sorted_backward)
-
-
-def _weighted_sum(y: jax.Array, row: jax.Array, gates: jax.Array) -> jax.Array:
-    """Sum each token's rows of `y`; one gather a slot fuses where a [S, k, F] array would not."""
-    dtype = accumulator(y.dtype)
-    total = jnp.zeros_like(y, shape=(row.shape[0], y.shape[1]), dtype=dtype)
-    for j in range(row.shape[1]):
-        total += gates[:, j, None].astype(dtype) * y[row[:, j]].astype(dtype)
-    return total.astype(y.dtype)
 
 
 def _check_range(assignment: jax.Array, experts: int) -> None:

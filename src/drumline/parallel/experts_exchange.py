@@ -37,7 +37,7 @@ class Axes(NamedTuple):
 
     experts: str
     columns: str | None
-    buffer_rows: int | None
+    buffer_rows: int | None = None
 
 
 _Inputs = tuple[jax.Array, Matrices, jax.Array, jax.Array]
@@ -79,6 +79,20 @@ def _backward(
 
 
 through_experts.defvjp(_forward, _backward)
+
+
+def bring_everyone(
+    axes: Axes, a: jax.Array, keys: jax.Array, gates: jax.Array, experts: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the tokens of all devices, whole, with their keys and gates.
+
+    The keys are numbered over this device's `experts`, with their number standing for any other.
+    """
+    everyone = _whole(lax.all_gather(a, axes.experts, tiled=True), axes)
+    keys, gates = (lax.all_gather(v, axes.experts, tiled=True) for v in (keys, gates))
+    local = keys - lax.axis_index(axes.experts) * experts
+    mine = (local >= 0) & (local < experts)
+    return everyone, jnp.where(mine, local, experts), gates
 
 
 def _by_device(rounds: Callable[..., T], *operands: Any) -> T:

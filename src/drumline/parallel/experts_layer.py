@@ -7,6 +7,7 @@ its residual, for a stack of Transformer blocks.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple
 
@@ -16,13 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.experts import Exchange
-from drumline.parallel.experts_exchange import Axes, through_experts
+from drumline.parallel.experts_exchange import Axes, bring_everyone, through_experts
 from drumline.parallel.experts_functions import Activation, GatedFeedforward, side_by_side
 from drumline.parallel.grouped_blocks import accumulator, alike
 from drumline.parallel.grouped_matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped_rows import Grouping, group_rows
 from drumline.parallel.grouped_typed import pmean, psum, psum_scatter
-from drumline.parallel.routing import Gate, Routing, route
+from drumline.parallel.routing import Gate, Gating, Routing, route
+
+_SOFTMAX = Gating()
 
 
 class Feedforward(NamedTuple):
@@ -39,9 +42,7 @@ def moe_feedforward(
     w_out: jax.Array,
     *,
     k: int,
-    gate: Gate = "softmax",
-    normalize: bool = True,
-    exact: bool = True,
+    gating: Gating = _SOFTMAX,
     activation: Activation = jax.nn.silu,
     axis_name: str | None = None,
     gather_axis_name: str | None = None,
@@ -59,9 +60,7 @@ def moe_feedforward(
         w_in: `[E, D, 2, F]`: `w_in[:, :, 0]` is the gate, `w_in[:, :, 1]` is up.
         w_out: `[E, F, D]`.
         k: experts for each token.
-        gate: how logits become gates, as in `route`.
-        normalize: as in `route`.
-        exact: as in `route`.
+        gating: how logits become gates.
         activation: applied to the gate's half.
         axis_name: mesh axis of tokens and experts.
         gather_axis_name: mesh axis of columns, or None where they are whole.
@@ -79,37 +78,22 @@ def moe_feedforward(
     logits = x.astype(dtype) @ router.astype(dtype)
     if gather_axis_name is not None:
         logits = psum(logits, gather_axis_name)
-    routing = route(
-        logits,
-        k,
-        exact=exact,
-        gate=gate,
-        normalize=normalize,
-        axis_name=axis_name,
-        buffer_rows=buffer_rows,
-    )
+    routing = route(logits, k, **asdict(gating), axis_name=axis_name, buffer_rows=buffer_rows)
     keys, gates = routing.experts, routing.gates
     x, w_in, w_out, keys, gates = alike(x, w_in, w_out, keys, gates)
     function = GatedFeedforward(activation)
     if axis_name is None:
-        out = _sorted_feedforward(function, x, w_in, w_out, keys, gates)
-    elif exchange == "alltoall":
-        axes = Axes(axis_name, gather_axis_name, buffer_rows)
+        return Feedforward(_sorted_feedforward(function, x, w_in, w_out, keys, gates), routing)
+    axes = Axes(axis_name, gather_axis_name, buffer_rows)
+    if exchange == "alltoall":
         out = through_experts(function, axes, x, (w_in, w_out), keys, gates)
-    else:
-        everyone = lax.all_gather(x, axis_name, tiled=True)
-        if gather_axis_name is not None:
-            everyone = lax.all_gather(everyone, gather_axis_name, axis=1, tiled=True)
-        keys = lax.all_gather(keys, axis_name, tiled=True)
-        gates = lax.all_gather(gates, axis_name, tiled=True)
-        local = keys - lax.axis_index(axis_name) * w_in.shape[0]
-        local = jnp.where((local >= 0) & (local < w_in.shape[0]), local, w_in.shape[0])
-        out = _sorted_feedforward(function, everyone, w_in, w_out, local, gates)
-        out = psum_scatter(out.astype(dtype), axis_name)
-        if gather_axis_name is not None:
-            out = psum_scatter(out, gather_axis_name, 1)
-        out = out.astype(x.dtype)
-    return Feedforward(out, routing)
+        return Feedforward(out, routing)
+    everyone, keys, gates = bring_everyone(axes, x, keys, gates, w_in.shape[0])
+    out = _sorted_feedforward(function, everyone, w_in, w_out, keys, gates)
+    out = psum_scatter(out.astype(dtype), axis_name)
+    if gather_axis_name is not None:
+        out = psum_scatter(out, gather_axis_name, 1)
+    return Feedforward(out.astype(x.dtype), routing)
 
 
 def _sorted_feedforward(
@@ -128,8 +112,9 @@ def _sorted_feedforward(
     groups = group_rows(keys.reshape(-1), w_in.shape[0], row_alignment((w_in, w_out)))
     k = keys.shape[1]
     sizes = groups.sizes
-    h = grouped_matmul(_spread(k, x, groups), side_by_side(w_in), sizes, aligned=True)
-    y = grouped_matmul(function.hidden(h), w_out, sizes, aligned=True)
+    by_group = partial(grouped_matmul, aligned=True, zero_rest=False)
+    h = by_group(_spread(k, x, groups), side_by_side(w_in), sizes)
+    y = by_group(function.hidden(h), w_out, sizes)
     # The gate goes on in sorted order, where its gradient is a sum over rows of y.
     weight = groups.spread(gates.reshape(-1))[:, None]
     return _collect(k, (y.astype(accumulator(x.dtype)) * weight).astype(x.dtype), groups)
@@ -144,12 +129,8 @@ def _spread(k: int, x: jax.Array, groups: Grouping) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _collect(k: int, y: jax.Array, groups: Grouping) -> jax.Array:
-    dtype = accumulator(y.dtype)
-    row = groups.row.reshape(-1, k)
-    total = y[row[:, 0]].astype(dtype)
-    for j in range(1, k):
-        total += y[row[:, j]].astype(dtype)
-    return total.astype(y.dtype)
+    ones = jnp.ones((groups.row.shape[0] // k, k), accumulator(y.dtype))
+    return groups.weighted_sum(y, ones)
 
 
 _spread.defvjp(
@@ -237,7 +218,7 @@ class MoEBlock(eqx.Module):
             self.w_in,
             self.w_out,
             k=self.k,
-            gate=self.gate,
+            gating=Gating(self.gate),
             axis_name=axis_name,
             gather_axis_name=gather_axis_name,
             exchange=exchange,

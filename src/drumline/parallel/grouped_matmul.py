@@ -1,7 +1,8 @@
 """Rows sorted by group times one matrix a group: the one place that knows the device.
 
 `grouped_matmul(x, w, sizes)` multiplies the first `sizes[0]` rows of `x` by `w[0]`, the next
-`sizes[1]` by `w[1]`, and so on. Rows past the last group come out as zero.
+`sizes[1]` by `w[1]`, and so on. Rows past the last group come out as zero, unless the caller
+says that nobody reads them.
 
 | device                        | product                                            |
 |-------------------------------|----------------------------------------------------|
@@ -15,9 +16,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,12 @@ from drumline.parallel.grouped_typed import array_type, by_platform
 
 
 def grouped_matmul(
-    x: jax.Array, w: jax.Array, sizes: jax.Array, *, aligned: bool = False
+    x: jax.Array,
+    w: jax.Array,
+    sizes: jax.Array,
+    *,
+    aligned: bool = False,
+    zero_rest: bool = True,
 ) -> jax.Array:
     """Multiply each group of rows by its own matrix.
 
@@ -39,32 +45,41 @@ def grouped_matmul(
         sizes: `int[G]`, rows in each group, in order; their sum is at most `N`.
         aligned: promises that N and all sizes are multiples of `row_alignment((w,))`, which the
             Hopper kernels ask for; without it they are not used.
+        zero_rest: whether rows past the last group come out as zero, here and in the gradient of
+            `x`. If not they may hold anything, and a pass over the output is saved on Hopper.
 
     Returns:
-        `[N, F]` in the type of `x`, summed in float32; rows past the last group are zero.
+        `[N, F]` in the type of `x`, summed in float32.
     """
     x, w, sizes = alike(x, w, sizes)
-    return _grouped_matmul(aligned, x, w, sizes)
+    return _grouped_matmul(_Promises(aligned, zero_rest), x, w, sizes)
+
+
+class _Promises(NamedTuple):
+    aligned: bool
+    zero_rest: bool
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped_matmul(aligned: bool, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-    return product(x, w, sizes, aligned=aligned)
+def _grouped_matmul(promises: _Promises, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+    return product(x, w, sizes, **promises._asdict())
 
 
 _Saved = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def _forward(
-    aligned: bool, x: jax.Array, w: jax.Array, sizes: jax.Array
+    promises: _Promises, x: jax.Array, w: jax.Array, sizes: jax.Array
 ) -> tuple[jax.Array, _Saved]:
-    return product(x, w, sizes, aligned=aligned), (x, w, sizes)
+    return product(x, w, sizes, **promises._asdict()), (x, w, sizes)
 
 
-def _backward(aligned: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _backward(
+    promises: _Promises, saved: _Saved, dy: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
     x, w, sizes = saved
-    dx = product(dy, w, sizes, transpose=True, aligned=aligned)
-    return dx, outer(x, dy, sizes, out_dtype=w.dtype, aligned=aligned), None
+    dx = product(dy, w, sizes, transpose=True, **promises._asdict())
+    return dx, outer(x, dy, sizes, out_dtype=w.dtype, aligned=promises.aligned), None
 
 
 _grouped_matmul.defvjp(_forward, _backward)
@@ -92,15 +107,20 @@ def product(
     transpose: bool = False,
     out_dtype: DTypeLike | None = None,
     aligned: bool = False,
+    zero_rest: bool = False,
 ) -> jax.Array:
-    """Return the grouped product with no gradient of its own; `transpose` uses `w[g].T`."""
+    """Return the grouped product with no gradient of its own; `transpose` uses `w[g].T`.
+
+    Rows past the last group may hold anything unless `zero_rest`.
+    """
     dtype = jnp.dtype(out_dtype or x.dtype)
     options: dict[str, Any] = {"transpose": transpose, "out_dtype": dtype}
     branches = {"tpu": partial(_tpu_matmul, **options)}
     if aligned and row_alignment((w,)) > 1:
         from drumline.parallel import grouped_hopper
 
-        branches["cuda"] = partial(grouped_hopper.matmul, **options)
+        on_hopper = partial(grouped_hopper.matmul, **options)
+        branches["cuda"] = partial(_zero_rest, on_hopper) if zero_rest else on_hopper
     default = partial(blocked_matmul, most=_most_rows(), **options)
     return by_platform(x, w, sizes, default=default, **branches)
 
@@ -125,6 +145,13 @@ def outer(
     return by_platform(x, y, sizes, default=default, **branches)
 
 
+def _zero_rest(
+    multiply: Callable[..., jax.Array], x: jax.Array, w: jax.Array, sizes: jax.Array
+) -> jax.Array:
+    rows = jnp.arange(x.shape[0])[:, None]
+    return jnp.where(rows < jnp.sum(sizes), multiply(x, w, sizes), 0)
+
+
 def _tpu_matmul(
     x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose: bool, out_dtype: jnp.dtype
 ) -> jax.Array:
@@ -133,12 +160,14 @@ def _tpu_matmul(
         lhs_ragged_dimensions=[0],
         rhs_group_dimensions=[0],
     )
-    y = lax.ragged_dot_general(
-        x, w, sizes, dimensions, preferred_element_type=accumulator(x.dtype)
-    ).astype(out_dtype)
-    # What ragged_dot leaves in rows that belong to no group is not promised.
-    rows = jnp.arange(x.shape[0])[:, None]
-    return jnp.where(rows < jnp.sum(sizes), y, 0)
+    multiply = partial(
+        lax.ragged_dot_general,
+        ragged_dot_dimension_numbers=dimensions,
+        preferred_element_type=accumulator(x.dtype),
+    )
+    # What ragged_dot leaves in rows that belong to no group is not promised, nor is it that its
+    # sum over a group's rows leaves them out.
+    return _zero_rest(multiply, x, w, sizes).astype(out_dtype)
 
 
 def _tpu_outer(x: jax.Array, y: jax.Array, sizes: jax.Array, *, out_dtype: jnp.dtype) -> jax.Array:

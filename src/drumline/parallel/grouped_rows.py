@@ -1,66 +1,144 @@
 """Which row each (token, slot) pair takes when pairs are sorted into one group an expert.
 
 A device may want every group to start on a multiple of some number of rows, so that a tile never
-holds two groups; the rows between are padding and hold zeros.
+holds two groups. Three kinds of rows come of it, and these rules hold for them everywhere:
+
+- a row of a group that holds a pair;
+- padding inside a group: zero wherever rows are spread, hence zero in every product of them;
+- rows past the last group: zero wherever rows are spread, but a grouped product may leave them
+  unwritten, so that they hold anything, even NaN. Nothing reads them: grouped products stop at the
+  last group, and a pair without a group has no row, which `rows_or_zero` answers with zeros.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from drumline.parallel import grouped_moves
+from drumline.parallel.grouped_blocks import accumulator
+from drumline.parallel.grouped_typed import by_platform
+
 
 class Grouping(NamedTuple):
-    """Pairs sorted by group: `pair[row]` and `row[pair]` lead to and fro."""
+    """Pairs sorted by group: `pair[row]` and `row[pair]` lead to and fro, or past the end."""
 
-    pair: jax.Array  # int32[R]; the number of pairs where a row is padding
-    row: jax.Array  # int32[N]
+    pair: jax.Array  # int32[R]; the number of pairs where a row holds none
+    row: jax.Array  # int32[N]; R or more where a pair has no group
     sizes: jax.Array  # int32[G], rows of each group with its padding
+    counts: jax.Array  # int32[G], pairs of each group
 
-    def spread(self, rows: jax.Array, slots: int = 1) -> jax.Array:
-        """Return one row for each pair in sorted order; `rows` has one for every `slots` pairs."""
-        pairs = self.row.shape[0]
-        if self.pair.shape[0] == pairs:
-            return rows[self.pair // slots]
-        found = rows[jnp.minimum(self.pair, pairs - 1) // slots]
-        real = (self.pair < pairs).reshape(-1, *(1,) * (rows.ndim - 1))
-        return jnp.where(real, found, 0)
+    def spread(
+        self, tokens: jax.Array, slots: int = 1, gates: jax.Array | None = None
+    ) -> jax.Array:
+        """Return one row for each pair in sorted order.
+
+        Args:
+            tokens: one for every `slots` pairs.
+            slots: pairs of a token.
+            gates: `[S, slots]`, what to multiply each pair's row by.
+        """
+        gathered = partial(_gathered, slots=slots)
+        if self.pair.shape == self.row.shape or not grouped_moves.takes(tokens):
+            return gathered(self, tokens, gates)
+        scattered = partial(_scattered, slots=slots)
+        return by_platform(self, tokens, gates, cuda=scattered, default=gathered)
 
     def collect(self, rows: jax.Array) -> jax.Array:
         """Return sorted rows in the order of the pairs."""
-        return rows[self.row]
+        return rows_or_zero(rows, self.row)
+
+    def weighted_sum(self, rows: jax.Array, gates: jax.Array) -> jax.Array:
+        """Return for each token the sum of its sorted rows, weighted by `gates[S, k]`."""
+        dtype = accumulator(rows.dtype)
+        total = jnp.zeros_like(rows, shape=(gates.shape[0], rows.shape[1]), dtype=dtype)
+        for j, mine in enumerate(self._by_slot(rows, gates.shape[1])):
+            total += gates[:, j, None].astype(dtype) * mine
+        return total.astype(rows.dtype)
+
+    def dots(self, rows: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Return `[S, k]`: the dot product of each token with each of its sorted rows."""
+        k = self.row.shape[0] // tokens.shape[0]
+        wide = tokens.astype(accumulator(rows.dtype))
+        return jnp.stack([jnp.sum(mine * wide, axis=1) for mine in self._by_slot(rows, k)], axis=1)
+
+    def _by_slot(self, rows: jax.Array, k: int) -> Iterator[jax.Array]:
+        """Yield each token's row, slot by slot: k gathers fuse where a [S, k, F] would not."""
+        row = self.row.reshape(-1, k)
+        for j in range(k):
+            yield rows_or_zero(rows, row[:, j]).astype(accumulator(rows.dtype))
+
+
+def _gathered(
+    groups: Grouping, tokens: jax.Array, gates: jax.Array | None, *, slots: int
+) -> jax.Array:
+    rows = rows_or_zero(tokens, lax.div(groups.pair, jnp.int32(slots)))
+    if gates is None:
+        return rows
+    return (rows_or_zero(gates.reshape(-1), groups.pair)[:, None] * rows).astype(tokens.dtype)
+
+
+def _scattered(
+    groups: Grouping, tokens: jax.Array, gates: jax.Array | None, *, slots: int
+) -> jax.Array:
+    ends = jnp.cumsum(groups.sizes)
+    padding = jnp.stack([ends - groups.sizes + groups.counts, ends])
+    row, rows = groups.row.reshape(-1, slots), groups.pair.shape[0]
+    return grouped_moves.scatter_rows(tokens, gates, row, padding, rows=rows)
+
+
+def rows_or_zero(rows: jax.Array, index: jax.Array) -> jax.Array:
+    """Return rows by index, and zeros for an index past the last, whatever the rows hold."""
+    return rows.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def group_rows(keys: jax.Array, groups: int, alignment: int = 1) -> Grouping:
     """Sort pairs by key.
 
     Args:
-        keys: `int[N]`, the group of each pair; `groups` for none, which sorts behind the last.
+        keys: `int[N]`, the group of each pair; `groups` for none.
         groups: number of groups.
         alignment: every group takes a multiple of this many rows.
     """
     n = keys.shape[0]
-    place = jnp.arange(n, dtype=jnp.int32)
-    keys, order = lax.sort((keys.astype(jnp.int32), place), num_keys=1)
-    ends = jnp.searchsorted(keys, jnp.arange(groups, dtype=jnp.int32), side="right")
-    sizes = jnp.diff(ends, prepend=0).astype(jnp.int32)
-    if alignment == 1:
-        row = jnp.zeros_like(order).at[order].set(place, unique_indices=True)
-        return Grouping(order, row, sizes)
+    keys = keys.astype(jnp.int32)
+    sizes = group_sizes(keys, groups)
     padded = (sizes + (alignment - 1)) // alignment * alignment
-    shift = jnp.cumsum(padded - sizes)
-    shift = jnp.concatenate([jnp.zeros_like(shift[:1]), shift])
-    at = place + shift[keys]
-    rows = -(-(n + groups * (alignment - 1)) // alignment) * alignment
-    pair = jnp.full_like(order, n, shape=(rows,)).at[at].set(order, unique_indices=True)
+    rows = (n + groups * (alignment - 1)) // alignment * alignment
+    keys, order = _sorted(keys, groups)
+    place = jnp.arange(n, dtype=jnp.int32)
+    shift = jnp.cumsum(padded - sizes) - (padded - sizes)
+    # Pairs without a group come last; each gets a row of its own past the end.
+    at = jnp.where(keys < groups, place + rows_or_zero(shift, keys), rows + place)
+    if alignment == 1:
+        pair = jnp.where(keys < groups, order, n)
+    else:
+        pair = jnp.full_like(order, n, shape=(rows,))
+        pair = pair.at[at].set(order, mode="drop", unique_indices=True)
     row = jnp.zeros_like(order).at[order].set(at, unique_indices=True)
-    return Grouping(pair, row, padded)
+    return Grouping(pair, row, padded, sizes)
 
 
 def group_sizes(keys: jax.Array, groups: int) -> jax.Array:
-    """Return how many of `keys` name each group."""
-    ends = jnp.searchsorted(jnp.sort(keys), jnp.arange(groups), side="right")
-    return jnp.diff(ends, prepend=0).astype(jnp.int32)
+    """Return how many of `keys` name each group.
+
+    By comparing each with all: one pass over the keys, where a search of sorted ones is a loop of
+    many small steps, each of which costs an accelerator a launch.
+    """
+    return jnp.sum(keys[:, None] == jnp.arange(groups), axis=0, dtype=jnp.int32)
+
+
+def _sorted(keys: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
+    """Return the keys in order and the place each had.
+
+    The narrowest type that holds the keys: a GPU sorts eight bits at a time.
+    """
+    narrow = jnp.uint8 if groups < 2**8 else jnp.uint16 if groups < 2**16 else jnp.uint32
+    place = jnp.arange(keys.shape[0], dtype=jnp.int32)
+    keys, order = lax.sort((keys.astype(narrow), place), num_keys=1)
+    return keys.astype(jnp.int32), order

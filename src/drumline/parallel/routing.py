@@ -17,6 +17,16 @@ from drumline.parallel.grouped_typed import by_platform, pmax, pmean, psum
 Gate = Literal["softmax", "sigmoid"]
 
 
+@dataclass(frozen=True)
+class Gating:
+    """How a layer's router chooses and weighs; each field is an argument of `route`."""
+
+    gate: Gate = "softmax"
+    normalize: bool = True
+    exact: bool = True
+    recall_target: float = 0.95
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["experts", "gates", "balance_loss", "z_loss", "tokens_per_expert", "rounds"],

@@ -1,0 +1,65 @@
+"""What the same program becomes for devices that are not here: lowered, and never run."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from drumline.parallel import grouped_matmul
+from drumline.parallel.experts import expert_matmul
+
+from .tokens import P
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_tokens_travel_by_ragged_all_to_all_where_there_is_one(platform: str) -> None:
+    text = _lowered(platform)
+    assert text.count("@ragged_all_to_all") == 7  # there and back; with gradients and gates
+    assert "stablehlo.all_to_all" not in text
+    assert ("ragged_dot" in text) == (platform == "tpu")
+
+
+def test_hopper_kernels_fit_into_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_matmul, "_on_hopper", lambda: True)
+    text = _lowered("cuda")
+    assert text.count("custom_call @mosaic_gpu") == 3  # x @ w, dy @ wᵀ, xᵀ dy
+    assert text.count("@ragged_all_to_all") == 7
+
+
+def test_tokens_travel_by_all_to_all_on_a_cpu() -> None:
+    text = _lowered("cpu")
+    assert text.count("stablehlo.all_to_all") == 7
+    assert "ragged" not in text
+
+
+def _lowered(platform: str) -> str:
+    """Return value and gradients for a mesh of 16 × 8 devices, as StableHLO."""
+    mesh = AbstractMesh((16, 8), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
+    function = jax.shard_map(
+        partial(expert_matmul, axis_name="X", gather_axis_name="Y", exchange="alltoall"),
+        mesh=mesh,
+        in_specs=(P("X", "Y"), P("X", None, "Y"), P("X"), P("X")),
+        out_specs=P("X", "Y"),
+    )
+
+    def run(a: Any, w: Any, b: Any, gates: Any, dout: Any) -> Any:
+        out, pull = jax.vjp(lambda a, w, g: function(a, w, b, g), a, w, gates)
+        return out, pull(dout)
+
+    def of(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+    operands = (
+        of(4096, 512),
+        of(64, 512, 1024),
+        of(4096, 2, dtype=jnp.int32),
+        of(4096, 2, dtype=jnp.float32),
+        of(4096, 1024),
+    )
+    lowered = jax.jit(run).trace(*operands).lower(lowering_platforms=(platform,))
+    return str(lowered.as_text())

@@ -1,0 +1,142 @@
+"""Rows that a Hopper kernel leaves unwritten may hold NaN, and none of it reaches a result.
+
+The kernels are played by the block loops, with NaN wherever the real ones write nothing: in the
+rows past the last group, of spread tokens and of products alike.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from drumline.parallel import grouped_hopper, grouped_matmul, grouped_moves, grouped_rows
+from drumline.parallel.experts import expert_matmul
+from drumline.parallel.experts_layer import MoEBlock
+from drumline.parallel.grouped_blocks import blocked_matmul, blocked_outer
+from drumline.parallel.routing import Routing
+
+from .tokens import (
+    QUICK,
+    P,
+    assert_true,
+    assign,
+    draw,
+    drawn_block,
+    mesh_of,
+    sharded,
+    with_gradients,
+)
+
+ROWS = 16
+
+
+def _matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, **options: Any) -> jax.Array:
+    y = blocked_matmul(x, w, sizes, **options)
+    return jnp.where(jnp.arange(len(y))[:, None] < jnp.sum(sizes), y, jnp.nan)
+
+
+def _scatter_rows(
+    tokens: jax.Array, gates: jax.Array | None, row: jax.Array, padding: jax.Array, *, rows: int
+) -> jax.Array:
+    at = jnp.arange(rows)[:, None, None]
+    clear = ((at[:, 0] >= padding[0]) & (at[:, 0] < padding[1])).any(1)
+    out = jnp.where(clear[:, None], jnp.zeros_like(tokens, shape=()), jnp.nan)
+    out = jnp.broadcast_to(out, (rows, tokens.shape[1]))
+    for slot in range(row.shape[1]):
+        moved = tokens if gates is None else gates[:, slot, None] * tokens
+        out = out.at[row[:, slot]].set(moved, mode="drop")
+    return out
+
+
+@pytest.fixture
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_hopper(*operands: Any, default: Any, cuda: Any = None, **_: Any) -> Any:
+        return (cuda or default)(*operands)
+
+    monkeypatch.setattr(grouped_matmul, "_on_hopper", lambda: True)
+    monkeypatch.setattr(grouped_matmul, "by_platform", on_hopper)
+    monkeypatch.setattr(grouped_rows, "by_platform", on_hopper)
+    monkeypatch.setattr(grouped_hopper, "takes", lambda *_: True)
+    monkeypatch.setattr(grouped_hopper, "ROWS", ROWS)
+    monkeypatch.setattr(grouped_hopper, "matmul", _matmul)
+    monkeypatch.setattr(grouped_hopper, "outer", blocked_outer)
+    monkeypatch.setattr(grouped_moves, "takes", lambda tokens: tokens.ndim == 2)
+    monkeypatch.setattr(grouped_moves, "scatter_rows", _scatter_rows)
+
+
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("exchange", ["local", "allgather", "alltoall"])
+def test_values_and_gradients_of_expert_matmul_stay_true(exchange: str) -> None:
+    case = draw(8, 2)
+    function = expert_matmul if exchange == "local" else sharded(mesh_of(4, 2), exchange)
+    run = with_gradients(function)
+    for kind in ("out of range", "one expert", "adversarial"):
+        assignment = assign(kind, 8, 2)
+        assert_true(run(case, assignment), case, assignment, kind)
+
+
+@cache
+def _layer() -> tuple[Any, Any]:
+    """A block and its tokens, with the value and gradients that it has where nothing is NaN."""
+    block = drawn_block(8, 12, 8, 2)
+    x = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
+    return (block, x), _with_gradients(MoEBlock.__call__)(block, x)
+
+
+def _with_gradients(function: Any) -> Any:
+    def loss(block: MoEBlock, x: jax.Array) -> Any:
+        out, routing = function(block, x)
+        return jnp.sum(jnp.sin(out)) + routing.balance_loss
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1)), compiler_options=QUICK)
+
+
+@pytest.mark.parametrize("exchange", ["local", "alltoall"])
+def test_values_and_gradients_of_the_layer_stay_what_they_are(
+    exchange: str, request: pytest.FixtureRequest
+) -> None:
+    (block, x), expected = _layer()
+    request.getfixturevalue("_hopper")
+
+    def function(block: MoEBlock, x: jax.Array) -> Any:
+        if exchange == "local":
+            return block(x)
+        places = jax.tree.map(lambda leaf: P("X") if leaf.ndim > 2 else P(), block)
+        return jax.shard_map(
+            lambda block, x: tuple(block(x, axis_name="X", exchange=exchange)),
+            mesh=mesh_of(4, 1),
+            in_specs=(places, P("X")),
+            out_specs=(P("X"), Routing(P("X"), P("X"), P(), P(), P(), P(), 1.0)),
+        )(block, x)
+
+    got = _with_gradients(function)(block, x)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_hopper")
+def test_grouped_matmul_gives_zeros_for_rows_past_its_groups() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(64, 8)), rng.normal(size=(64, 12))
+    w, sizes = rng.normal(size=(3, 8, 12)), jnp.array([16, 0, 32])
+
+    def run(x: jax.Array, w: jax.Array, dy: jax.Array, zero_rest: bool) -> Any:
+        def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+            return grouped_matmul.grouped_matmul(x, w, sizes, aligned=True, zero_rest=zero_rest)
+
+        y, pull = jax.vjp(multiply, x, w)
+        return y, *pull(dy)
+
+    compiled = jax.jit(run, static_argnums=3, compiler_options=QUICK)
+    y, dx, dw = (np.asarray(v) for v in compiled(x, w, dy, True))
+    assert not y[48:].any()
+    assert not dx[48:].any()
+    np.testing.assert_allclose(y[16:48], x[16:48] @ w[2], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(dw[2], x[16:48].T @ dy[16:48], rtol=1e-4, atol=1e-4)
+    # The kernels here do leave NaN, so the zeros above were put there.
+    assert np.isnan(compiled(x, w, dy, False)[0][48:]).all()
