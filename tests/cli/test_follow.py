@@ -63,12 +63,13 @@ def a_life(server: Any, a_job: Make, tmp_path: Path) -> Callable[..., Path]:
 def test_the_story_of_a_job_that_was_preempted(
     a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str], server: Any
 ) -> None:
-    end = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1,
-           "progress": {"step": 300, "total": 300, "loss": 0.093}}  # fmt: skip
+    said = "test accuracy 97.1 %\nparameters identical to an undisturbed run: yes"
+    end = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1,
+           "progress": {"step": 300, "total": 300, "loss": 0.093, "result": said}}  # fmt: skip
     file = a_life(
         (FIRST[:2], {"status": "WAITING"}),
         (FIRST[2:], {"progress": {"step": 140, "total": 300, "loss": 0.4123,
-                                  "images_per_second": 9800, "mfu": 0.31}}),
+                                  "rate": 9800, "item": "images", "mfu": None}}),
         (TAKEN, {"status": "RUNNING", "progress": {"step": 152, "total": 300}}),
         ([event(11, 48.0, "succeeded")], end),
     )  # fmt: skip
@@ -78,12 +79,13 @@ def test_the_story_of_a_job_that_was_preempted(
         "  ✓ slice   2 hosts, 8 chips in local-a                       1.2 s",
         "  ✓ code    14 files, 38 kB → 2 hosts                         0.3 s",
         "  ✓ run     python count.py",
-        "  ▸ step 140/300  loss 0.4123  9.8k images/s  MFU 31.0 %",
+        "  ▸ step 140/300  loss 0.4123  9.8k img/s  MFU –",
         "  ! slice taken by the cloud at step 151 (checkpoint: step 150)",
         "  ✓ slice   2 hosts, 8 chips in local-b                       1.0 s",
         "  ▸ step 300/300  loss 0.093",
-        "✓ 000001 succeeded in 48 s · 1 preemption",
-        "  next: drumline show 000001 · drumline logs 000001",
+        "✓ 000001 succeeded in 48 s · test accuracy 97.1 % · 1 preemption, 1 step run again",
+        "  parameters identical to an undisturbed run: yes",
+        "  next: drumline show 000001 · drumline plot 000001 · drumline logs 000001",
     ]
     afters = [
         path.split("after=")[1].split("&")[0] for _, path, _ in server.asked if "after" in path
@@ -193,6 +195,12 @@ def test_a_pipe_gets_progress_now_and_then_and_no_escape() -> None:
         ({"step": 22, "total": 22}, "  ▸ step    22/22 ━━━━━━━━━━━━━━━━━━━━━━"),
         ({"step": 5}, "  ▸ step        5"),
         ({"step": 5, "total": 0, "loss": float("nan")}, "  ▸ step      5/0  loss nan"),
+        ({"step": 5, "loss": "nan"}, "  ▸ step        5  loss nan"),
+        ({"step": 5, "rate": 1.25e6, "item": "tokens"}, "  ▸ step        5  1.25M tok/s"),
+        ({"step": 5, "rate": 2}, "  ▸ step        5  2 steps/s"),
+        ({"step": 5, "tokens_per_second": 512}, "  ▸ step        5  512 tokens/s"),
+        ({"step": 5, "mfu": 0.412}, "  ▸ step        5  MFU 41.2 %"),
+        ({"step": 5, "mfu": "high", "rate": "fast"}, "  ▸ step        5  MFU –"),
         ({"step": float("nan")}, ""),
         ({"step": "five"}, ""),
         ({}, ""),

@@ -33,6 +33,8 @@ def failed(a_job: Make, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         preemptions=0,
         chips_held=0,
         cost=9.12,
+        cost_lost=9.12,
+        progress=None,
         cost_per_hour=None,
         ended=NOON + 60 * 153,
         cause={
@@ -68,7 +70,7 @@ def test_show_tells_the_cause_the_attempts_and_what_to_do(failed: dict[str, Any]
         "         2  us-central2-b  14:09 → 14:11  program failed on host 1 (same error)",
         "         3  us-east1-d     14:31 → 14:33  program failed on host 1 (same error)",
         "         between 2 and 3: no capacity in us-central2-b, 20 min",
-        "cost     $9.12",
+        "cost     $9.12, of it $9.12 lost",
         "slice    released",
         "next     fix the job, then: drumline resume 000007        "
         "its logs: drumline logs 000007 --host 1 --attempt 3",
@@ -94,6 +96,52 @@ def test_show_of_a_running_job_tells_its_hosts_and_slice(a_job: Make) -> None:
     assert "t5" not in text
     assert "cost     $412 so far, $103 an hour now" in text
     assert "drumline logs 000004 --follow" in text
+
+
+def test_show_tells_how_far_it_is_and_how_well_it_goes(a_job: Make) -> None:
+    progress = {"step": 18400, "total": 50000, "loss": 2.3125, "rate": 9800.0, "item": "images",
+                "mfu": 0.412, "goodput": 0.93, "checkpoint": 18000}  # fmt: skip
+    course = {"step": 18400, "stepped_at": NOON, "saved_at": NOON - 125}
+    attempt = {"number": 1, "zone": "us-central2-b", "started": NOON - 9000, "ended": None,
+               "outcome": None, "detail": None, "hosts": [], "course": course}  # fmt: skip
+    lines = show_lines(a_job(progress=progress, attempts=[attempt]), now=NOON)
+    assert lines[1:3] == [
+        "progress step 18,400/50,000 · loss 2.312 · 9.8k images/s · MFU 41.2 % · goodput 93 %",
+        "         last checkpoint: step 18,000, 2 min 5 s ago",
+    ]
+
+
+def test_show_tells_what_came_of_it_and_what_it_took(a_job: Make) -> None:
+    progress = {"step": 300, "total": 300, "result": "test accuracy 97.1 %\n\x1b[2Jidentical: yes"}
+    ended = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1}
+    lines = show_lines(a_job(progress=progress, **ended), now=NOON)
+    assert lines[:4] == [
+        "000004 llama-1b · SUCCEEDED in 48 s · 1 preemption · 1 step run again",
+        "progress step 300/300",
+        "result   test accuracy 97.1 %",
+        "         identical: yes",
+    ]
+
+
+def test_show_says_since_when_a_program_was_stuck(failed: dict[str, Any]) -> None:
+    course = {"step": 151, "stepped_at": NOON + 60 * 122}
+    failed["attempts"][0] |= {"outcome": "stuck", "detail": "stuck: no step", "course": course}
+    failed["attempts"][2] |= {"outcome": "stuck", "detail": "stuck: no step", "course": None}
+    text = "\n".join(show_lines(failed, now=NOON + 60 * 200))
+    assert "14:02 → 14:09  no step since 14:02 (step 151): stuck, restarted" in text
+    assert "14:31 → 14:33  no step since it started: stuck, ended" in text
+    assert "FAILED after 3 failures of the program" in text
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [(3.5, "$9.12, of it $3.50 lost"), (0.0, "$9.12"), (None, "$9.12, of it – lost")],
+)
+def test_what_was_lost_is_told_where_it_is_known(
+    failed: dict[str, Any], lost: float | None, told: str
+) -> None:
+    failed["cost_lost"] = lost
+    assert f"cost     {told}" in show_lines(failed, now=NOON)
 
 
 def test_a_job_with_many_attempts_shows_the_first_and_the_last(failed: dict[str, Any]) -> None:

@@ -362,7 +362,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     shown = {line.split()[0] for line in ended.stdout.splitlines() if line.startswith("  ")}
-    assert shown >= {"create", "list", "show", "logs", "wait", "resume", "cancel", "delete",
+    assert shown >= {"create", "list", "show", "plot", "logs", "wait", "resume", "cancel", "delete",
                      "clean", "ssh", "exec", "server", "init", "emulator", "chips"}  # fmt: skip
 
 

@@ -207,6 +207,32 @@ def test_stop_gives_the_program_its_grace(machine: Machine) -> None:
     assert "went on" not in machine.log()
 
 
+SAVES = """
+import signal, sys, time
+def leave(*_):
+    time.sleep(0.3)
+    open("saved", "w").write("yes")
+    sys.exit({code})
+signal.signal(signal.SIGTERM, leave)
+open("up", "w").write("yes")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("code", "told"), [(75, 75), (3, -15)])
+def test_a_host_that_shuts_down_hears_of_a_program_that_saved_its_work(
+    machine: Machine, code: int, told: int
+) -> None:
+    """All of a session is told to end, the shell that waits for the program among them."""
+    machine.put(f"python3 -c '{SAVES.format(code=code)}'\ntouch after")
+    machine.start()
+    wait_for(lambda: machine.written("up"), "the program runs")
+    os.killpg(machine.leader(), signal.SIGTERM)
+    assert machine.ended()["exit_code"] == told
+    assert machine.written("saved") == "yes"
+    assert not machine.file("after").exists(), "nothing else is begun"
+
+
 def test_stop_works_when_nobody_waits_for_the_program(machine: Machine) -> None:
     machine.put("echo up; sleep 60")
     machine.start()

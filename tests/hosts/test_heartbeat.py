@@ -64,6 +64,50 @@ def test_the_last_report_is_written_when_the_program_ends(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_a_report_leaves_out_stays_as_it_was_told(file: Path) -> None:
+    for step in range(298, 301):
+        heartbeat(step=step, total=300, mfu=0.4, checkpoint=step)
+    heartbeat(mfu=None, result="97.1 %")
+    flush()
+    said = read(file)
+    del said["time"]
+    assert said == {"step": 300, "total": 300, "mfu": None, "checkpoint": 300, "resumed": 298,
+                    "result": "97.1 %"}  # fmt: skip
+
+
+def test_every_report_says_which_checkpoint_the_program_went_on_from(file: Path) -> None:
+    heartbeat(step=150, checkpoint=150)
+    heartbeat(step=163, checkpoint=160)
+    flush()
+    said = read(file)
+    assert (said["step"], said["checkpoint"], said["resumed"]) == (163, 160, 150)
+
+
+def test_a_start_without_a_checkpoint_is_a_start_from_0(file: Path) -> None:
+    heartbeat(step=1, checkpoint=None)
+    assert read(file)["resumed"] == 0
+
+
+def test_who_says_nothing_of_checkpoints_is_not_spoken_for(file: Path) -> None:
+    heartbeat(step=1)
+    assert "resumed" not in read(file)
+
+
+def test_it_is_there_after_import_drumline_and_costs_next_to_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat.json"
+    code = (
+        "import sys, drumline\n"
+        "assert not {'json', 'jax', 'numpy', 'contextlib'} & (set(sys.modules) - started)\n"
+        "from drumline.heartbeat import heartbeat\n"
+        "drumline.heartbeat(step=7, loss=0.5)\n"
+        "import drumline.heartbeat as beat\n"
+        "assert beat is drumline.heartbeat is heartbeat\n"
+    )
+    code = "import sys, typing\nstarted = set(sys.modules)\n" + code
+    subprocess.run([sys.executable, "-c", code], env={"DRUMLINE_HEARTBEAT": str(path)}, check=True)
+    assert read(path)["step"] == 7
+
+
 def test_without_an_agent_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DRUMLINE_HEARTBEAT", raising=False)
     heartbeat(step=1, loss=object())

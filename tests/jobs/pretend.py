@@ -163,6 +163,11 @@ class PretendedSession:
         ]
         self.changed.set()
 
+    def tells(self, **told: object) -> None:
+        """A heartbeat from every host."""
+        self._hosts = [replace(report, heartbeat=told) for report in self._hosts]
+        self.changed.set()
+
     async def stop(self, grace: float) -> None:
         del grace
         self.ends(-15)
@@ -174,9 +179,9 @@ class PretendedSession:
 class Office:
     """The job manager and the world it sees."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, settings: str = "") -> None:
         home.mkdir(parents=True, exist_ok=True)
-        (home / "config.yaml").write_text("cloud: google\nproject: lab-tpu-1\n")
+        (home / "config.yaml").write_text(f"cloud: google\nproject: lab-tpu-1\n{settings}")
         self.clock = asyncio.get_running_loop().time
         self.cloud = PretendedCloud(self.clock)
         config = read(home)
@@ -213,11 +218,11 @@ class Office:
 Story = Callable[[Office], Awaitable[None]]
 
 
-def play(home: Path, story: Story) -> None:
+def play(home: Path, story: Story, settings: str = "") -> None:
     """Let a story happen to a job manager that runs meanwhile."""
 
     async def stage() -> None:
-        office = Office(home)
+        office = Office(home, settings)
         try:
             await story(office)
         finally:

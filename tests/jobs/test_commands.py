@@ -126,7 +126,7 @@ def test_logs_of_one_host_or_of_all(shell: Shell, running: str) -> None:
     assert {"[host 0] host 0 is up", "[host 1] host 1 is up"} <= set(together)
     wrong = shell("logs", running, "--host", "7")
     assert (wrong.code, wrong.out) == (2, "")
-    assert "there is no host 7" in wrong.err
+    assert "has no host 7" in wrong.err
 
 
 def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:

@@ -1,162 +1,16 @@
 """Stories of jobs: what the cloud and the hosts show, and what is decided."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.cloud.protocol import Endpoint, Node, Request, Trouble
-from drumline.hosts.values import HostPhase, HostReport
+from drumline.cloud.protocol import Trouble
+from drumline.hosts.values import HostPhase
 from drumline.jobs import lifecycle
-from drumline.jobs.causes import GO_ON_LATER
-from drumline.jobs.state import (
-    Allowance,
-    Choice,
-    Decision,
-    EffectKind,
-    Job,
-    Look,
-    Outcome,
-    Patience,
-    Seen,
-    SlicePhase,
-    Status,
-    Wish,
-    Zone,
-)
-
-A = Choice("v4-16", "us-central2-b")
-B = Choice("v4-16", "local-b")
-HOSTS = 2
-PATIENCE = Patience(waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, rest=2)
-NO_CAPACITY = Trouble(8, 'There is no more capacity in the zone "us-central2-b"')
-
-
-@dataclass
-class Story:
-    """One job and the world around it, told in domain verbs."""
-
-    job: Job = field(
-        default_factory=lambda: Job(
-            id="000001", owner="me", choices=(A, B), created_at=0.0, allowance=Allowance(failures=1)
-        )
-    )
-    now: float = 1.0
-    request: Request | None = None
-    node: Node | None = None
-    looked_at: float | None = None
-    hosts: tuple[HostReport, ...] = ()
-    listening_since: float | None = 0.0
-    zones: dict[Choice, Zone] = field(default_factory=dict)
-    old_slice_alive: bool = False
-    stopped: bool = False
-    effects: list[tuple[EffectKind, str]] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-
-    def seen(self) -> Seen:
-        look = None
-        if self.looked_at is not None and self.job.slice is not None:
-            look = Look(self.looked_at, self.request, self.node)
-        return Seen(
-            look,
-            self.hosts,
-            self.listening_since,
-            self.zones,
-            self.old_slice_alive,
-            self.stopped,
-        )
-
-    def settle(self) -> "Story":
-        """Decide until nothing changes any more."""
-        for _ in range(10):
-            before = self.job
-            decision = lifecycle.decide(self.job, self.seen(), self.now, PATIENCE)
-            self._take(decision)
-            if self.job == before:
-                return self
-        raise AssertionError("the job never comes to rest")
-
-    def _take(self, decision: Decision) -> None:
-        self.job = decision.job
-        self.effects += [(e.kind, e.slice.name) for e in decision.effects]
-        self.outcomes += [ended.outcome for ended in decision.ended]
-        self.events += [event.kind for event in decision.events]
-        if decision.ended or self.job.slice is None:
-            self.hosts, self.stopped = (), False
-        if self.job.slice is None:
-            self.request = self.node = self.looked_at = None
-
-    def passes(self, seconds: float) -> "Story":
-        self.now += seconds
-        return self.settle()
-
-    def cloud_takes_the_request(self) -> "Story":
-        self.job = lifecycle.asked(self.job)
-        return self
-
-    def cloud_refuses(self, code: int | None, text: str) -> "Story":
-        self._take(lifecycle.refused(self.job, code, text, self.now))
-        return self
-
-    def look(
-        self, request: str | None, node: str | None, trouble: Trouble | None = None
-    ) -> "Story":
-        """A fresh look at the zone."""
-        self.now += 1
-        held = self.job.slice
-        assert held is not None
-        ends = tuple(Endpoint(f"10.0.0.{i}", f"34.0.0.{i}") for i in range(HOSTS))
-        self.request = (
-            Request(held.name, held.zone, request, held.accelerator, {}, trouble)
-            if request
-            else None
-        )
-        self.node = Node(held.name, held.zone, node, held.accelerator, {}, ends) if node else None
-        self.looked_at = self.now
-        return self.settle()
-
-    def slice_is_there(self) -> "Story":
-        return self.settle().cloud_takes_the_request().look("ACTIVE", "READY")
-
-    def host(self, index: int, phase: HostPhase, **facts: object) -> "Story":
-        report = HostReport(index=index, phase=phase, heard=self.now)
-        changed = replace(report, **facts)  # type: ignore[arg-type]
-        others = [r for r in self.hosts if r.index != index]
-        self.hosts = tuple(sorted([*others, changed], key=lambda r: r.index))
-        return self
-
-    def all_hosts(self, phase: HostPhase, **facts: object) -> "Story":
-        for index in range(HOSTS):
-            self.host(index, phase, **facts)
-        return self.settle()
-
-    def runs(self) -> "Story":
-        return self.slice_is_there().all_hosts(HostPhase.RUNNING)
-
-    def everybody_is_heard(self) -> "Story":
-        self.hosts = tuple(replace(report, heard=self.now) for report in self.hosts)
-        return self.settle()
-
-    def program_fails(self, host: int = 0, code: int = 1, error: str = "boom") -> "Story":
-        for index in range(HOSTS):
-            at = self.now - (1.0 if index == host else 0.5)
-            said = error if index == host else "Connection reset by peer"
-            self.host(index, HostPhase.EXITED, exit_code=code, error_at=at, error=said)
-        return self.settle()
-
-    def verdict(self) -> "Story":
-        """The look that is newer than the failure, and the stop that follows."""
-        self.look("ACTIVE", "READY").everybody_is_heard()
-        self.stopped = True
-        return self.settle()
-
-    def status(self) -> Status:
-        return self.job.status
-
-    def did(self, kind: EffectKind) -> list[str]:
-        return [name for done, name in self.effects if done is kind]
+from drumline.jobs.state import Allowance, EffectKind, Outcome, SlicePhase, Status, Wish, Zone
+from tests.jobs.story import NO_CAPACITY, PATIENCE, A, B, Story
 
 
 def test_an_undisturbed_job_asks_runs_and_releases() -> None:
@@ -366,9 +220,12 @@ def test_a_chip_that_cannot_be_opened_is_a_bad_host_not_a_failure() -> None:
 
 
 def test_a_program_that_saved_and_left_is_started_again_and_nothing_is_counted() -> None:
-    story = Story().runs().program_fails(code=GO_ON_LATER).verdict()
-    assert (story.job.failures, story.job.bad_hosts) == (0, 0)
+    story = Story().runs().leaves()
+    assert story.outcomes == [Outcome.LEFT]
+    assert (story.job.failures, story.job.bad_hosts, story.job.preemptions) == (0, 0, 0)
+    story.passes(PATIENCE.rest + 1)
     assert story.job.attempts == 2
+    assert story.job.asks == 1
 
 
 def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:

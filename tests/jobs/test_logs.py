@@ -9,8 +9,8 @@ from drumline.jobs.logs import stream_logs
 from tests.jobs.pretend import Office, play
 
 
-async def read(office: Office, job: str, host: str) -> bytes:
-    pieces = stream_logs(office.desk, job, host=host, attempt=None, follow=False)
+async def read(office: Office, job: str, host: str, follow: bool = False) -> bytes:
+    pieces = stream_logs(office.desk, job, host=host, attempt=None, follow=follow)
     return b"".join([piece async for piece in pieces])
 
 
@@ -26,8 +26,25 @@ def test_a_host_that_has_not_written_yet_is_no_mistake_and_one_that_is_not_there
         log.write_text("up\n")
         assert await read(office, job, "0") == b""
         assert await read(office, job, "1") == b"up\n"
-        with pytest.raises(Mistake, match="there is no host 2"):
+        with pytest.raises(Mistake, match="has no host 2; it has hosts 0 to 1"):
             await read(office, job, "2")
+
+    play(tmp_path, story)
+
+
+def test_following_a_host_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        office.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        job = await office.create()
+        await office.reaches(job, "WAITING")
+        with pytest.raises(Mistake, match="has no host 7; it has hosts 0 to 1"):
+            await read(office, job, "7", follow=True)
+        (name,) = office.cloud.requested
+        await office.cloud.release("", name)
+        office.cloud.given = ("ACTIVE", "READY")
+        await office.reaches(job, "RUNNING", within=1200)
+        with pytest.raises(Mistake, match="has no host 7; it has hosts 0 to 1"):
+            await read(office, job, "7", follow=True)
 
     play(tmp_path, story)
 
@@ -43,7 +60,7 @@ def test_after_the_end_the_logs_say_which_hosts_there_were(tmp_path: Path) -> No
         office.starts(job)[0].ends(0)
         await office.reaches(job, "SUCCEEDED")
         assert await read(office, job, "all") == b"[host 0] 0\n[host 1] 1\n"
-        with pytest.raises(Mistake, match="there is no host 2"):
+        with pytest.raises(Mistake, match="has no host 2; it has hosts 0 to 1"):
             await read(office, job, "2")
 
     play(tmp_path, story)

@@ -1,26 +1,56 @@
+"""What a program tells of its steps: by heartbeat, or by a log that a pattern reads."""
+
+from pathlib import Path
+
 from drumline.hosts.values import HostPhase, HostReport
-from drumline.jobs.progress import progress_of
+from drumline.jobs.progress import LogReader, heartbeat_of
 
 MAXTEXT = r"completed step: (?P<step>\d+), .*loss: (?P<loss>[\d.]+)"
 
 
-def host(**facts: object) -> HostReport:
-    return HostReport(0, HostPhase.RUNNING, heard=1.0, **facts)  # type: ignore[arg-type]
+def host(index: int = 0, **facts: object) -> HostReport:
+    return HostReport(index, HostPhase.RUNNING, heard=1.0, **facts)  # type: ignore[arg-type]
 
 
-def test_a_heartbeat_needs_no_pattern() -> None:
-    assert progress_of([host(heartbeat={"step": 3})], MAXTEXT) == {"step": 3}
+def test_the_first_host_with_a_heartbeat_tells() -> None:
+    reports = [host(), host(1, heartbeat={"step": 3}), host(2, heartbeat={"step": 2})]
+    assert heartbeat_of(reports) == (1, {"step": 3})
+    assert heartbeat_of([host(), host()]) is None
 
 
-def test_a_program_that_cannot_be_changed_is_read_by_its_log() -> None:
-    lines = ("completed step: 7, seconds: 1.2, loss: 10.5", "completed step: 8, x, loss: 9.25", "–")
-    assert progress_of([host(tail=lines)], MAXTEXT) == {"step": 8, "loss": 9.25}
+def write(folder: Path, text: str, number: int = 0) -> None:
+    with (folder / f"host-{number}.log").open("a") as log:
+        log.write(text)
 
 
-def test_a_thousands_separator_is_no_obstacle() -> None:
-    assert progress_of([host(tail=("step 18,400",))], r"step (?P<step>[\d,]+)") == {"step": 18400}
+def test_a_program_that_cannot_be_changed_is_read_by_its_log(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path, MAXTEXT)
+    assert reader.news() == []
+    write(tmp_path, "hello\ncompleted step: 7, seconds: 1.2, loss: 10.5\ncompleted step: 8, x, lo")
+    assert reader.news() == [{"step": 7, "loss": 10.5}]
+    write(tmp_path, "ss: 9.25\n" + "chatter\n" * 100)
+    assert reader.news() == [{"step": 8, "loss": 9.25}], "however much is logged after it"
+    assert reader.news() == []
 
 
-def test_without_either_nothing_is_told() -> None:
-    assert progress_of([host(tail=("hello",))], None) is None
-    assert progress_of([host(tail=("hello",))], MAXTEXT) is None
+def test_the_host_that_tells_is_found_and_kept(tmp_path: Path) -> None:
+    write(tmp_path, "nothing\n", 0)
+    write(tmp_path, "step 3\n", 10)
+    write(tmp_path, "step 2\n", 9)
+    reader = LogReader(tmp_path, r"step (?P<step>\d+)")
+    assert reader.news() == [{"step": 2}]
+    write(tmp_path, "step 99\n", 0)
+    assert reader.news() == []
+
+
+def test_a_bar_of_progress_and_separated_thousands_are_no_obstacle(tmp_path: Path) -> None:
+    write(tmp_path, "step 18,399\rstep 18,400\rstep 18,4")
+    assert LogReader(tmp_path, r"step (?P<step>[\d,]+)").news() == [
+        {"step": 18399},
+        {"step": 18400},
+    ]
+
+
+def test_of_a_huge_log_the_end_alone_is_read(tmp_path: Path) -> None:
+    write(tmp_path, "step 1\n" + "x" * (1 << 20) + "\nstep 2\n")
+    assert LogReader(tmp_path, r"step (?P<step>\d+)").news() == [{"step": 2}]

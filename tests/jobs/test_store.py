@@ -1,5 +1,6 @@
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs import lifecycle
+from drumline.jobs.course import Course
 from drumline.jobs.state import (
     Attempt,
     Choice,
@@ -24,7 +26,7 @@ from drumline.jobs.state import (
     Slice,
     Status,
 )
-from drumline.jobs.store import SliceRow, Store
+from drumline.jobs.store import Point, SliceRow, Store
 
 
 @pytest.fixture
@@ -124,3 +126,54 @@ def test_history_is_read_from_an_event_on(store: Store) -> None:
     first = store.events(job.id)[-1]["id"]
     store.note(job.id, Event("note", "hello"), 2.0)
     assert [event["text"] for event in store.events(job.id, first)] == ["hello"]
+
+
+OLD_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    user TEXT NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, state TEXT NOT NULL,
+    progress TEXT
+) STRICT;
+CREATE TABLE attempts (
+    job TEXT NOT NULL, number INTEGER NOT NULL,
+    zone TEXT, accelerator TEXT, started REAL NOT NULL, running REAL, ended REAL,
+    outcome TEXT, detail TEXT NOT NULL DEFAULT '', hosts TEXT NOT NULL DEFAULT '[]',
+    PRIMARY KEY (job, number)
+) STRICT;
+INSERT INTO jobs VALUES (1, 'lab', 'old', '{"run": "x"}', '{"id": "000001", "owner": "me",
+    "choices": [{"accelerator": "v4-8", "zone": "local-a"}], "created_at": 1.0,
+    "allowance": {"failures": 3, "bad_hosts": 10, "preemptions": null}, "status": "RUNNING",
+    "attempts": 1, "attempt": {"number": 1, "started_at": 2.0, "running_at": 3.0,
+    "failed_at": null, "stopping": false}}', '{"step": 3}');
+INSERT INTO attempts (job, number, started) VALUES ('000001', 1, 2.0);
+"""
+
+
+def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "jobs.db") as old:
+        old.executescript(OLD_SCHEMA)
+    old.close()
+    for _ in range(2):  # the second time there is nothing left to change
+        store = Store(tmp_path / "jobs.db")
+        (record,) = store.records()
+        assert record.job.choices == (Choice("v4-8", "local-a"),)
+        assert record.job.stuck_after is None, "what the job file did not say is not made up"
+        assert store.attempts("000001")[0]["course"] is None
+        assert store.progress() == {"000001": {"step": 3}}
+        store.close()
+    store = Store(tmp_path / "jobs.db")
+    store.put_pulse("000001", {"step": 4}, {1: Course(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
+    store.put(record.job, (), 10.0)
+    assert store.course("000001", 1) == Course(4, 9.0)
+    assert [one.job.choices for one in store.records()] == [record.job.choices]
+    store.close()
+
+
+def test_what_a_program_told_goes_with_its_job(store: Store) -> None:
+    job = store.add("lab", "a", {}, new_job).job
+    point = Point(1, 2.0, 3.0, {"loss": 0.5})
+    store.put_pulse(job.id, {"step": 3}, {}, [point])
+    assert store.points(job.id) == [point]
+    store.remove(job.id)
+    assert store.points(job.id) == []

@@ -18,6 +18,7 @@ COMMANDS = {
     "create": "jobs:create",
     "list": "jobs:list_jobs",
     "show": "jobs:show",
+    "plot": "plot:plot",
     "logs": "access:logs",
     "wait": "jobs:wait",
     "resume": "jobs:resume",

@@ -134,7 +134,9 @@ def resources(as_json: AsJson = False) -> None:
 @app.command()
 def preempt(
     target: Annotated[str, typer.Argument(help="A node, a request, or a job such as 000012.")],
-    notice: Annotated[float, typer.Option(min=0, help="Seconds until it happens.")] = 0.0,
+    notice: Annotated[
+        float, typer.Option(min=0, help="Seconds until it happens, from SIGTERM to its programs.")
+    ] = 0.0,
 ) -> None:
     """Take a slice away, as the cloud does."""
     done = _control("preempt", target=target, notice=notice)

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from drumline.cli.show import after_what, cause_lines, next_steps
-from drumline.cli.text import cut, duration, harmless, short, width
-from drumline.cli.views import ENDED, Job, is_number, progress_count, troubles
+from drumline.cli.show import after_what, cause_lines, next_steps, result_lines
+from drumline.cli.text import cut, duration, harmless, width
+from drumline.cli.views import (
+    ENDED,
+    Job,
+    figure,
+    is_number,
+    percent,
+    progress_count,
+    rates,
+    setbacks,
+)
 
 if TYPE_CHECKING:
     from drumline.jobs.client import Client
@@ -26,7 +35,7 @@ POLL_TERMINAL, POLL_PIPE = 1.0, 5.0
 PROGRESS_IN_PIPE = 15.0
 
 _DONE = {"slice": "slice", "code": "code", "setup": "setup", "run": "run"}
-_SETBACKS = {"preempted": "!", "badhost": "!", "failed": "✗"}
+_SETBACKS = {"preempted": "!", "badhost": "!", "stuck": "!", "left": "!", "failed": "✗"}
 _QUIET = {"created", "asked", "succeeded", "cancelled", "ended"}
 _COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "cyan"}
 
@@ -56,7 +65,8 @@ class Story:
             return [_timed(f"  ✓ {_DONE[kind]:7} {text}", took)]
         if kind in _SETBACKS:
             return [f"  {_SETBACKS[kind]} {text}"]
-        return [] if again else [f"  · {text}"]
+        mark = "!" if kind == "warning" else "·"
+        return [] if again else [f"  {mark} {text}"]
 
 
 def _timed(line: str, took: str) -> str:
@@ -67,7 +77,8 @@ def opening(job: Job) -> str:
     """`● 000001 digits · v4-16 · local`."""
     zones = (job.get("spec") or {}).get("zones") or []
     listed = [zones] if isinstance(zones, str) else [str(zone) for zone in zones]
-    if listed and all(zone.startswith("local-") for zone in listed):
+    local = job.get("cloud") == "emulator" and listed == ["any"]
+    if local or (listed and all(zone.startswith("local-") for zone in listed)):
         listed = ["local"]
     accelerator = job.get("accelerator") or ""
     parts = [f"{job['id']} {harmless(job['name'])}", harmless(accelerator), ", ".join(listed)]
@@ -75,7 +86,7 @@ def opening(job: Job) -> str:
 
 
 def progress_line(job: Job, bar: bool) -> str:
-    """`  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  9.8k images/s  41.2 % MFU`, or nothing."""
+    """`  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  9.8k img/s  MFU 41.2 %`, or nothing."""
     progress = job.get("progress") or {}
     at = progress_count(progress)
     if not at or job["status"] not in {"RUNNING", *ENDED}:
@@ -85,13 +96,11 @@ def progress_line(job: Job, bar: bool) -> str:
     if bar and is_number(total) and total > 0:
         done = min(max(int(BAR * progress["step"] / total), 0), BAR)
         parts[0] += " " + ("━" * done + "╸" + "━" * BAR)[:BAR]
-    if isinstance(progress.get("loss"), int | float):
-        parts.append(f"loss {progress['loss']:.4g}")
-    for key, value in progress.items():
-        if key.endswith("_per_second") and isinstance(value, int | float):
-            parts.append(f"{short(value)} {harmless(key.removesuffix('_per_second'))}/s")
-    if isinstance(progress.get("mfu"), int | float):
-        parts.append(f"MFU {100 * progress['mfu']:.1f} %")
+    if "loss" in progress:
+        parts.append(f"loss {figure(progress['loss'])}")
+    parts += rates(progress, brief=True)
+    if "mfu" in progress:
+        parts.append(f"MFU {percent(progress['mfu'])}")
     return "  ▸ " + "  ".join(parts)
 
 
@@ -108,8 +117,10 @@ def closing(job: Job) -> list[str]:
     number, status = job["id"], job["status"]
     took = (job.get("ended") or 0.0) - (job.get("created") or 0.0)
     if status == "SUCCEEDED":
-        first = f"✓ {number} succeeded" + after_what(job)
-        lines = [" · ".join([first, ", ".join(troubles(job))]) if troubles(job) else first]
+        result, *more = result_lines(job) or [""]
+        facts = [f"✓ {number} succeeded" + after_what(job), result, ", ".join(setbacks(job))]
+        lines = [" · ".join(fact for fact in facts if fact)]
+        lines += [f"  {line}" for line in more]
     elif status == "FAILED":
         lines = [f"✗ {number} failed" + after_what(job)]
         lines += [f"  {line}" for line in cause_lines(job)]
@@ -121,7 +132,9 @@ def closing(job: Job) -> list[str]:
 def closing_steps(job: Job) -> str:
     """The next commands; after a success, the ones that look at what came of it."""
     if job["status"] == "SUCCEEDED":
-        return f"drumline show {job['id']} · drumline logs {job['id']}"
+        stepped = progress_count(job.get("progress"))
+        verbs = ("show", "plot", "logs") if stepped else ("show", "logs")
+        return " · ".join(f"drumline {verb} {job['id']}" for verb in verbs)
     return next_steps(job)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 # What Google accepts for a project: six to thirty, a letter first; old ones have a domain before.
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
-_GRANT = re.compile(r"[0-9]+ (spot|on-demand|reserved) (?P<generation>\S+) chips? in (?P<zone>\S+)")
-_GRANT_EXAMPLE = "64 spot v6e chips in europe-west4-a"
 
 
 def init(
@@ -30,7 +28,11 @@ def init(
     ] = None,
     quota: Annotated[
         list[str] | None,
-        typer.Option("--quota", metavar="TEXT", help=f"'{_GRANT_EXAMPLE}'; repeatable."),
+        typer.Option(
+            "--quota",
+            metavar="TEXT",
+            help="'64 spot v6e chips in europe-west4-a'; jobs beyond it are warned. Repeatable.",
+        ),
     ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="No account: slices come from the emulator here.")
@@ -91,15 +93,13 @@ def _google(
 
 
 def _grant_zone(grant: str) -> str:
-    from drumline.chips import chip, region_of
     from drumline.jobs.client import Refused
+    from drumline.jobs.quota import read_grant
 
-    found = _GRANT.fullmatch(grant.strip())
-    if not found:
-        raise Refused(f"--quota: {grant!r} is not like '{_GRANT_EXAMPLE}'")
-    chip(found["generation"])
-    region_of(found["zone"])
-    return found["zone"]
+    try:
+        return read_grant(grant).zone
+    except ValueError as wrong:
+        raise Refused(f"--quota: {wrong}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -65,9 +65,12 @@ def create(
         echo_json(job)
         return
     from drumline.cli.follow import opening
+    from drumline.cli.text import harmless
 
     number = job["id"]
     typer.echo(opening(job))
+    for warning in job.get("warnings") or ():
+        typer.echo(f"  ! {harmless(warning)}")
     typer.echo(f"  next: drumline show {number} · drumline logs {number} --follow")
 
 

@@ -6,7 +6,18 @@ from itertools import pairwise
 import typer
 
 from drumline.cli.text import NOTHING, clock, count, dollars, duration, harmless
-from drumline.cli.views import COLOURS, ENDED, Job, note, progress_count, troubles
+from drumline.cli.views import (
+    COLOURS,
+    ENDED,
+    Job,
+    figure,
+    is_number,
+    note,
+    percent,
+    progress_count,
+    rates,
+    setbacks,
+)
 
 LABEL = 9
 MOST_ATTEMPTS = 12
@@ -19,6 +30,8 @@ def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
     """One job in full, in the order of what one wants to know."""
     sections = (
         ("cause", cause_lines(job)),
+        ("progress", _progress_lines(job, now)),
+        ("result", result_lines(job)),
         ("hosts", _host_lines(job)),
         ("attempts", _attempt_lines(job, now)),
         ("lately", _event_lines(job, now)),
@@ -42,7 +55,7 @@ def headline(job: Job, colour: bool = False) -> str:
         at = progress_count(job.get("progress"))
         parts += [f"step {at}" if at else "", note(job)]
     elif status == "SUCCEEDED":
-        parts += troubles(job)
+        parts += setbacks(job)
     return " · ".join(part for part in parts if part)
 
 
@@ -53,7 +66,7 @@ def after_what(job: Job) -> str:
     if job["status"] != "FAILED":
         return ""
     outcomes = [attempt.get("outcome") for attempt in job.get("attempts") or []]
-    if job.get("failures") and (not outcomes or outcomes[-1] == "program failed"):
+    if job.get("failures") and (not outcomes or outcomes[-1] in {"program failed", "stuck"}):
         return f" after {count(job['failures'], 'failure')} of the program"
     return f": {harmless(job['reason'])}" if job.get("reason") else ""
 
@@ -64,6 +77,8 @@ def cause_lines(job: Job) -> list[str]:
     if not cause:
         return []
     where = f"host {cause['host']}" if cause.get("host") is not None else ""
+    if cause.get("kind") == "stuck":
+        where = ""  # all hosts wait for each other then, and none of them was first
     if where and (cause.get("hosts") or 1) > 1:
         where += f" of {cause['hosts']}, first to fail"
         if cause.get("ahead_seconds"):
@@ -96,6 +111,35 @@ def _host_lines(job: Job) -> list[str]:
     return lines
 
 
+def _progress_lines(job: Job, now: float) -> list[str]:
+    """How far it is and how well it goes: all that the program told and everyone has a word for."""
+    progress = job.get("progress") or {}
+    at = progress_count(progress)
+    facts = [f"step {at}"] if at else []
+    if "loss" in progress:
+        facts.append(f"loss {figure(progress['loss'])}")
+    facts += rates(progress)
+    if "mfu" in progress:
+        facts.append(f"MFU {percent(progress['mfu'])}")
+    if is_number(progress.get("goodput")):
+        facts.append(f"goodput {percent(progress['goodput'], digits=0)}")
+    lines = [" · ".join(facts)] if facts else []
+    if "checkpoint" in progress:
+        saved = progress_count({"step": progress["checkpoint"]})
+        lines.append(f"last checkpoint: step {saved}" if saved else "no checkpoint yet")
+        attempts = job.get("attempts") or [{}]
+        when = (attempts[-1].get("course") or {}).get("saved_at")
+        if saved and when and job["status"] not in ENDED:
+            lines[-1] += f", {duration(now - when)} ago"
+    return lines
+
+
+def result_lines(job: Job) -> list[str]:
+    """What the program said came of it, where it did."""
+    said = (job.get("progress") or {}).get("result")
+    return [harmless(line) for line in str(said).splitlines()] if said else []
+
+
 def _attempt_lines(job: Job, now: float) -> list[str]:
     attempts = list(job.get("attempts") or [])
     lines = []
@@ -115,8 +159,20 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
         outcome = harmless(attempt.get("outcome") or "under way")
         detail = harmless(attempt.get("detail") or "")
         told = detail if detail.startswith(outcome) else _joined(outcome, detail)
+        if outcome == "stuck":
+            over = place == len(attempts) - 1 and job["status"] in ENDED
+            told = f"{_no_step(attempt, now)}: stuck, {'ended' if over else 'restarted'}"
         lines.append(f"{attempt['number']:>{digits}}  {zone}  {times:13}  {told}")
     return lines + _pauses(job, attempts)
+
+
+def _no_step(attempt: Job, now: float) -> str:
+    """`no step since 14:02 (step 151)`."""
+    course = attempt.get("course")
+    if not course:
+        return "no step since it started"
+    at = progress_count({"step": course["step"]})
+    return f"no step since {clock(course['stepped_at'], now)} (step {at})"
 
 
 def _joined(outcome: str, detail: str) -> str:
@@ -157,7 +213,10 @@ def _cost_lines(job: Job) -> list[str]:
     if job.get("cost") is None:
         return []
     told = dollars(job["cost"])
-    if job.get("cost_lost"):
+    ended = [one for one in job.get("attempts") or [] if one.get("ended")]
+    if ended and job.get("cost_lost", 0.0) is None:
+        told += f", of it {NOTHING} lost"
+    elif job.get("cost_lost"):
         told += f", of it {dollars(job['cost_lost'])} lost"
     if job.get("cost_per_hour"):
         told += f" so far, {dollars(job['cost_per_hour'])} an hour now"

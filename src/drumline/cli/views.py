@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import typer
 
 from drumline.cli.table import table_lines
-from drumline.cli.text import NOTHING, count, cut, dollars, harmless, width
+from drumline.cli.text import NOTHING, count, cut, dollars, harmless, short, width
 
 Job = Mapping[str, Any]
 
@@ -30,6 +30,8 @@ HEADINGS = (
 )
 _NAME, _STATUS, _NOTE = HEADINGS.index("NAME"), HEADINGS.index("STATUS"), HEADINGS.index("NOTE")
 _NARROWEST_NAME, _NARROWEST_NOTE = 12, 20
+
+_BRIEF = {"images": "img", "tokens": "tok", "examples": "ex", "samples": "samp"}
 
 COLOURS = {
     "RUNNING": "green",
@@ -119,10 +121,36 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
+def rates(progress: Mapping[str, Any] | None, brief: bool = False) -> list[str]:
+    """`9.8k images/s`; `brief` shortens the words everyone knows: `9.8k img/s`."""
+    told = progress or {}
+    found = [
+        (value, key.removesuffix("_per_second"))
+        for key, value in told.items()
+        if key.endswith("_per_second") and is_number(value)
+    ]
+    if is_number(told.get("rate")):
+        item = str(told.get("item") or "steps")
+        found.insert(0, (told["rate"], _BRIEF.get(item, item) if brief else item))
+    return [f"{short(value)} {harmless(item)}/s" for value, item in found]
+
+
+def figure(value: object) -> str:
+    """`0.4123`; what the program could only write as text, such as nan, as it wrote it."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.4g}"
+    return NOTHING if value is None else harmless(value)
+
+
+def percent(fraction: object, digits: int = 1) -> str:
+    """`41.2 %`, or a dash for what is no number."""
+    return f"{100 * fraction:.{digits}f} %" if is_number(fraction) else NOTHING
+
+
 def share(progress: Mapping[str, Any] | None) -> str:
     """`41.2 % MFU`, where the program reports it."""
     mfu = (progress or {}).get("mfu")
-    return f"{float(mfu):.1%} MFU".replace("%", " %") if is_number(mfu) else ""
+    return f"{percent(mfu)} MFU" if is_number(mfu) else ""
 
 
 def note(job: Job) -> str:
@@ -136,3 +164,12 @@ def troubles(job: Job) -> list[str]:
     """`3 preemptions`, `1 failure`, `1 bad host`: those there were."""
     kinds = (("preemptions", "preemption"), ("failures", "failure"), ("bad_hosts", "bad host"))
     return [count(job[key], noun) for key, noun in kinds if job.get(key)]
+
+
+def setbacks(job: Job) -> list[str]:
+    """What it has been through and what that took: `1 preemption`, `1 step run again`."""
+    again = job.get("steps_again")
+    told = troubles(job)
+    if is_number(again) and (again or told):
+        told.append(f"{count(int(again), 'step')} run again")
+    return told

@@ -62,6 +62,11 @@ FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)')
 CHAINED = ("During handling of the above", "The above exception was the direct cause")
 NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python3|^<")
 
+# A shell that is told to stop together with what it runs would be gone at once, and with it the
+# exit code of a program that saves its work and asks (with 75) to be started again. A shell with a
+# trap waits for the program. On the first line of the script, so that its line numbers stay true.
+TRAP = "trap 'if [ $? = 75 ]; then exit 75; fi; trap - TERM; kill -TERM $$' TERM; "
+
 
 # Files -------------------------------------------------------------------------------------------
 
@@ -621,7 +626,7 @@ def run_and_wait(folder: str) -> None:
     started = read_json(folder, "started.json") or {}
     environment = environment_of(folder, program)
     write_names(folder, program, environment)
-    script = write_script(folder, "run.sh", program["run"])
+    script = write_script(folder, "run.sh", TRAP + program["run"])
     command = [*program["wrap"], "bash", "-eo", "pipefail", script]
     work = working_copy(program)
     child = os.fork()

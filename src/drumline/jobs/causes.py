@@ -23,6 +23,11 @@ def by_signal(report: HostReport) -> bool:
     return report.exit_code in {-9, -15, 128 + 9, 128 + 15}
 
 
+def leaving(report: HostReport) -> bool:
+    """Whether its program saved its work and wants to be started again."""
+    return report.phase is HostPhase.EXITED and report.exit_code == GO_ON_LATER
+
+
 def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
     """The first failing host, by its earliest error; its siblings only follow, and louder."""
     by_time = sorted(
@@ -34,7 +39,7 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
             r.index,
         ),
     )
-    first = _not_a_symptom(by_time)
+    first = _told_to_go(by_time) or _not_a_symptom(by_time)
     by_time = [first, *(report for report in by_time if report is not first)]
     ahead = None
     if len(by_time) > 1 and first.error_at is not None and by_time[1].error_at is not None:
@@ -46,11 +51,18 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
         kind, error = "bad host", first.error
     elif first.phase is HostPhase.FAILED:
         kind, error = "set-up failed", first.error
-    elif first.exit_code == GO_ON_LATER:
+    elif leaving(first):
         kind, error = "go on later", first.error
     else:
         kind, error = "program failed", first.error or f"exit code {first.exit_code}"
     return Cause(kind, first.index, hosts, error, first.tail, ahead)
+
+
+def _told_to_go(reports: Sequence[HostReport]) -> HostReport | None:
+    """One that saved its work, where all others did too or were ended by the same signal."""
+    if not all(leaving(report) or by_signal(report) for report in reports):
+        return None
+    return next((report for report in reports if leaving(report)), None)
 
 
 CLOCK_SKEW = 0.25

@@ -127,6 +127,10 @@ class Client:
         """Everything about one job."""
         return self._server.ask("GET", f"/jobs/{job_id(job)}")
 
+    def history(self, job: JobId) -> Json:
+        """`{job, attempts, points, steps_again}`: what the program told over its steps."""
+        return self._server.ask("GET", f"/jobs/{job_id(job)}/history")
+
     def events(self, job: JobId, after: int = 0, wait: float = 0.0) -> Json:
         """`{events, job}`: what happened after event `after`; waits up to `wait` seconds for it."""
         query = urlencode({"after": after, "wait": wait})

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from drumline.chips import LOCAL_ZONES
+from drumline.chips import LOCAL_ZONES, UnknownName
 from drumline.hosts.values import Timing
+from drumline.jobs.quota import Grant, read_grant
 from drumline.jobs.state import Patience
 
 
@@ -29,7 +30,8 @@ class _File(BaseModel):
     zones: list[str] = Field(default_factory=list)
     """Zones with quota; a job with `zones: any` is tried in these."""
     quota: list[str] = Field(default_factory=list)
-    """As the research programme writes it: `64 spot v6e chips in europe-west4-a`."""
+    """As the research programme writes it: `64 spot v6e chips in europe-west4-a`. A job that asks
+    for more is warned."""
     endpoint: str | None = None
     """Another Cloud TPU endpoint, such as an emulator that runs elsewhere on this machine."""
     pace: Literal["google", "emulator"] | None = None
@@ -46,6 +48,8 @@ class Config:
     cloud: str
     project: str
     zones: tuple[str, ...]
+    quota: tuple[Grant, ...]
+    """What the project may use; empty where nobody wrote it down."""
     endpoint: str | None
     look_seconds: float
     """Between two looks at a zone: two calls each."""
@@ -107,6 +111,7 @@ def read(home: Path) -> Config:
         cloud=given.cloud,
         project=given.project or "local",
         zones=tuple(given.zones) or (LOCAL_ZONES if local else ()),
+        quota=_grants(path, given.quota),
         endpoint=given.endpoint,
         look_seconds=given.look_seconds or (_QUICK_LOOK_SECONDS if quick else _LOOK_SECONDS),
         asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
@@ -114,3 +119,10 @@ def read(home: Path) -> Config:
         timing=Timing(reconnect_most=1.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,
     )
+
+
+def _grants(path: Path, written: list[str]) -> tuple[Grant, ...]:
+    try:
+        return tuple(read_grant(text) for text in written)
+    except (ValueError, UnknownName) as wrong:
+        raise ConfigError(f"{path}: quota: {wrong}") from None

@@ -4,6 +4,7 @@ The desk only records what the user wants; the supervisor brings it about.
 """
 
 import asyncio
+import contextlib
 import getpass
 import shlex
 import time
@@ -16,6 +17,8 @@ from drumline.cloud.protocol import CloudError
 from drumline.hosts.code import CodeError, pack
 from drumline.hosts.values import HostPhase
 from drumline.jobs import lifecycle, views
+from drumline.jobs.costs import per_hour
+from drumline.jobs.quota import beyond_quota
 from drumline.jobs.spec import JobSpec, SpecError, validate
 from drumline.jobs.spec.places import (
     bucket_uses,
@@ -72,6 +75,10 @@ class Desk:
         """All there is to know of a job."""
         return views.full(self.supervisor, self.record(job_id))
 
+    def history(self, job_id: str) -> dict[str, Any]:
+        """What a job told over its steps."""
+        return views.history(self.supervisor, self.record(job_id))
+
     async def events(self, job_id: str, after: int, wait: float) -> dict[str, Any]:
         """What happened since an event; waits for something to happen."""
         record = self.record(job_id)
@@ -83,12 +90,14 @@ class Desk:
             if found or left <= 0 or now is None or now.job.status.ended:
                 summary = views.summary(self.supervisor, now or record)
                 return {"events": found, "job": summary}
-            async with self.supervisor.changed:
-                with_limit = asyncio.wait_for(self.supervisor.changed.wait(), min(left, 1.0))
-                try:
-                    await with_limit
-                except TimeoutError:
-                    continue
+            await self._something_changes(min(left, 1.0))
+
+    async def _something_changes(self, seconds: float) -> None:
+        """Wait for a round of the supervisor, but no longer than this."""
+        # Not wait_for, which in Python 3.11 swallows a cancellation that comes with the news.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self.supervisor.changed:
+                await self.supervisor.changed.wait()
 
     def status(self) -> dict[str, Any]:
         """How the server is."""
@@ -160,12 +169,20 @@ class Desk:
                 created_at=now,
                 allowance=allowance,
                 grace=spec.stop_grace,
+                stuck_after=None if spec.stuck_after == "never" else spec.stuck_after,
             )
 
         record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
         self.supervisor.records[record.job.id] = record
+        warnings = self._warnings(spec, choices)
+        for warning in warnings:
+            self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
-        return views.full(self.supervisor, record)
+        return views.full(self.supervisor, record) | {"warnings": warnings}
+
+    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...]) -> list[str]:
+        config = self.supervisor.config
+        return [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
 
     async def _pack(self, spec: JobSpec) -> dict[str, Any] | None:
         if spec.workdir is None:
@@ -180,7 +197,8 @@ class Desk:
         """What `create` would do, in a few lines."""
         spec, choices = await self._checked(raw)
         archive = await self._pack(spec)
-        return views.plan_lines(spec, choices, archive)
+        warned = [f"! {warning}" for warning in self._warnings(spec, choices)]
+        return [*views.plan_lines(spec, choices, archive), *warned]
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -232,8 +250,8 @@ class Desk:
         if job.slice is None or job.slice.ready_at is None:
             return f"{job.id} is cancelled; it held no slice"
         chips = slice_of(job.slice.accelerator).chips
-        per_hour = views.per_hour(job.slice.accelerator, job.slice.zone, record.spec)
-        cost = f", which costs about ${per_hour:,.2f} an hour" if per_hour else ""
+        rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
+        cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
         return (
             f"{job.id} is being stopped; its slice ({chips} chips in {job.slice.zone}) is kept"
             f" for a resume{cost}; drumline delete {job.id} releases it"
@@ -258,15 +276,12 @@ class Desk:
             job = self.supervisor.records[job_id].job
             if job.status.ended and job.slice is None:
                 break
-            async with self.supervisor.changed:
-                try:
-                    await asyncio.wait_for(self.supervisor.changed.wait(), 1.0)
-                except TimeoutError:
-                    continue
+            await self._something_changes(1.0)
         else:
             raise Mistake(f"{job_id} is still stopping; try again in a moment", 409)
         del self.supervisor.records[job_id]
         self.store.remove(job_id)
+        self.supervisor.pulses.forget(job_id)
         self.folders.forget_secrets(job_id)
         self.folders.remove_logs(job_id)
         return f"{job_id} and its logs are gone"
@@ -287,9 +302,9 @@ class Desk:
             if report.index in wanted and report.phase is HostPhase.CONNECTING:
                 raise Mistake(f"host {report.index} of {record.job.id} is not connected yet", 409)
         line = command if isinstance(command, str) else shlex.join(command)
-        running = asyncio.gather(*(session.run(index, line) for index in wanted))
         try:
-            done = await asyncio.wait_for(running, EXEC_LIMIT)
+            async with asyncio.timeout(EXEC_LIMIT):
+                done = await asyncio.gather(*(session.run(index, line) for index in wanted))
         except TimeoutError:
             told = f"no answer within {EXEC_LIMIT:.0f} s; drumline ssh is for longer"
             raise Mistake(told, 504) from None

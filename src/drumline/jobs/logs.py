@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drumline.jobs.state import Job
+
 if TYPE_CHECKING:
     from drumline.jobs.desk import Desk
 
@@ -52,6 +54,10 @@ async def stream_logs(
         raise Mistake(f"{record.job.id} has {record.job.attempts} attempts, not {attempt}", 404)
     if host != "all" and not host.isdecimal():
         raise Mistake(f"host: {host!r} is neither a number nor all")
+    hosts = _hosts(record.job, number, folder / str(number))
+    if host != "all" and int(host) >= hosts:
+        has = "one host, 0" if hosts == 1 else f"hosts 0 to {hosts - 1}"
+        raise Mistake(f"host: {record.job.id} has no host {int(host)}; it has {has}", 404)
     tails: dict[tuple[int, str], _Tail] = {}
     while True:
         now = desk.supervisor.records.get(record.job.id)
@@ -69,13 +75,22 @@ async def stream_logs(
                     yield text
         number = max(latest, number)
         if not follow or (ended and latest == number):
-            # While the slice is there it says how many hosts it has: one may not have written yet.
-            held = now.job.slice if now else None
-            hosts = held.hosts if held else len(_files(folder / str(number), "all"))
-            if not tails and host != "all" and 0 < hosts <= int(host):
-                raise Mistake(f"host: there is no host {host}", 404)
             return
         await asyncio.sleep(POLL)
+
+
+def _hosts(job: Job, attempt: int, folder: Path) -> int:
+    """How many hosts may have a log of this attempt, or of a later one that goes on from it.
+
+    While the slice is there it says so itself, since a host may not have written yet.
+    """
+    under_way = attempt == job.attempts and job.attempt is not None
+    if under_way and job.slice is not None:
+        return job.slice.hosts
+    written = len(_files(folder, "all"))
+    most = max(choice.hosts for choice in job.choices)
+    gone = attempt < job.attempts or job.status.ended
+    return (written or most) if gone else most
 
 
 def _files(folder: Path, host: str) -> list[Path]:

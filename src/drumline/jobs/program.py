@@ -12,7 +12,7 @@ from drumline.hosts.environment import (
 )
 from drumline.hosts.values import Program, Step
 from drumline.jobs.folders import Folders
-from drumline.jobs.state import Event, Slice
+from drumline.jobs.state import Event, Job, Slice
 from drumline.jobs.store import Record
 
 
@@ -45,7 +45,24 @@ def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> P
     )
 
 
-def start_events(spec: Mapping[str, Any], hosts: int) -> list[Event]:
+def told_events(events: tuple[Event, ...], job: Job, spec: Mapping[str, Any]) -> tuple[Event, ...]:
+    """The events, with what the user gave for the job where the hosts start to run it."""
+    held = job.slice
+    first_on_slice = job.attempt and held and job.attempt.started_at <= held.asked_at
+    told: list[Event] = []
+    for event in events:
+        if event.kind != "run":
+            told.append(event)
+            continue
+        if first_on_slice:
+            told += _start_events(spec, held.hosts if held else 0)
+        command = spec["run"].strip().splitlines()
+        more = f" … ({len(command)} lines)" if len(command) > 1 else ""
+        told.append(Event("run", command[0] + more))
+    return tuple(told)
+
+
+def _start_events(spec: Mapping[str, Any], hosts: int) -> list[Event]:
     """What was done on the hosts of a fresh slice before the program started."""
     count = "1 host" if hosts == 1 else f"{hosts} hosts"
     events = []

@@ -63,6 +63,9 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
     async def show(request: Request) -> Response:
         return JSONResponse(desk.show(job_id(request)))
 
+    async def history(request: Request) -> Response:
+        return JSONResponse(desk.history(job_id(request)))
+
     async def events(request: Request) -> Response:
         after = int(request.query_params.get("after", 0))
         wait = min(float(request.query_params.get("wait", 0)), LONGEST_POLL)
@@ -113,6 +116,7 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         Route("/jobs", create, methods=["POST"]),
         Route("/plan", plan, methods=["POST"]),
         Route("/jobs/{id}", show),
+        Route("/jobs/{id}/history", history),
         Route("/jobs/{id}/events", events),
         Route("/jobs/{id}/logs", logs),
         Route("/jobs/{id}/hosts", hosts),

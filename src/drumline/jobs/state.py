@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from drumline.chips import slice_of
 from drumline.cloud.protocol import Node, Request
 from drumline.hosts.values import HostReport
+from drumline.jobs.course import Course
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A slice that would do, and where."""
+class Choice(NamedTuple):
+    """A slice that would do, and where. A tuple, because each round looks up thousands of them."""
 
     accelerator: str
     zone: str
@@ -53,6 +54,9 @@ class Outcome(StrEnum):
 
     SUCCEEDED = "succeeded"
     PROGRAM_FAILED = "program failed"
+    STUCK = "stuck"
+    LEFT = "left"
+    """It saved its work and asked to be started again."""
     PREEMPTED = "preempted"
     BAD_HOST = "bad host"
     CANCELLED = "cancelled"
@@ -99,6 +103,8 @@ class Attempt:
     running_at: float | None = None
     failed_at: float | None = None
     """When we first saw a host fail; the verdict waits for its siblings and for the cloud."""
+    stuck_at: float | None = None
+    """When we first saw that no step had come for too long; the verdict waits for the cloud."""
     stopping: bool = False
 
 
@@ -127,6 +133,8 @@ class Job:
     created_at: float
     allowance: Allowance = Allowance()
     grace: float = 30.0
+    stuck_after: float | None = None
+    """Seconds without a new step that make the program stuck; None is never."""
     wish: Wish = Wish.RUN
     status: Status = Status.QUEUED
     reason: str = ""
@@ -137,9 +145,13 @@ class Job:
     failures: int = 0
     bad_hosts: int = 0
     preemptions: int = 0
+    departures: int = 0
+    """Times in a row that the program left soon after its start and asked to be started again."""
     not_before: float = 0.0
     """Rest after a failure of the program before it is started again."""
     has_run: bool = False
+    has_stepped: bool = False
+    """Whether any attempt has told a step: only then can the lack of one mean something."""
     attempt: Attempt | None = None
     slice: Slice | None = None
     cause: Cause | None = None
@@ -178,6 +190,8 @@ class Seen:
     """A slice of this job that is being released may still be running the program."""
     stopped: bool = False
     """The program has been ended on every host that could be reached."""
+    course: Course | None = None
+    """What the attempt under way has told of its steps."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +209,8 @@ class Patience:
     settle: float = 5.0
     """After the first failing host: its siblings fail too, and their reports tell who was first."""
     shutdown: float = 45.0
-    """That a host must outlive a program that was ended by a signal: a host that is taken has about
-    30 s to go down, and ends its programs first."""
+    """That a host must outlive a program that was ended by a signal, or that saved its work and
+    left: a host that is taken has about 30 s to go down, and ends its programs first."""
     rest: float = 2.0
     """Before the first restart after a failure; doubled each time up to a minute, so that a program
     does not burn its allowance within the outage of something it depends on."""

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from drumline.hosts.values import HostReport
+from drumline.jobs.course import Course
 from drumline.jobs.state import Decision, EffectKind, Event, Job, Slice
 
 _SCHEMA = """
@@ -29,6 +30,7 @@ CREATE TABLE IF NOT EXISTS attempts (
     job TEXT NOT NULL, number INTEGER NOT NULL,
     zone TEXT, accelerator TEXT, started REAL NOT NULL, running REAL, ended REAL,
     outcome TEXT, detail TEXT NOT NULL DEFAULT '', hosts TEXT NOT NULL DEFAULT '[]',
+    course TEXT,
     PRIMARY KEY (job, number)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS slices (
@@ -39,10 +41,18 @@ CREATE TABLE IF NOT EXISTS events (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     job TEXT NOT NULL, time REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS points (
+    id INTEGER PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL,
+    time REAL NOT NULL, step REAL NOT NULL, metrics TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS points_of_job ON points (job, id);
 CREATE INDEX IF NOT EXISTS events_of_job ON events (job, id);
 CREATE INDEX IF NOT EXISTS slices_of_job ON slices (job);
 """
+_ADDED = (("attempts", "course", "TEXT"),)
+"""Columns that tables of an earlier version lack."""
 _JOB = TypeAdapter(Job)
+_COURSE = TypeAdapter(Course)
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,16 @@ class SliceRow:
     gone: float | None
 
 
+@dataclass(frozen=True)
+class Point:
+    """A step of an attempt, when it was seen, and what the program told with it."""
+
+    attempt: int
+    time: float
+    step: float
+    metrics: Mapping[str, float]
+
+
 class Store:
     """The database. Used from one thread; each method is one transaction."""
 
@@ -79,6 +99,10 @@ class Store:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.executescript(_SCHEMA)
+        for table, column, kind in _ADDED:
+            known = {row["name"] for row in self._db.execute(f"PRAGMA table_info({table})")}
+            if column not in known:
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
 
     @property
@@ -165,11 +189,56 @@ class Store:
             "UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(spec), int(job_id))
         )
 
-    def put_progress(self, job_id: str, progress: Mapping[str, object]) -> None:
-        """Keep the last heartbeat of a job."""
-        self._db.execute(
-            "UPDATE jobs SET progress = ? WHERE number = ?", (json.dumps(progress), int(job_id))
+    def put_pulse(
+        self,
+        job_id: str,
+        progress: Mapping[str, object] | None,
+        courses: Mapping[int, Course],
+        points: Iterable[Point],
+    ) -> None:
+        """Keep what a program told: its newest report, how attempts have gone, and the history."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE jobs SET progress = ? WHERE number = ?",
+                (None if progress is None else json.dumps(progress), int(job_id)),
+            )
+            self._db.executemany(
+                "UPDATE attempts SET course = ? WHERE job = ? AND number = ?",
+                [
+                    (_COURSE.dump_json(course).decode(), job_id, number)
+                    for number, course in courses.items()
+                ],
+            )
+            self._db.executemany(
+                "INSERT INTO points (job, attempt, time, step, metrics) VALUES (?, ?, ?, ?, ?)",
+                [(job_id, p.attempt, p.time, p.step, json.dumps(dict(p.metrics))) for p in points],
+            )
+
+    def course(self, job_id: str, attempt: int) -> Course | None:
+        """How an attempt has gone, if it told anything."""
+        row = self._db.execute(
+            "SELECT course FROM attempts WHERE job = ? AND number = ?", (job_id, attempt)
+        ).fetchone()
+        return _course(row) if row else None
+
+    def courses(self, job_id: str) -> dict[int, Course]:
+        """How the attempts of a job have gone: those that told anything."""
+        rows = self._db.execute(
+            "SELECT number, course FROM attempts WHERE job = ? ORDER BY number", (job_id,)
         )
+        return {row["number"]: found for row in rows if (found := _course(row))}
+
+    def points(self, job_id: str) -> list[Point]:
+        """The history of what a job told."""
+        rows = self._db.execute("SELECT * FROM points WHERE job = ? ORDER BY id", (job_id,))
+        return [_point(row) for row in rows]
+
+    def first_and_last_point(self, job_id: str) -> tuple[float | None, Point | None]:
+        """When the history begins, and its end."""
+        query = "SELECT * FROM points WHERE job = ? ORDER BY id"
+        first = self._db.execute(f"{query} LIMIT 1", (job_id,)).fetchone()
+        last = self._db.execute(f"{query} DESC LIMIT 1", (job_id,)).fetchone()
+        return (first["time"], _point(last)) if first else (None, None)
 
     def progress(self) -> dict[str, dict[str, object]]:
         """The last heartbeat of every job that had one."""
@@ -189,6 +258,7 @@ class Store:
             self._db.execute("DELETE FROM jobs WHERE number = ?", (int(job_id),))
             self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
             self._db.execute("DELETE FROM events WHERE job = ?", (job_id,))
+            self._db.execute("DELETE FROM points WHERE job = ?", (job_id,))
             self._db.execute("DELETE FROM slices WHERE job = ? AND gone IS NOT NULL", (job_id,))
 
     def attempts(self, job_id: str) -> list[dict[str, Any]]:
@@ -197,6 +267,7 @@ class Store:
         return [
             {key: row[key] for key in row.keys() if key not in {"job", "hosts"}}  # noqa: SIM118
             | {"hosts": json.loads(row["hosts"])}
+            | {"course": json.loads(row["course"]) if row["course"] else None}
             for row in rows
         ]
 
@@ -269,6 +340,14 @@ class Store:
             " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
             (one.name, job_id, one.zone, one.accelerator, one.asked_at, one.ready_at),
         )
+
+
+def _course(row: sqlite3.Row) -> Course | None:
+    return _COURSE.validate_json(row["course"]) if row["course"] else None
+
+
+def _point(row: sqlite3.Row) -> Point:
+    return Point(row["attempt"], row["time"], row["step"], json.loads(row["metrics"]))
 
 
 def _host(report: HostReport) -> dict[str, Any]:

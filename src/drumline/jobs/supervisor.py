@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,33 +17,30 @@ from typing import Any
 from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, Node, SliceRequest
 from drumline.hosts.session import SliceSession
-from drumline.hosts.values import Address, HostReport
+from drumline.hosts.values import Address, HostPhase, HostReport
 from drumline.jobs import lifecycle
 from drumline.jobs.config import Config
 from drumline.jobs.folders import Folders
-from drumline.jobs.looks import Looks, ZoneLook
-from drumline.jobs.program import program_of, start_events
-from drumline.jobs.progress import progress_of
-from drumline.jobs.signs import may_be_running
+from drumline.jobs.looks import Looks
+from drumline.jobs.program import program_of, told_events
+from drumline.jobs.pulses import Pulses
+from drumline.jobs.releases import LABEL_JOB, LABEL_OWNER, Releases
 from drumline.jobs.state import (
     Choice,
     Decision,
     Effect,
     EffectKind,
-    Event,
     Job,
     Seen,
     Slice,
     SlicePhase,
     Zone,
 )
-from drumline.jobs.store import Record, SliceRow, Store
+from drumline.jobs.store import Record, Store
 from drumline.jobs.zones import ZoneBook
 
 log = logging.getLogger(__name__)
 
-LABEL_OWNER = "drumline-owner"
-LABEL_JOB = "drumline-job"
 SWEEP_SECONDS = 300.0
 """Between two looks at zones where nothing of ours should be; a forgotten slice costs money."""
 ROUND_PAUSE = 0.02
@@ -70,14 +67,14 @@ class Supervisor:
         self.folders.forget_other_secrets(living)
         self.cloud = cloud
         self.looks = Looks(cloud, config.look_seconds, clock)
-        self.progress: dict[str, dict[str, object]] = store.progress()
-        """The last heartbeat of attempts that are over."""
+        self.pulses = Pulses(store, self.folders, clock)
         self.changed = asyncio.Condition()
         self._public_key = public_key
         self._clock = clock
         self._owner = store.owner
         self._ask_after: dict[str, float] = {}
         self._book = ZoneBook(scale=config.zone_rest_scale)
+        self._open_zones: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
         self._tokens = config.asks_a_minute
         self._tokens_at = clock()
         self._sessions: dict[tuple[str, int], SliceSession] = {}
@@ -86,8 +83,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._swept_at = float("-inf")
-        self._going: list[SliceRow] = []
-        """Slices that are to go, read once a round."""
+        self._releases = Releases(store, cloud, self.looks, self.folders)
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -96,10 +92,15 @@ class Supervisor:
         while True:
             self._wake.clear()
             now = self._clock()
-            self._going = self.store.releasing()
+            self._releases.begin_round()
             self._look_at_zones(now)
             self._release_slices(now)
+            try:
+                self.pulses.write()
+            except Exception:
+                log.exception("what programs told could not be written")
             pending = self._pending()
+            self._open_zones.clear()
             for job_id in list(self.records):
                 try:
                     self._settle(job_id, pending)
@@ -125,6 +126,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*(s.close() for s in self._sessions.values()), return_exceptions=True)
         await self.cloud.close()
+        self.pulses.write(everything=True)
 
     def wake(self) -> None:
         """Something changed: go round now."""
@@ -150,7 +152,7 @@ class Supervisor:
 
     def _zones_of_interest(self) -> set[str]:
         held = {r.job.slice.zone for r in self.records.values() if r.job.slice}
-        return held | {row.zone for row in self._going}
+        return held | {row.zone for row in self._releases.rows}
 
     def _look_at_zones(self, now: float) -> None:
         zones = self._zones_of_interest()
@@ -163,47 +165,33 @@ class Supervisor:
     async def _look(self, zone: str) -> None:
         look = await self.looks.look(zone)
         if look is not None:
-            self._take_in_strays(look)
-
-    def _take_in_strays(self, look: ZoneLook) -> None:
-        """What bears our label and belongs to no job is released."""
-        held = {r.job.slice.name for r in self.records.values() if r.job.slice}
-        known = {row.name for row in self.store.releasing()}
-        for name, one in look.everything().items():
-            ours = one.labels.get(LABEL_OWNER) == self._owner
-            if ours and name not in held | known and one.state != "DELETING":
-                log.warning("stray slice %s in %s is released", name, look.zone)
-                job = one.labels.get(LABEL_JOB, "")
-                stray = SliceRow(
-                    name, job, look.zone, one.accelerator, look.at, None, look.at, None
-                )
-                self.store.adopt_stray(stray)
+            held = {r.job.slice.name for r in self.records.values() if r.job.slice}
+            self._releases.take_in_strays(look, held)
 
     def _seen(self, job: Job, pending: Counter[Choice]) -> Seen:
-        now = self._clock()
-        zones: dict[Choice, Zone] = {}
-        if job.slice is None or job.slice.phase is not SlicePhase.READY:
-            for choice in job.choices:
-                zones[choice] = self._book.zone(choice, pending[choice], now)
+        waits = job.slice is None or job.slice.phase is not SlicePhase.READY
         return Seen(
             look=self.looks.of(job.slice) if job.slice else None,
             hosts=self.reports(job),
             listening_since=self._listening_since.get((job.id, job.attempt.number))
             if job.attempt
             else None,
-            zones=zones,
-            old_slice_alive=job.slice is None and self._old_slice_alive(job.id),
+            zones=self._zones(job.choices, pending) if waits else {},
+            old_slice_alive=job.slice is None and self._releases.may_still_run(job.id),
             stopped=job.attempt is not None and (job.id, job.attempt.number) in self._stopped,
+            course=self.pulses.course(job.id, job.attempt.number) if job.attempt else None,
         )
 
-    def _old_slice_alive(self, job_id: str) -> bool:
-        for row in self._going:
-            if row.job != job_id or row.ready is None:
-                continue
-            look = self.looks.newest(row.zone)
-            if look is None or may_be_running(look.nodes.get(row.name)):
-                return True
-        return False
+    def _zones(
+        self, choices: tuple[Choice, ...], pending: Counter[Choice]
+    ) -> Mapping[Choice, Zone]:
+        """Where one may ask now; jobs with the same choices share the answer until one asks."""
+        if choices not in self._open_zones:
+            now = self._clock()
+            self._open_zones[choices] = {
+                choice: self._book.zone(choice, pending[choice], now) for choice in choices
+            }
+        return self._open_zones[choices]
 
     def _pending(self) -> Counter[Choice]:
         """Requests of ours that wait in the cloud."""
@@ -220,6 +208,13 @@ class Supervisor:
         session = self._sessions.get((job.id, job.attempt.number))
         return session.reports() if session else ()
 
+    def _listen_to(self, job: Job) -> None:
+        """Take in what the program tells of its steps."""
+        reports = self.reports(job)
+        if job.attempt is not None and reports:
+            pattern = self.records[job.id].spec.get("progress")
+            self.pulses.listen(job.id, job.attempt.number, reports, pattern)
+
     def session(self, job: Job) -> SliceSession | None:
         """The open connections of the attempt under way."""
         return self._sessions.get((job.id, job.attempt.number)) if job.attempt else None
@@ -235,24 +230,33 @@ class Supervisor:
         job = self.records[job_id].job
         if job.status.ended and job.slice is None:
             return
+        self._listen_to(job)
         decision = lifecycle.decide(
             job, self._seen(job, pending), self._clock(), self.config.patience
         )
         asked = decision.job.slice
         if asked is not None and asked.phase is SlicePhase.ASKING and job.slice is None:
             pending[Choice(asked.accelerator, asked.zone)] += 1
+            self._open_zones.clear()
         self.apply(job, decision)
 
     def apply(self, before: Job, decision: Decision) -> None:
         """Write a decision down, then do what follows from it."""
         job = decision.job
-        if job != before or decision.events or decision.ended:
-            told = replace(decision, events=self._told(job, decision.events))
+        record = self.records[job.id]
+        changed = job is not before and job != before
+        # Why a job waits is only told. A thousand that wait for a zone learn of its news together,
+        # and after a crash the first round tells it anew: no reason for a thousand writes.
+        only_told = changed and replace(before, reason=job.reason) == job
+        if (changed and not only_told) or decision.events or decision.ended:
+            events = told_events(decision.events, job, record.spec)
+            told = replace(decision, events=events)
             self.store.save(told, self._clock(), self.reports(before))
-            self._keep_progress(before)
-            self.records[job.id] = replace(self.records[job.id], job=job)
             self.wake()
+        if changed:
+            self.records[job.id] = replace(record, job=job)
         for ended in decision.ended:
+            self.pulses.end(job.id, ended.attempt.number)
             self._end_session(job.id, ended.attempt.number)
         if job.status.ended and not before.status.ended:
             self.folders.forget_secrets(job.id)
@@ -260,29 +264,6 @@ class Supervisor:
             self._book.filled(Choice(job.slice.accelerator, job.slice.zone))
         for effect in decision.effects:
             self._act(job, effect)
-
-    def _told(self, job: Job, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        """The events, with what the user gave for the job where a host starts to run it."""
-        first_on_slice = job.attempt and job.slice and job.attempt.started_at <= job.slice.asked_at
-        spec = self.records[job.id].spec
-        told: list[Event] = []
-        for event in events:
-            if event.kind == "run":
-                if first_on_slice:
-                    told += start_events(spec, job.slice.hosts if job.slice else 0)
-                command = spec["run"].strip().splitlines()
-                more = f" … ({len(command)} lines)" if len(command) > 1 else ""
-                told.append(Event("run", command[0] + more))
-            else:
-                told.append(event)
-        return tuple(told)
-
-    def _keep_progress(self, job: Job) -> None:
-        """Keep the last heartbeat of an attempt beyond its end."""
-        last = progress_of(self.reports(job), self.records[job.id].spec.get("progress"))
-        if last:
-            self.progress[job.id] = last
-            self.store.put_progress(job.id, last)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self._sessions.pop((job_id, attempt), None)
@@ -310,6 +291,7 @@ class Supervisor:
                 self.looks.soon(one.zone)
             case EffectKind.SHORT:
                 self._book.short(Choice(one.accelerator, one.zone), effect.why, self._clock())
+                self._open_zones.clear()
             case EffectKind.RELEASE:
                 self.looks.soon(one.zone)
 
@@ -386,8 +368,12 @@ class Supervisor:
         )
 
     async def _listen(self, job_id: str, number: int, zone: str, session: SliceSession) -> None:
-        """Wake the loop whenever a host has news; news of trouble brings the next look forward."""
-        before: tuple[HostReport, ...] = ()
+        """Wake the loop when a host has news; news of trouble brings the next look forward.
+
+        A heartbeat alone is taken in here: with ten a second from each job, a round for every one
+        would be all that the server does.
+        """
+        before: list[tuple[HostPhase, str, int | None, str]] = []
         while self._sessions.get((job_id, number)) is session:
             try:
                 async with asyncio.timeout(1.0):
@@ -395,10 +381,13 @@ class Supervisor:
             except TimeoutError:
                 continue
             session.changed.clear()
-            reports = session.reports()
-            if [(r.phase, r.detail) for r in reports] != [(r.phase, r.detail) for r in before]:
+            state = [(r.phase, r.detail, r.exit_code, r.error) for r in session.reports()]
+            if state == before:
+                self._listen_to(self.records[job_id].job)
+                continue
+            if [one[:2] for one in state] != [one[:2] for one in before]:
                 self.looks.soon(zone)
-            before = reports
+            before = state
             self.wake()
 
     async def _stop(self, job_id: str, number: int, one: Slice) -> None:
@@ -416,35 +405,10 @@ class Supervisor:
         self._stopped.add((job_id, number))
 
     def _release_slices(self, now: float) -> None:
-        """Every slice that is to go is deleted until a look shows that it has gone."""
-        for row in self.store.releasing():
-            look = self.looks.newest(row.zone)
-            assert row.released is not None
-            unasked = f"ask {row.name}" in self._tasks
-            if look and look.at > row.released and not unasked and self._absent(look, row):
-                self.store.gone(row.name, now)
-                self.folders.forget_known_hosts(row.name)
-                self.looks.forget(row.name)
-                self._ask_after.pop(row.name, None)
-                self._ask_after.pop(f"release {row.name}", None)
-                continue
-            if now >= self._ask_after.get(f"release {row.name}", 0.0):
-                self._ask_after[f"release {row.name}"] = now + self.config.look_seconds
-                self._do(f"release {row.name}", partial(self._release, row))
-
-    @staticmethod
-    def _absent(look: ZoneLook, row: SliceRow) -> bool:
-        return row.name not in look.requests and row.name not in look.nodes
-
-    async def _release(self, row: SliceRow) -> None:
-        try:
-            await self.cloud.release(row.zone, row.name)
-            look = self.looks.newest(row.zone)
-            if look and row.name in look.nodes and row.name not in look.requests:
-                await self.cloud.remove_node(row.zone, row.name)
-        except CloudError as trouble:
-            log.info("release %s: %s", row.name, trouble)
-        self.looks.soon(row.zone)
+        asking = {key.removeprefix("ask ") for key in self._tasks if key.startswith("ask ")}
+        for row in self._releases.due(now, asking):
+            self._ask_after.pop(row.name, None)
+            self._do(f"release {row.name}", partial(self._releases.release, row))
 
 
 STOP_LIMIT = 10.0

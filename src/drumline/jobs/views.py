@@ -1,28 +1,19 @@
 """What the server tells of a job: plain dictionaries for the command line and for programs."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from drumline.chips import LOCAL_ZONES, price, slice_of
-from drumline.jobs.progress import progress_of
+from drumline.chips import slice_of
+from drumline.jobs.costs import cost, cost_lost, per_hour
+from drumline.jobs.course import steps_again
 from drumline.jobs.state import Choice, Job
-from drumline.jobs.store import Record, SliceRow
+from drumline.jobs.store import Record
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
     from drumline.jobs.supervisor import Supervisor
-
-
-def per_hour(accelerator: str, zone: str, spec: Mapping[str, Any]) -> float | None:
-    """Dollars an hour of a slice; reserved capacity is counted at the list price."""
-    if zone in LOCAL_ZONES:
-        return None
-    tier = "spot" if spec.get("capacity", "spot") == "spot" else "on-demand"
-    wanted = slice_of(accelerator)
-    found = price(wanted, zone, tier)
-    return None if found is None else found.per_chip_hour * wanted.chips
 
 
 def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
@@ -40,8 +31,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
         "status": job.status.value,
         "reason": _reason(supervisor, job),
-        "progress": progress_of(supervisor.reports(job), record.spec.get("progress"))
-        or supervisor.progress.get(job.id),
+        "progress": supervisor.pulses.progress(job.id),
         "created": job.created_at,
         "ended": job.ended_at,
         "attempts_made": job.attempts,
@@ -62,11 +52,31 @@ def _reason(supervisor: "Supervisor", job: Job) -> str:
     return job.reason
 
 
+def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
+    """Everything `drumline plot` draws."""
+    job_id = record.job.id
+    points = supervisor.pulses.history(job_id)
+    told = ("number", "started", "running", "ended", "outcome", "course")
+    return {
+        "job": summary(supervisor, record),
+        "attempts": [
+            {key: attempt[key] for key in told} for attempt in supervisor.store.attempts(job_id)
+        ],
+        "points": [asdict(point) for point in points],
+        "steps_again": steps_again(supervisor.store.courses(job_id).values()),
+    }
+
+
 def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Everything `drumline show` tells."""
     job, store = record.job, supervisor.store
     attempts = store.attempts(job.id)
+    courses = store.courses(job.id)
     if job.attempt is not None and attempts:
+        live = supervisor.pulses.course(job.id, job.attempt.number)
+        if live is not None:
+            courses[job.attempt.number] = live
+            attempts[-1]["course"] = asdict(live)
         node = supervisor.node(job)
         ends = node.endpoints if node else ()
         attempts[-1]["hosts"] = [
@@ -81,10 +91,11 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             }
             for r in supervisor.reports(job)
         ]
-    held = job.slice
+    held, slices = job.slice, store.slices(job.id)
     return summary(supervisor, record) | {
         "spec": {key: value for key, value in record.spec.items() if key != "archive"},
         "code": record.spec.get("archive"),
+        "cloud": supervisor.config.cloud,
         "cause": asdict(job.cause) if job.cause else None,
         "attempts": attempts,
         "events": store.events(job.id),
@@ -98,20 +109,10 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         }
         if held
         else None,
-        "cost": cost(store.slices(job.id), record.spec, time.time()),
+        "steps_again": steps_again(courses.values()),
+        "cost": cost(slices, record.spec, time.time()),
+        "cost_lost": cost_lost(attempts, courses, slices, record.spec),
     }
-
-
-def cost(rows: Iterable[SliceRow], spec: Mapping[str, Any], now: float) -> float | None:
-    """What the slices of a job have cost so far; None where no price is known."""
-    total, known = 0.0, False
-    for row in rows:
-        rate = per_hour(row.accelerator, row.zone, spec)
-        if rate is None or row.ready is None:
-            continue
-        known = True
-        total += rate * ((row.gone or now) - row.ready) / 3600
-    return round(total, 4) if known else None
 
 
 def plan_lines(

@@ -25,7 +25,7 @@ class _Asked(BaseModel):
 class _Preempt(_Asked):
     target: str
     notice: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds until it happens."""
+    """Seconds until it happens; with any, the programs there get SIGTERM now."""
 
 
 class _Capacity(_Asked):

@@ -206,6 +206,9 @@ class _Host:
                 self._lose_chip()
             case "slow":
                 self._slow = True
+            case "notice":
+                # As a machine does that is told to shut down.
+                processes.send(self._programs(), signal.SIGTERM)
             case "heal":
                 self._heal()
 

@@ -106,6 +106,12 @@ class Hosts:
         """Break or heal one host."""
         self._running[node.uid][index].pipe.send(how)
 
+    def give_notice(self, node: Node) -> None:
+        """Have every host of a node tell its programs to end."""
+        for one in self._running.get(node.uid, []):
+            with contextlib.suppress(OSError):
+                one.pipe.send("notice")
+
     def listing(self, node: Node) -> list[int]:
         """The process of each of a node's hosts."""
         return [one.pid for one in self._running.get(node.uid, [])]

@@ -135,7 +135,10 @@ class Service:
         return max(found, key=lambda one: (one.state in {"ACTIVE", "READY"}, one.created))
 
     def preempt(self, target: str, notice: float = 0.0) -> str:
-        """Take the chips of a request or node; returns its name."""
+        """Take the chips of a request or node, `notice` seconds after its programs were told.
+
+        Returns its name.
+        """
         subject = self.find(target)
         short = target.rpartition("/")[2]
         if isinstance(subject, Request):
@@ -149,6 +152,10 @@ class Service:
         }:
             raise Mistake(f"{target} holds no chips: it is {subject.state}")
         self.fleet.preempt(subject, notice)
+        if notice:
+            nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
+            for node in nodes:
+                self.hosts.give_notice(node)
         self.settle()
         return subject.spec.name.rpartition("/")[2]
 

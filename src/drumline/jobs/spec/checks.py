@@ -17,9 +17,11 @@ from drumline.jobs.spec.yaml_lines import Path, Written
 In = TypeVar("In")
 Out = TypeVar("Out")
 UNLIMITED = "unlimited"
+NEVER = "never"
 KINDS = ("system", "uv", "venv", "conda", "docker")
 CAPACITIES = ("spot", "on-demand", "reserved")
 _LONGEST_GRACE = 3600.0
+_LONGEST_PAUSE = 7 * 24 * 3600.0
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECONDS = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>s|m|h|)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -252,13 +254,28 @@ def allowance(value: object) -> int | str:
 
 def seconds(value: object) -> float:
     """A length of time: `30`, `30s`, `2m`."""
+    found = _length_of_time(value, "seconds, like 30, or 30s, 2m")
+    if not 0 <= found <= _LONGEST_GRACE:
+        raise Wrong(f"is {shown(value)}; it takes 0 s to 1 h")
+    return found
+
+
+def pause(value: object) -> float | str:
+    """A length of time after which something is wrong: `30m`, `2h`, or `never`."""
+    if value == NEVER:
+        return NEVER
+    found = _length_of_time(value, f"a time, like 30m, 2h, or {NEVER}")
+    if not 1 <= found <= _LONGEST_PAUSE:
+        raise Wrong(f"is {shown(value)}; it takes 1 s to 7 days, or {NEVER}")
+    return found
+
+
+def _length_of_time(value: object, takes: str) -> float:
     found = plain(value)
     if isinstance(found, str) and (parts := _SECONDS.fullmatch(found.strip()[:40])):
         found = float(parts["number"]) * _UNITS[parts["unit"]]
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise Wrong(f"is {shown(value)}; it takes seconds, like 30, or 30s, 2m")
-    if not 0 <= found <= _LONGEST_GRACE:
-        raise Wrong(f"is {shown(value)}; it takes 0 s to 1 h")
+        raise Wrong(f"is {shown(value)}; it takes {takes}")
     return float(found)
 
 

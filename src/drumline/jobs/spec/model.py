@@ -79,7 +79,9 @@ class Retry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    failures: Allowance = Field(default=3, description="Failures of your program.", examples=[1])
+    failures: Allowance = Field(
+        default=3, description="Failures of your program, hanging included.", examples=[1]
+    )
     bad_hosts: Allowance = Field(
         default=10, description="Slices given back because of a bad host.", examples=[20]
     )
@@ -219,8 +221,16 @@ class JobSpec(BaseModel):
     progress: Annotated[str | None, _or_none(checks.progress)] = Field(
         default=None,
         description="A regular expression that finds the step in the log, for programs without a "
-        "heartbeat. It has a group `step`.",
-        examples=[r"step (?P<step>\d+)"],
+        "heartbeat. It has a group `step`; other groups (`loss`, `total`, `rate`) are shown and "
+        "plotted as a heartbeat's are.",
+        examples=[r"step (?P<step>\d+)", r"completed step: (?P<step>\d+), .*loss: (?P<loss>\S+)"],
+    )
+    stuck_after: Annotated[float | Literal["never"], BeforeValidator(checks.pause)] = Field(
+        default=1800.0,
+        description="How long the program may stay on one step before it is ended and started "
+        "again: seconds, `30m`, `2h`, or `never`. Three times as long on the first step of an "
+        "attempt and on the last. Programs that never told a step are left alone. Default: `30m`.",
+        examples=["10m", "never"],
     )
 
     @field_validator("zones", mode="before")

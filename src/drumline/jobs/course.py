@@ -1,0 +1,79 @@
+"""How one attempt goes, as its heartbeats tell: how far it is, and what of it is saved.
+
+Pure: `advance` takes one heartbeat more and the time it was seen, by our clock. From the courses
+of a job's attempts follow whether it is stuck, how many steps were run again, and what was lost.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+
+
+@dataclass(frozen=True)
+class Course:
+    """What an attempt has told of its steps so far."""
+
+    step: float
+    stepped_at: float
+    """When this step was first seen."""
+    moving: bool = False
+    """Whether it has told a second step: what it compiles before is behind it then."""
+    total: float | None = None
+    resumed: float | None = None
+    """The checkpoint it went on from, 0 for a start from the beginning; None where not told."""
+    checkpoint: float | None = None
+    saved_at: float | None = None
+    """When the newest checkpoint of this attempt was first seen; None before it saved one."""
+    tells_checkpoints: bool = False
+
+    @property
+    def last_step(self) -> bool:
+        """Whether no further step will come."""
+        return self.total is not None and self.step >= self.total
+
+
+def advance(course: Course | None, told: Mapping[str, object], now: float) -> Course | None:
+    """The course after one more heartbeat; one without a step changes nothing."""
+    step = number(told.get("step"))
+    if step is None:
+        return course
+    if course is None:
+        course = Course(step, now, resumed=number(told.get("resumed")))
+    elif step != course.step:
+        # Backwards too: a loop that goes back to a checkpoint is alive.
+        course = replace(course, step=step, stepped_at=now, moving=True)
+    course = replace(
+        course,
+        total=number(told.get("total")) or course.total,
+        tells_checkpoints=course.tells_checkpoints or "checkpoint" in told,
+    )
+    saved = number(told.get("checkpoint"))
+    if saved is None or saved == course.checkpoint:
+        return course
+    fresh = saved != course.resumed
+    return replace(course, checkpoint=saved, saved_at=now if fresh else course.saved_at)
+
+
+def steps_again(courses: Iterable[Course | None]) -> int | None:
+    """Steps that more than one attempt ran; None where an attempt did not tell where it began.
+
+    Counted from what was seen: a step that ran between the last heartbeat and the end of an attempt
+    is not known of.
+    """
+    again, reached = 0.0, None
+    for course in courses:
+        if course is None:
+            continue
+        if reached is not None:
+            if course.resumed is None:
+                return None
+            again += max(0.0, reached - course.resumed)
+        reached = course.step
+    return round(again)
+
+
+def number(value: object) -> float | None:
+    """A figure that can be reckoned with, or None: programs report what they like."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return value

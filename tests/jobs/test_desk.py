@@ -1,0 +1,36 @@
+"""Waiting at the desk ends when whoever waits is told to stop, whatever happens at that moment."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.pretend import Office, play
+
+WAITS: dict[str, Callable[[Office, str], Awaitable[Any]]] = {
+    "events": lambda office, job: office.desk.events(job, after=10**9, wait=3600),
+    "clean": lambda office, job: office.desk.verb(job, "clean", {}),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_waiter_that_is_told_to_stop_just_as_there_is_news_stops(
+    tmp_path: Path, wait: str
+) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create()
+        await office.reaches(job, "RUNNING")
+        office.running.cancel()  # no rounds but ours from here on
+        await asyncio.wait({office.running})
+        waiting = asyncio.ensure_future(WAITS[wait](office, job))
+        await asyncio.sleep(0.1)
+        async with office.supervisor.changed:
+            office.supervisor.changed.notify_all()
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=30)
+        assert waiting.cancelled()
+
+    play(tmp_path, story)

@@ -1,0 +1,213 @@
+"""What programs tell is kept: the newest for `list`, a bounded history for `plot`."""
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from drumline.hosts.values import HostPhase, HostReport
+from drumline.jobs.folders import Folders
+from drumline.jobs.pulses import WRITE_SECONDS, Pulses
+from drumline.jobs.state import Attempt, Choice, Decision, Ended, Job, Outcome
+from drumline.jobs.store import Store
+
+HOUR = 3600.0
+
+
+class Listening:
+    """A job whose program tells what a test has it tell."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.now = 1_800_000_000.0
+        self.store = Store(home / "jobs.db")
+        self.job = self.store.add(
+            "lab", "digits", {},
+            lambda i: Job(id=i, owner="me", choices=(Choice("v4-8", "local-a"),), created_at=1.0),
+        ).job  # fmt: skip
+        self.pattern: str | None = None
+        self.start()
+
+    def start(self) -> None:
+        """A server takes up what the one before left."""
+        self.pulses = Pulses(self.store, Folders(self.home), lambda: self.now)
+
+    def begin(self, attempt: int) -> None:
+        self.store.save(Decision(Job(**vars(self.job) | {"attempt": Attempt(attempt, 1.0)})), 1.0)
+
+    def tell(self, attempt: int, *beats: dict[str, object] | None) -> None:
+        """One heartbeat from each host."""
+        reports = [
+            HostReport(n, HostPhase.RUNNING, self.now, heartbeat=one) for n, one in enumerate(beats)
+        ]
+        self.pulses.listen(self.job.id, attempt, reports, self.pattern)
+
+    def end(self, attempt: int) -> None:
+        ended = Ended(Attempt(attempt, 1.0), Outcome.PREEMPTED, "")
+        self.store.save(Decision(self.job, ended=(ended,)), self.now)
+        self.pulses.end(self.job.id, attempt)
+
+    def steps(self) -> list[tuple[int, float]]:
+        return [(point.attempt, point.step) for point in self.pulses.history(self.job.id)]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Listening]:
+    made = Listening(tmp_path)
+    made.begin(1)
+    yield made
+    made.store.close()
+
+
+def test_what_a_later_report_leaves_out_stays_as_it_was_told(told: Listening) -> None:
+    told.tell(1, {"step": 299, "loss": 0.1, "rate": 9800.0, "mfu": 0.4, "checkpoint": 290})
+    told.tell(1, {"step": 300, "loss": 0.09, "mfu": None, "result": "97.1 %"})
+    assert told.pulses.progress(told.job.id) == {
+        "step": 300, "loss": 0.09, "rate": 9800.0, "mfu": None, "checkpoint": 290,
+        "result": "97.1 %",
+    }  # fmt: skip
+
+
+def test_another_attempt_begins_afresh_but_until_it_tells_the_last_one_stands(
+    told: Listening,
+) -> None:
+    told.tell(1, {"step": 151, "result": "half"})
+    told.end(1)
+    told.begin(2)
+    told.tell(2, None)
+    assert told.pulses.progress(told.job.id) == {"step": 151, "result": "half"}
+    told.tell(2, {"step": 150})
+    assert told.pulses.progress(told.job.id) == {"step": 150}
+
+
+def test_whatever_a_program_writes_can_be_kept_and_sent_on(told: Listening) -> None:
+    odd = {"step": 3, "loss": math.nan, "rate": math.inf, "list": [math.nan], "long": "x" * 10**6}
+    told.tell(1, odd | {f"metric {n}": n for n in range(1000)})
+    progress = told.pulses.progress(told.job.id)
+    assert progress is not None
+    assert (progress["loss"], progress["rate"], progress["list"]) == ("nan", "inf", "[nan]")
+    assert len(json.dumps(progress, allow_nan=False)) < 10_000
+
+
+def test_the_history_tells_the_attempts_apart_and_leaves_out_what_is_no_number(
+    told: Listening,
+) -> None:
+    for attempt, steps in ((1, (149, 150, 151)), (2, (151, 152))):
+        told.begin(attempt)
+        for step in steps:
+            told.now += 60
+            told.tell(attempt, {"step": step, "loss": "nan" if step == 150 else 0.5, "item": "x"})
+            told.tell(attempt, {"step": step, "loss": 7.0})
+        told.end(attempt)
+    assert told.steps() == [(1, 149), (1, 150), (1, 151), (2, 151), (2, 152)]
+    losses = [point.metrics for point in told.pulses.history(told.job.id)]
+    assert losses == [{"loss": 0.5}, {}, {"loss": 0.5}, {"loss": 0.5}, {"loss": 0.5}]
+
+
+def test_a_month_of_heartbeats_stays_small_and_even(told: Listening) -> None:
+    chance, begin, step, attempt = random.Random(1), told.now, 0, 1
+    while told.now - begin < 30 * 24 * HOUR:
+        # Ten a second at first; later ever fewer, since the next point is far away by then.
+        pause = max(0.1, (told.now - begin) / 600)
+        told.now += pause * chance.uniform(0.5, 1.0)
+        step += 1
+        if chance.random() < 0.01:
+            told.end(attempt)
+            attempt += 1
+            told.begin(attempt)
+        told.tell(attempt, {"step": step, "loss": chance.random()})
+    points = told.pulses.history(told.job.id)
+    assert 1000 < len(points) < 4000
+    widest = max(after.time - before.time for before, after in pairwise(points))
+    assert widest < 0.02 * (told.now - begin)
+    assert points[-1].step == step
+
+
+def test_a_killed_server_loses_seconds_and_the_next_one_goes_on(told: Listening) -> None:
+    for step in range(1, 101):
+        told.now += WRITE_SECONDS / 10
+        told.tell(1, {"step": step, "resumed": 0})
+        told.pulses.write()
+    told.start()
+    assert told.pulses.course(told.job.id, 1) is None, "nobody has listened yet"
+    told.tell(1, {"step": 100, "resumed": 0})
+    course = told.pulses.course(told.job.id, 1)
+    assert course is not None
+    assert (course.step, course.resumed) == (100, 0)
+    steps = [step for _, step in told.steps()]
+    assert steps == sorted(set(steps)), "none twice"
+    assert len(steps) >= 90
+
+
+def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
+    told: Listening,
+) -> None:
+    told.tell(1, {"step": 151})
+    began = told.now
+    told.pulses.write(everything=True)
+    told.now += HOUR
+    told.start()
+    told.tell(1, {"step": 151})
+    course = told.pulses.course(told.job.id, 1)
+    assert course is not None
+    assert course.stepped_at == began
+
+
+def test_the_disk_is_not_asked_for_every_heartbeat(told: Listening) -> None:
+    writes = 0
+    put = told.store.put_pulse
+
+    def counted(*given: object) -> None:
+        nonlocal writes
+        writes += 1
+        put(*given)  # type: ignore[arg-type]
+
+    told.store.put_pulse = counted  # type: ignore[method-assign,assignment]
+    for step in range(600):
+        told.now += 0.1
+        told.tell(1, {"step": step})
+        told.pulses.write()
+    assert writes <= 60 / WRITE_SECONDS + 1
+
+
+def test_where_host_1_tells_first_host_0_follows_and_nothing_goes_backwards(
+    told: Listening,
+) -> None:
+    told.tell(1, None, {"step": 154})
+    for step in (152, 153, 154, 155):
+        told.now += 10
+        told.tell(1, {"step": step}, {"step": step + 3})
+    assert told.steps() == [(1, 154), (1, 155)]
+
+
+def test_a_program_is_heard_by_its_log_where_it_has_no_heartbeat(told: Listening) -> None:
+    told.pattern = r"step (?P<step>\d+) loss (?P<loss>\S+)"
+    log = told.home / "logs" / told.job.id / "1" / "host-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("step 1 loss 2.5\nstep 2 loss 2.25\n")
+    told.tell(1, None)
+    assert told.pulses.progress(told.job.id) == {"step": 2, "loss": 2.25}
+    course = told.pulses.course(told.job.id, 1)
+    assert course is not None
+    assert course.moving
+    told.pulses.write(everything=True)
+    told.now += HOUR
+    told.start()
+    told.tell(1, None)
+    assert told.pulses.course(told.job.id, 1) == course, "what the next server reads is no news"
+    with log.open("a") as more:
+        more.write("step 3 loss 2.0\nstep 4 loss 1.9\n")
+    told.now += HOUR
+    told.tell(1, None)
+    assert [step for _, step in told.steps()] == [1, 2, 3, 4]
+
+
+def test_a_job_that_is_cleaned_is_forgotten(told: Listening) -> None:
+    told.tell(1, {"step": 1})
+    told.store.remove(told.job.id)
+    told.pulses.forget(told.job.id)
+    assert told.pulses.progress(told.job.id) is None

@@ -1,0 +1,129 @@
+"""Programs that tell their steps, on the emulator: taken, hung and gone on later."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.jobs.world import World, a_world
+
+# Saves every second step and tells all it knows. What goes wrong on the way comes before each step.
+TRAINING = """
+import os, signal, sys, time
+from pathlib import Path
+import drumline
+
+attempt = int(os.environ["DRUMLINE_ATTEMPT"])
+saved = Path(os.environ["DRUMLINE_CHECKPOINT"]) / "step"
+saved.parent.mkdir(parents=True, exist_ok=True)
+step = int(saved.read_text()) if saved.exists() else 0
+kept = step or None
+
+def save():
+    global kept
+    saved.with_suffix(".new").write_text(str(step))
+    saved.with_suffix(".new").rename(saved)
+    kept = step
+
+def leave(*_):
+    save()
+    drumline.heartbeat(step=step, checkpoint=kept)
+    sys.exit(75)
+
+signal.signal(signal.SIGTERM, leave)
+total = int(os.environ["STEPS"])
+while step < total:
+    {trouble}
+    time.sleep(0.1)
+    step += 1
+    if step % 2 == 0:
+        save()
+    drumline.heartbeat(step=step, total=total, loss=1 / step, rate=9800.0, item="images",
+                       mfu=None, goodput=0.9, checkpoint=kept)
+drumline.heartbeat(step=step, total=total, loss=1 / step, result="test accuracy 97.1 %")
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One for all: nothing here is done to the world, only to a job's own slice."""
+    with a_world(tmp_path_factory.mktemp("trainings")) as made:
+        yield made
+
+
+def train(world: World, steps: int, trouble: str = "pass", **keys: Any) -> str:
+    file = world.write_job("python train.py", **{
+        "accelerator": "v4-8", "checkpoint": "gs://runs/here", "environment": {"STEPS": str(steps)},
+    } | keys)  # fmt: skip
+    (file.parent / "train.py").write_text(TRAINING.replace("{trouble}", trouble))
+    return str(world.client.create(file)["id"])
+
+
+def step_of(world: World, job: str) -> float:
+    return float((world.client.show(job)["progress"] or {}).get("step", 0))
+
+
+def test_one_that_hangs_is_started_again_and_finishes(world: World) -> None:
+    hang = "(attempt == 1 and step == 3) and time.sleep(600)"
+    beating = train(world, 6, hang, stuck_after="1s")
+    shell = """
+        for step in 1 2 3; do echo "completed step: $step, loss: 0.$step"; sleep 0.2; done
+        test $DRUMLINE_ATTEMPT = 2 || sleep 600
+        """
+    pattern = r"completed step: (?P<step>\d+), loss: (?P<loss>\S+)"
+    logging = world.create(shell, accelerator="v4-8", stuck_after="1s", progress=pattern)
+    for job, step in ((beating, 3), (logging, 3)):
+        shown = world.end(job)
+        assert shown["status"] == "SUCCEEDED"
+        assert [one["outcome"] for one in shown["attempts"]] == ["stuck", "succeeded"]
+        assert shown["attempts"][0]["course"]["step"] == step
+        assert (shown["failures"], shown["preemptions"]) == (1, 0)
+        (told,) = [one["text"] for one in shown["events"] if one["kind"] == "stuck"]
+        assert f"the last was step {step}; starting again" in told
+    assert world.client.show(logging)["progress"] == {"step": 3, "loss": 0.3}
+    world.cloud_is_empty()
+
+
+def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(world: World) -> None:
+    job = train(world, 24)
+    world.until(lambda: step_of(world, job) >= 9)
+    world.emulator("preempt", target=job)
+    shown = world.end(job)
+    assert shown["status"] == "SUCCEEDED"
+    first, second = (one["course"] for one in shown["attempts"])
+    told = f"slice taken by the cloud at step {first['step']:.0f}"
+    assert any(one["text"].startswith(told) for one in shown["events"])
+    assert shown["steps_again"] == max(0, first["step"] - second["resumed"]) <= 2
+    progress = shown["progress"]
+    assert (progress["step"], progress["result"]) == (24, "test accuracy 97.1 %")
+    assert (progress["goodput"], progress["checkpoint"]) == (0.9, 24)
+    history = world.client.history(job)
+    assert {point["attempt"] for point in history["points"]} == {1, 2}
+    for point in history["points"]:
+        assert json.dumps(point["metrics"]["loss"]) == json.dumps(1 / point["step"])
+    assert history["points"][-1]["step"] == 24
+
+
+def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(world: World) -> None:
+    job = train(world, 24, retry={"failures": 0})
+    world.until(lambda: step_of(world, job) >= 5)
+    world.emulator("preempt", target=job, notice=1.0)
+    shown = world.end(job)
+    assert shown["status"] == "SUCCEEDED"
+    assert [one["outcome"] for one in shown["attempts"]] == ["preempted", "succeeded"]
+    assert (shown["preemptions"], shown["failures"], shown["steps_again"]) == (1, 0, 0)
+    saved = shown["attempts"][0]["course"]
+    assert saved["checkpoint"] == saved["step"], "its last word was heard"
+
+
+def test_one_that_leaves_of_itself_goes_on_where_it_was(world: World) -> None:
+    job = train(world, 7, "step == 3 * attempt and leave()", retry={"failures": 0})
+    shown = world.end(job)
+    assert shown["status"] == "SUCCEEDED"
+    assert [one["outcome"] for one in shown["attempts"]] == ["left", "left", "succeeded"]
+    assert (shown["failures"], shown["preemptions"], shown["steps_again"]) == (0, 0, 0)
+    pauses = [after["started"] - before["ended"] for before, after in pairwise(shown["attempts"])]
+    assert pauses == sorted(pauses)
+    assert pauses[0] >= 0.5
