@@ -2,23 +2,25 @@
 #   make quickstart   install, then run the main job
 #   make test         install, check, and run every test
 # Another interpreter: make test PYTHON=python3.12
+# The comparisons with PyTorch too: make test EXTRAS=jax,torch,dev
 
 PYTHON ?= python3
+EXTRAS ?= jax,dev
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/ready
+READY := $(VENV)/ready-$(EXTRAS)
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check format bench clean
 
 help:
-	@sed -n '1,4p' Makefile | cut -c3-
+	@sed -n '1,5p' Makefile | cut -c3-
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "drumline needs Python 3.11 or newer and '$(PYTHON)' is not: make test PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[jax,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $(READY)
 
 quickstart: $(READY)

@@ -205,47 +205,51 @@ def described(case: Case, mesh: Mesh, sizes: dict[str, int]) -> list[jax.ShapeDt
     ]
 
 
-def temporaries(
-    case: Case, mesh: Mesh, local: Product, sizes: dict[str, int]
-) -> tuple[float, float]:
-    """MiB of temporary memory on a device: forward, and value with all gradients."""
-    product = mapped(case, mesh, local)
-    operands = described(case, mesh, sizes)
+def mebibytes(
+    function: Callable[..., Any],
+    operands: Sequence[jax.ShapeDtypeStruct],
+    options: dict[str, bool | int | str] | None = None,
+) -> float:
+    """MiB of temporary memory that a function takes on each device."""
+    wanted = FOR_MEMORY | (options or {})
+    compiled = jax.jit(function, compiler_options=wanted).lower(*operands).compile()
+    report = compiled.memory_analysis()
+    assert report is not None
+    return float(report.temp_size_in_bytes) / 2**20
+
+
+def value_and_gradients(product: Product, operands: int) -> Callable[..., Any]:
+    """The sum of squares of a product, with the gradients of all its operands."""
 
     def loss(*arrays: jax.Array) -> jax.Array:
         return jnp.sum(product(*arrays) ** 2)
 
-    everything = tuple(range(len(operands)))
-    found = []
-    for function in (product, jax.value_and_grad(loss, argnums=everything)):
-        compiled = jax.jit(function, compiler_options=FOR_MEMORY).lower(*operands).compile()
-        report = compiled.memory_analysis()
-        assert report is not None
-        found.append(float(report.temp_size_in_bytes) / 2**20)
-    return found[0], found[1]
+    return jax.value_and_grad(loss, argnums=tuple(range(operands)))
 
 
 def print_memory() -> None:
     """The first table."""
-    sizes = {"B": 1024, "D": 2048, "F": 4096}
     print("Temporary memory on each device, MiB, forward / value and gradients")
-    print("B, D, F = 1024, 2048, 4096, float32, a ring of n devices\n")
-    heads = ("n", "function", "collective", "one way", "both ways", "unrolled, both ways")
+    print("D, F = 2048, 4096, float32, a ring of n devices\n")
+    heads = ("B", "n", "function", "collective", "one way", "both ways", "unrolled, both ways")
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
-    for size in (8, 4):
+    for rows, size in ((1024, 8), (1024, 4), (4096, 8), (4096, 4)):
         mesh = Mesh(np.array(jax.devices()[:size]), ("Y",))
         for case in map(on_the_ring_alone, cases()):
+            operands = described(case, mesh, {"B": rows, "D": 2048, "F": 4096})
             variants = (
                 case.collective,
-                with_options(case.ring, direction="one", loop="rolled"),
-                with_options(case.ring, direction="both", loop="rolled"),
+                with_options(case.ring, direction="one"),
+                with_options(case.ring, direction="both"),
                 with_options(case.ring, direction="both", loop="unrolled"),
             )
+            products = [mapped(case, mesh, variant) for variant in variants]
             cells = [
-                "{:.1f} / {:.1f}".format(*temporaries(case, mesh, variant, sizes))
-                for variant in variants
+                f"{mebibytes(product, operands):.1f} / "
+                f"{mebibytes(value_and_gradients(product, len(operands)), operands):.1f}"
+                for product in products
             ]
-            print(f"| {size} | {case.name} | " + " | ".join(cells) + " |", flush=True)
+            print(f"| {rows} | {size} | {case.name} | " + " | ".join(cells) + " |", flush=True)
 
 
 def seconds(functions: Sequence[Callable[[], jax.Array]], repeats: int) -> list[float]:

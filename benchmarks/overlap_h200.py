@@ -5,7 +5,8 @@
 First, on the GPU at hand, each function on an axis of one device beside `jnp.matmul`, in bfloat16
 and interleaved, with the ratio of the medians: it should be within 2 %. Second, compiled ahead of
 time for eight H200s, the scheduled program's transfers: how many are asynchronous, and how many
-multiplications stand between the start and the end of each, for the rings and for plain `jit`.
+multiplications stand between the start and the end of each, for the rings and for plain `jit`,
+with the temporary memory that the program takes on each device.
 Needs only JAX and NumPy. `--compile` and `--time` run one part alone.
 """
 
@@ -316,8 +317,8 @@ def eight_devices() -> list[Any]:
     return list(described.devices)
 
 
-def compiled_text(function: Product, case: Case, mesh: Mesh, with_cotangent: bool) -> str:
-    """The scheduled program of a function of a case's operands."""
+def compiled(function: Product, case: Case, mesh: Mesh, with_cotangent: bool) -> Any:
+    """The compiled program of a function of a case's operands."""
     shapes = (*case.shapes, (case.shapes[0][0], case.shapes[-1][1]))
     layouts = (*case.specs, case.out)
     describe: Any = jax.ShapeDtypeStruct
@@ -325,9 +326,7 @@ def compiled_text(function: Product, case: Case, mesh: Mesh, with_cotangent: boo
         describe(shape, jnp.bfloat16, sharding=NamedSharding(mesh, layout))
         for shape, layout in zip(shapes, layouts, strict=True)
     ]
-    text = jax.jit(function).lower(*(arrays if with_cotangent else arrays[:-1])).compile().as_text()
-    assert text is not None
-    return text
+    return jax.jit(function).lower(*(arrays if with_cotangent else arrays[:-1])).compile()
 
 
 def print_compiled(devices: list[Any], save: str | None) -> None:
@@ -335,7 +334,7 @@ def print_compiled(devices: list[Any], save: str | None) -> None:
     mesh = Mesh(np.array(devices), ("Y",))
     kind = devices[0].device_kind
     print(f"Compiled for {len(devices)} x {kind}, bfloat16, B, D, F = {B}, {D}, {F}\n")
-    heads = ("function", "pass", "variant", "multiplications", "transfers")
+    heads = ("function", "pass", "variant", "temporaries, MiB", "multiplications", "transfers")
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for case in cases():
         plain: Product = jax.jit(case.plain, out_shardings=NamedSharding(mesh, case.out))
@@ -350,16 +349,18 @@ def print_compiled(devices: list[Any], save: str | None) -> None:
                     continue  # by default gradients are loops
                 wrapped = gradients(function) if name == "gradients" else function
                 try:
-                    text = compiled_text(wrapped, case, mesh, name == "gradients")
+                    program = compiled(wrapped, case, mesh, name == "gradients")
                 except Exception as failure:  # one row that fails must not cost the others
                     print(f"| {case.name} | {name} | {variant} | failed | {str(failure)[:200]!r} |")
                     continue
+                text = program.as_text()
+                held = program.memory_analysis().temp_size_in_bytes / 2**20
                 if save:
                     file = re.sub(r"\W+", "_", f"{case.name} {name} {variant}")
                     with open(f"{save}/{file}.hlo", "w") as out:
                         out.write(text)
                 cells = " | ".join(summary(text))
-                print(f"| {case.name} | {name} | {variant} | {cells} |", flush=True)
+                print(f"| {case.name} | {name} | {variant} | {held:.1f} | {cells} |", flush=True)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.models import lm, mlp, vit
 from drumline.models.layouts import Layout
+from tests.compiling import quick
 from tests.models.training import (
     KEY,
     LITTLE_LM,
@@ -22,7 +23,6 @@ from tests.models.training import (
     batch_for,
     compiled,
     mesh_of,
-    quick,
     trained,
     weights_of,
 )

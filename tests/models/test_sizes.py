@@ -21,7 +21,8 @@ from drumline.models import lm as lm_module
 from drumline.models import mlp as mlp_module
 from drumline.models import vit as vit_module
 from drumline.models.losses import cross_entropy
-from tests.models.training import KEY, LITTLE_LM, MODELS, batch_for, mesh_of, quick, weights_of
+from tests.compiling import quick
+from tests.models.training import KEY, LITTLE_LM, MODELS, batch_for, mesh_of, weights_of
 
 TABLES = {
     "MLP": mlp_module.LAYOUTS,

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from drumline.models import LM, MLP, ViT
+from tests.compiling import quick
 
 Model = LM | MLP | ViT
 Tree = Any
@@ -49,19 +50,6 @@ class Run:
     losses: np.ndarray[Any, Any]
     gradients: Tree
     program: str
-
-
-@cache
-def quick() -> dict[str, Any]:
-    """Compiler options for programs that compile for seconds and run for milliseconds."""
-    options = {"xla_backend_optimization_level": 0}
-    # This one halves the time again, but is an option of the compiler's youth and may go away.
-    younger = {**options, "xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda: 0, compiler_options=younger).lower().compile()
-    except jax.errors.JaxRuntimeError:
-        return options
-    return younger
 
 
 def mesh_of(*sizes: int) -> Mesh:

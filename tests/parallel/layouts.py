@@ -25,15 +25,11 @@ from drumline.parallel import (
     matmul_allreduce,
     matmul_reducescatter,
 )
+from tests.compiling import quick
 from tests.parallel.rounding import Known
 
 RING = "Y"
-
-# The tests spend their time compiling, not computing: ask for little optimisation of the kernels.
-QUICK: dict[str, bool | int | str] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
+QUICK = quick()
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
-"""The benchmark's reading of a scheduled program: what runs beside each transfer."""
+"""What may run beside a transfer: in the programs as they are written, and as the benchmark reads
+it from a scheduled one."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+import re
+from itertools import combinations
 from types import ModuleType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.parallel.layouts import BY_NAME, abstract, mesh_of, shape, sharded
+from tests.parallel.benchmarks import benchmark
+from tests.parallel.layouts import BY_NAME, LAYOUTS, abstract, mesh_of, shape, sharded
 
 SCHEDULED = """\
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(bf16[8,4]{1,0})->bf16[8,4]{1,0}}
@@ -50,16 +52,51 @@ ENTRY %main (a: bf16[8,4], w: bf16[4,4]) -> f32[8,4] {
 """
 
 
+_OPERATION = re.compile(r"^\s*(%\w+)(?::\d+)? = (\S+) (.*)$")
+
+
+class Product(NamedTuple):
+    """A multiplication in a lowered program."""
+
+    name: str
+    operands: set[str]
+    waits_for: set[str]
+
+
+def products(text: str) -> list[Product]:
+    """The multiplications in their order, each with those it cannot begin before."""
+    found: list[Product] = []
+    behind: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        if not (match := _OPERATION.match(line)):
+            continue
+        name, operation, rest = match.groups()
+        operands = set(re.findall(r"%\w+(?:#\d+)?", rest))
+        behind[name] = set().union(*(behind.get(o.split("#")[0], ()) for o in operands))
+        if operation == "stablehlo.dot_general":
+            found.append(Product(name, operands, set(behind[name])))
+            behind[name].add(name)
+    return found
+
+
+@pytest.mark.parametrize("direction", ["one", "both"])
+def test_products_of_written_out_steps_cannot_be_merged(direction: str) -> None:
+    # Compilers merge products that share an operand unless one waits for the other. A transfer
+    # then has no multiplication left to travel beside.
+    mesh, others = mesh_of((4,), 0)
+    sizes = {"b": 2, "s": 16, "d": 32, "f": 64}
+    for layout in LAYOUTS:
+        function = sharded(layout, mesh, others, direction=direction, loop="unrolled")
+        arguments = [abstract(shape(d, 1, sizes), jnp.float32) for d in layout.operands]
+        found = products(jax.jit(function).lower(*arguments).as_text())
+        assert len(found) >= 4 * (1 if direction == "one" else 2)
+        for one, later in combinations(found, 2):
+            assert one.name in later.waits_for or not one.operands & later.operands, layout.name
+
+
 @pytest.fixture(scope="module")
 def reader() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "overlap_h200.py"
-    spec = importlib.util.spec_from_file_location("overlap_h200", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("overlap_h200")
 
 
 def test_multiplications_between_start_and_done_are_counted(reader: ModuleType) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from tests.parallel.layouts import (
     BY_NAME,
     LAYOUTS,
     QUICK,
+    RING,
     Layout,
     abstract,
     mesh_of,
@@ -45,9 +46,20 @@ TRAVELS_BACK = {
 }
 
 
-def arguments(layout: Layout, *, cotangent: bool = False) -> list[jax.ShapeDtypeStruct]:
+# How the rings are written, and the meshes they lie in: alone, as the last axis and as the first.
+PROGRAMS = [
+    ("unrolled", (3,), 0),
+    ("unrolled", (2, 4), 1),
+    ("rolled", (8,), 0),
+    ("rolled", (4, 2), 0),
+]
+
+
+def arguments(
+    layout: Layout, groups: int = 1, *, cotangent: bool = False
+) -> list[jax.ShapeDtypeStruct]:
     dimensions = (*layout.operands, layout.result) if cotangent else layout.operands
-    return [abstract(shape(d, 1, DIMS), jnp.bfloat16) for d in dimensions]
+    return [abstract(shape(d, groups, DIMS), jnp.bfloat16) for d in dimensions]
 
 
 def ways(direction: str, travels: Sequence[int], size: int) -> dict[int, int]:
@@ -57,33 +69,28 @@ def ways(direction: str, travels: Sequence[int], size: int) -> dict[int, int]:
     return {1: moved} if direction == "one" else {1: moved // 2, -1: moved // 2}
 
 
-@pytest.mark.parametrize("loop", ["unrolled", "rolled"])
+@pytest.mark.parametrize(("loop", "sizes", "ring_at"), PROGRAMS)
 @pytest.mark.parametrize("direction", ["one", "both"])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_each_link_carries_what_the_ring_must_move(name: str, direction: str, loop: str) -> None:
-    for size in (3, 4, 8):
-        mesh, others = mesh_of((size,), 0)
-        function = sharded(BY_NAME[name], mesh, others, direction=direction, loop=loop)
-        lowered = jax.jit(function).lower(*arguments(BY_NAME[name]))
-        assert bytes_each_way(lowered, size) == ways(direction, TRAVELS[name], size)
+def test_each_link_carries_what_the_ring_must_move(
+    name: str, direction: str, loop: str, sizes: tuple[int, ...], ring_at: int
+) -> None:
+    layout = BY_NAME[name]
+    mesh, others = mesh_of(sizes, ring_at)
+    size = sizes[ring_at]
+    groups = mesh.size // size
+    function = sharded(layout, mesh, others, direction=direction, loop=loop)
 
+    def gradients(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        *operands, cotangent = arrays
+        return tuple(jax.vjp(function, *operands)[1](cotangent))
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_a_gradient_runs_the_ring_again_and_no_more(name: str) -> None:
-    size = 4
-    mesh, others = mesh_of((size,), 0)
-    for direction in ("one", "both"):
-        function = sharded(BY_NAME[name], mesh, others, direction=direction, loop="unrolled")
-
-        def gradients(
-            *arrays: jax.Array, product: Callable[..., jax.Array] = function
-        ) -> tuple[jax.Array, ...]:
-            *operands, cotangent = arrays
-            return tuple(jax.vjp(product, *operands)[1](cotangent))
-
-        lowered = jax.jit(gradients).lower(*arguments(BY_NAME[name], cotangent=True))
-        travels = TRAVELS_BACK[name] + (TRAVELS[name][:1] if "feedforward" in name else [])
-        assert bytes_each_way(lowered, size) == ways(direction, travels, size)
+    forward = jax.jit(function).lower(*arguments(layout, groups))
+    assert bytes_each_way(forward, mesh, RING) == ways(direction, TRAVELS[name], size)
+    # The gradient runs rings again and no more; a feed-forward's needs the hidden layer besides.
+    backward = jax.jit(gradients).lower(*arguments(layout, groups, cotangent=True))
+    travels = TRAVELS_BACK[name] + (TRAVELS[name][:1] if "feedforward" in name else [])
+    assert bytes_each_way(backward, mesh, RING) == ways(direction, travels, size)
 
 
 def test_no_collective_but_permutes_is_compiled() -> None:

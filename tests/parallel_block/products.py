@@ -19,9 +19,11 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-LENGTHS = {"b": 4, "s": 24, "d": 16, "f": 32, "h": 8, "k": 3}
+from tests.compiling import quick
+
+LENGTHS = {"b": 4, "s": 24, "d": 24, "f": 32, "h": 8, "k": 3}
 FLOAT32_ROUNDING = 2.0**-24
-QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+QUICK = quick()
 """Compiler options for programs that run once on small arrays."""
 
 Axis = str | tuple[str, ...] | None

@@ -14,7 +14,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.einsum import einsum, explain_einsum
-from tests.parallel_block.products import CASES, QUICK, WIRINGS, compiled_text, excess, operands
+from tests.parallel_block.products import (
+    CASES,
+    LENGTHS,
+    QUICK,
+    WIRINGS,
+    compiled_text,
+    excess,
+    operands,
+)
 
 
 @pytest.mark.parametrize("wiring", WIRINGS)
@@ -142,7 +150,7 @@ def test_traced_arrays_on_an_auto_mesh_are_told_their_shardings() -> None:
     assert choices[0][0] == "matmul-scatter"
     assert choices[1] == ("jnp.einsum", "the sharding of x is not known here; pass x_sharding=")
     gradient = jax.jit(jax.grad(lambda x, w: ringed(x, w).sum(), argnums=1))(x, w)
-    ones = np.ones((4, 24, 16))
+    ones = np.ones([LENGTHS[n] for n in "bsd"])
     assert excess(gradient, "bsd,bsf->fd", ones, x) <= 1
 
 

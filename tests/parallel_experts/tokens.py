@@ -14,16 +14,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from drumline.parallel.experts import expert_matmul
 from drumline.parallel.experts_layer import MoEBlock
+from tests.compiling import quick
 
 P: Any = PartitionSpec
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
-# Programs here run for milliseconds and compile for seconds: leave out what makes code fast.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+QUICK = quick()
 KINDS = ("uniform", "one expert", "empty experts", "sorted", "adversarial")
 
 

@@ -52,10 +52,9 @@ def matmul_allreduce(
         w: this device's rows of the weights.
         axis_name: the mesh axis (or axes) of the ring.
         direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
-        loop: `"unrolled"`, `"rolled"`, or `"auto"`: rolled, except forward on up to four
-            devices. Unrolled gives the compiler most freedom to overlap, rolled needs less
-            memory and compile time.
-        precision: passed on to each multiplication.
+        loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
+            rolls rings of more than two devices, which need less memory and compile time then.
+        precision: of each multiplication, as `jnp.matmul` takes it.
     """
     caller = "matmul_allreduce"
     ring = ring_over(caller, axis_name, direction, loop, precision)
@@ -106,7 +105,7 @@ def _gather_shares(ring: Ring, dim: int, shares: list[jax.Array]) -> jax.Array:
         return out
 
     start = zeros(tuple(shape), shares[0].dtype, shares[0])
-    return circulate(ring, ring.chains(length), shares, visit, start)
+    return circulate(ring, ring.lanes(length), shares, visit, start)
 
 
 def _forward(
@@ -129,7 +128,7 @@ def _backward(
         return dot(ring, g, w, along=1).astype(x.dtype), outer(ring, x, g).astype(w.dtype)
     # Unchecked, every device has its own cotangent for its copy of the result, as with `psum`:
     # they are summed first, and the shares of the sum go round as in any scatter's gradient.
-    share = _scatter_sum(ring.backward(), scattered_dim(cut, x), g)
+    share = _scatter_sum(ring, scattered_dim(cut, x), g)
     return scatter_gradients(ring, cut, operands, share)
 
 
@@ -137,11 +136,11 @@ def _scatter_sum(ring: Ring, dim: int, g: jax.Array) -> jax.Array:
     """This device's share of g summed over the ring."""
     length = g.shape[dim] // ring.size
 
-    def term(lane: Lane, owner: jax.Array) -> jax.Array:
-        share = take(g, owner * length + lane.start, lane.size, dim)
+    def term(operands: tuple[jax.Array, ...], lane: Lane, owner: jax.Array) -> jax.Array:
+        share = take(operands[0], owner * length + lane.start, lane.size, dim)
         return share.astype(sum_dtype(g, g))
 
-    return join(accumulate(ring, ring.chains(length), term), dim).astype(g.dtype)
+    return join(accumulate(ring, ring.lanes(length), (g,), term), dim).astype(g.dtype)
 
 
 _allreduce.defvjp(_forward, _backward)

@@ -231,17 +231,17 @@ def _ring_bytes(product: Product, route: Route, types: Types, direction: Directi
             entry = rows // height * depth
             return _busier(ring.lanes(height), entry * item_bytes(types.x), n)
         case "scatter columns":
-            return _busier(ring.chains(rows), columns // n * item_bytes(types.sums), n)
+            return _busier(ring.lanes(columns // n), rows * item_bytes(types.sums), n)
         case "scatter rows":
             height = _local_size(product, route.label, of=product.x)
             entry = rows // height * columns
-            return _busier(ring.chains(height // n), entry * item_bytes(types.sums), n)
+            return _busier(ring.lanes(height // n), entry * item_bytes(types.sums), n)
         case "allreduce":
             # Sums on the first tour, finished shares on the second.
             item = item_bytes(types.sums) + item_bytes(types.result)
             if rows % n == 0:
-                return _busier(ring.chains(rows // n), columns * item, n)
-            return _busier(ring.chains(rows), columns // n * item, n)
+                return _busier(ring.lanes(rows // n), columns * item, n)
+            return _busier(ring.lanes(columns // n), rows * item, n)
         case _:
             assert_never(movement)
 

@@ -52,10 +52,9 @@ def feedforward(
             them (a gate, say) but not assume to see all of them.
         layout: the dimension of the activations that is sharded.
         direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
-        loop: `"unrolled"`, `"rolled"`, or `"auto"`: rolled, except forward on up to four
-            devices. Unrolled gives the compiler most freedom to overlap, rolled needs less
-            memory and compile time.
-        precision: passed on to each multiplication.
+        loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
+            rolls rings of more than two devices, which need less memory and compile time then.
+        precision: of each multiplication, as `jnp.matmul` takes it.
     """
     check_choice("feedforward", "layout", layout, get_args(Layout))
     hidden = allgather_matmul(

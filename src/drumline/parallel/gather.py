@@ -22,6 +22,7 @@ from drumline.parallel.rings import (
     Ring,
     check_choice,
     circulate,
+    in_turn,
     ring_over,
 )
 from drumline.parallel.scatter import Scattered, scattered_dim, scattered_sums
@@ -62,10 +63,9 @@ def allgather_matmul(
         axis_name: the mesh axis (or axes) of the ring.
         gathered: the dimension of x that is sharded over the axis.
         direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
-        loop: `"unrolled"`, `"rolled"`, or `"auto"`: rolled, except forward on up to four
-            devices. Unrolled gives the compiler most freedom to overlap, rolled needs less
-            memory and compile time.
-        precision: passed on to each multiplication.
+        loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
+            rolls rings of more than two devices, which need less memory and compile time then.
+        precision: of each multiplication, as `jnp.matmul` takes it.
     """
     caller = "allgather_matmul"
     ring = ring_over(caller, axis_name, direction, loop, precision)
@@ -106,13 +106,12 @@ def _gather(ring: Ring, gathered: Gathered, x: jax.Array, w: jax.Array) -> jax.A
 
     height = x.shape[row_dim]
 
-    def row_visit(out: jax.Array, arrivals: list[Arrival]) -> jax.Array:
-        for lane, part, source in arrivals:
-            out = put(out, dot(ring, part, w), source * height + lane.start, row_dim)
-        return out
+    def row_visit(out: jax.Array, arrival: Arrival) -> jax.Array:
+        lane, part, source = arrival
+        return put(out, dot(ring, part, w), source * height + lane.start, row_dim)
 
     shape = (*x.shape[:row_dim], height * ring.size, w.shape[1])
-    return circulate(ring, lanes, parts, row_visit, zeros(shape, result_dtype(x, w), x))
+    return circulate(ring, lanes, parts, in_turn(row_visit), zeros(shape, result_dtype(x, w), x))
 
 
 def _forward(
@@ -125,7 +124,6 @@ def _backward(
     ring: Ring, gathered: Gathered, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    ring = ring.backward()
     scattered: Scattered = "columns" if gathered == "contraction" else "rows"
     sums = scattered_sums(ring, scattered, g, w, along=1)
     dx = join(sums, scattered_dim(scattered, g)).astype(x.dtype)
@@ -140,14 +138,13 @@ def _weight_gradient(ring: Ring, gathered: Gathered, x: jax.Array, g: jax.Array)
         lanes = ring.lanes(depth)
         parts = [take(x, lane.start, lane.size, 1) for lane in lanes]
 
-        def visit(dw: jax.Array, arrivals: list[Arrival]) -> jax.Array:
-            for lane, part, source in arrivals:
-                dw = put(dw, outer(ring, part, g), source * depth + lane.start, 0)
-            return dw
+        def visit(dw: jax.Array, arrival: Arrival) -> jax.Array:
+            lane, part, source = arrival
+            return put(dw, outer(ring, part, g), source * depth + lane.start, 0)
 
         dtype = result_dtype(x, g)
         return circulate(
-            ring, lanes, parts, visit, zeros((depth * ring.size, g.shape[1]), dtype, g)
+            ring, lanes, parts, in_turn(visit), zeros((depth * ring.size, g.shape[1]), dtype, g)
         )
 
     row_dim = x.ndim - 2

@@ -4,7 +4,9 @@ Two movements carry every function of `drumline.parallel`. In `circulate` the de
 round the ring and each device works on what passes by (a gather that never holds the whole
 array). In `accumulate` sums go round, each device adds its term, and every sum ends on the device
 it belongs to (a scatter of sums). In both, a transfer is issued before the multiplication that
-does not need it, so that a compiler with asynchronous permutes runs the two at once.
+does not need it, so that a compiler with asynchronous permutes runs the two at once. Barriers
+keep the multiplications apart: merged into one, as compilers like to, they would leave all but
+one transfer with nothing to travel beside.
 
 What travels is cut into lanes. With `direction="both"` there are two lanes of half the size that
 go opposite ways, which uses both directions of every link: with V bytes in the full array and n
@@ -14,22 +16,24 @@ devices, `(n-1)/n·V/2` bytes go each way instead of `(n-1)/n·V` one way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar, cast, get_args
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 AxisName = str | tuple[str, ...]
 Direction = Literal["both", "one"]
 Loop = Literal["auto", "unrolled", "rolled"]
 Carry = TypeVar("Carry")
+State = TypeVar("State")
 
-# Up to here a forward ring is written out: the compiler sees every transfer and may start it early.
-# A longer ring is a loop: its program does not grow with the axis (at eight devices it compiles in
-# about half the time), a step's buffers serve the next step, and the transfer of a step still
-# stands beside its multiplication.
-LONGEST_UNROLLED = 4
+# Two devices have one hop between them, and nothing to roll. A longer ring is a loop: each step's
+# buffers serve the next, its program does not grow with the axis (at eight devices it compiles in
+# about half the time), and the transfer of a step still stands beside its multiplication.
+LONGEST_UNROLLED = 2
 
 
 class Lane(NamedTuple):
@@ -63,30 +67,12 @@ class Ring:
         """Whether the steps become one loop in the program instead of being written out."""
         return self.loop == "rolled" or (self.loop == "auto" and self.size > LONGEST_UNROLLED)
 
-    def backward(self) -> Ring:
-        """The ring of the gradient: a loop unless asked otherwise, because it is the backward
-        pass that sets a training step's peak memory and a loop keeps two chunks alive at most."""
-        return replace(self, loop="rolled") if self.loop == "auto" else self
-
     def lanes(self, rows: int) -> tuple[Lane, ...]:
         """The lanes of a shard of so many rows. A single row cannot be cut and goes one way."""
         if self.direction == "one" or rows < 2:
             return (Lane(1, 0, rows),)
-        return self._halves(rows, -1)
-
-    def chains(self, rows: int) -> tuple[Lane, ...]:
-        """The lanes of a travelling sum: always two, even where both go the same way.
-
-        Compilers fuse `arrived + a @ b` into one multiply-add, which then waits for the arrival.
-        With two sums in flight one is multiplied while the other travels.
-        """
-        if rows < 2:
-            return (Lane(1, 0, rows),)
-        return self._halves(rows, 1 if self.direction == "one" else -1)
-
-    def _halves(self, rows: int, second_shift: int) -> tuple[Lane, Lane]:
         middle = (rows + 1) // 2
-        return Lane(1, 0, middle), Lane(second_shift, middle, rows - middle)
+        return Lane(1, 0, middle), Lane(-1, middle, rows - middle)
 
     def hop(self, lane: Lane, part: jax.Array) -> jax.Array:
         """Send a part to the next device of its lane."""
@@ -96,9 +82,10 @@ class Ring:
 
     def upstream(self, lane: Lane, steps: int | jax.Array) -> jax.Array:
         """Index of the device `steps` (0 to size) hops before this one on the lane."""
-        here = lax.axis_index(self.axis_name)
-        back = self.size - steps if lane.shift == 1 else steps
-        return lax.rem(here + back, self.size)
+        # Unsigned: slices that start here need no code for negative indices.
+        here = lax.axis_index(self.axis_name).astype(jnp.uint32)
+        back = jnp.asarray(self.size - steps if lane.shift == 1 else steps, jnp.uint32)
+        return lax.rem(here + back, jnp.uint32(self.size))
 
 
 def ring_over(
@@ -149,41 +136,69 @@ def circulate(
         coming = tuple(ring.hop(lane, part) for lane, part in zip(lanes, here, strict=True))
         return visit(carry, arrivals(here, step)), coming
 
-    state = _repeat(ring, 0, ring.size - 1, advance, (carry, tuple(parts)))
+    state = carry, tuple(parts)
+    if ring.rolled:
+        state = lax.fori_loop(0, ring.size - 1, advance, state)
+    else:
+        for step in range(ring.size - 1):
+            state = _finished(advance(step, state))
     carry, last = state
     return visit(carry, arrivals(last, ring.size - 1))
+
+
+def in_turn(
+    visit: Callable[[Carry, Arrival], Carry],
+) -> Callable[[Carry, list[Arrival]], Carry]:
+    """A visit to one arrival after the other, so that each lane's hop has a product beside it."""
+
+    def visit_all(carry: Carry, arrivals: list[Arrival]) -> Carry:
+        first, *others = arrivals
+        carry = visit(carry, first)
+        for lane, part, source in others:
+            carry, part = _finished((carry, part))
+            carry = visit(carry, Arrival(lane, part, source))
+        return carry
+
+    return visit_all
 
 
 def accumulate(
     ring: Ring,
     lanes: Sequence[Lane],
-    term: Callable[[Lane, jax.Array], jax.Array],
+    operands: tuple[jax.Array, ...],
+    term: Callable[[tuple[jax.Array, ...], Lane, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """Send sums round the ring; each device adds `term(lane, owner)` to the sum that passes.
+    """Send sums round the ring; each device adds `term(operands, lane, owner)` to what passes.
 
     A sum sets out from the device after its owner and ends, complete, on its owner: `size - 1`
     hops. Returns this device's sums, one per lane.
     """
 
-    def terms(step: int | jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(term(lane, ring.upstream(lane, step + 1)) for lane in lanes)
+    def terms(operands: tuple[jax.Array, ...], step: int | jax.Array) -> tuple[jax.Array, ...]:
+        found = []
+        for lane in lanes:
+            mine = term(operands, lane, ring.upstream(lane, step + 1))
+            # Finished before it is added: fused with the addition, it would await the arrival.
+            mine, operands = _finished((mine, operands))
+            found.append(mine)
+        return tuple(found)
 
-    def advance(step: int | jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def advance(
+        operands: tuple[jax.Array, ...], step: int | jax.Array, sums: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, ...]:
         coming = [ring.hop(lane, part) for lane, part in zip(lanes, sums, strict=True)]
-        return tuple(sum_ + mine for sum_, mine in zip(coming, terms(step), strict=True))
+        return tuple(sum_ + mine for sum_, mine in zip(coming, terms(operands, step), strict=True))
 
-    return _repeat(ring, 1, ring.size, advance, terms(0))
-
-
-def _repeat(
-    ring: Ring,
-    first: int,
-    end: int,
-    body: Callable[[int | jax.Array, Carry], Carry],
-    state: Carry,
-) -> Carry:
+    sums = terms(operands, 0)
     if ring.rolled:
-        return cast(Carry, lax.fori_loop(first, end, body, state))
-    for step in range(first, end):
-        state = body(step, state)
-    return state
+        sums = lax.fori_loop(1, ring.size, partial(advance, operands), sums)
+    else:
+        for step in range(1, ring.size):
+            sums, operands = _finished((sums, operands))
+            sums = advance(operands, step, sums)
+    return sums
+
+
+def _finished(state: State) -> State:
+    """The state, complete: nothing that uses a part of it begins before all of it is there."""
+    return cast(State, lax.optimization_barrier(state))  # type: ignore[no-untyped-call]

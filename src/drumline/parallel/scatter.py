@@ -59,10 +59,9 @@ def matmul_reducescatter(
         axis_name: the mesh axis (or axes) of the ring.
         scattered: the dimension of the result that is divided between the devices.
         direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
-        loop: `"unrolled"`, `"rolled"`, or `"auto"`: rolled, except forward on up to four
-            devices. Unrolled gives the compiler most freedom to overlap, rolled needs less
-            memory and compile time.
-        precision: passed on to each multiplication.
+        loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
+            rolls rings of more than two devices, which need less memory and compile time then.
+        precision: of each multiplication, as `jnp.matmul` takes it.
     """
     caller = "matmul_reducescatter"
     ring = ring_over(caller, axis_name, direction, loop, precision)
@@ -92,20 +91,21 @@ def scattered_dim(scattered: Scattered, x: jax.Array) -> int:
 def scattered_sums(
     ring: Ring, scattered: Scattered, x: jax.Array, w: jax.Array, *, along: int = 0
 ) -> tuple[jax.Array, ...]:
-    """This device's share of x · w, not yet cast, in one piece for each of the ring's chains.
+    """This device's share of x · w, not yet cast, in one piece for each of the ring's lanes.
 
     `along` is the dimension of w that is contracted: 1 multiplies by the transpose.
     """
     whole = w.shape[1 - along] if scattered == "columns" else x.shape[-2]
     length = whole // ring.size
 
-    def term(lane: Lane, owner: jax.Array) -> jax.Array:
+    def term(operands: tuple[jax.Array, ...], lane: Lane, owner: jax.Array) -> jax.Array:
+        x, w = operands
         start = owner * length + lane.start
         if scattered == "columns":
             return dot(ring, x, take(w, start, lane.size, 1 - along), along=along)
         return dot(ring, take(x, start, lane.size, x.ndim - 2), w, along=along)
 
-    return accumulate(ring, ring.chains(length), term)
+    return accumulate(ring, ring.lanes(length), (x, w), term)
 
 
 def _forward(
@@ -119,7 +119,6 @@ def scatter_gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Gradients of both operands from one tour of g, this device's share of the cotangent."""
     x, w = operands
-    ring = ring.backward()
     if scattered == "columns":
         return _columns_gradients(ring, x, w, g)
     return _rows_gradients(ring, x, w, g)

@@ -1,0 +1,38 @@
+"""A Llama-style decoder of 1.3 billion parameters, its weights divided over data and model.
+
+    python -m drumline.train examples/llama_1b3.py --set tokens=/data/train.bin --set model=4
+
+Measured on one H200: see docs/training.md.
+
+`model` devices at a time share each product, the activations going round a ring between them
+(tensor parallel); the others hold other rows of the batch (FSDP). The rest is as in llama_350m.py.
+"""
+
+from pathlib import Path
+
+from llama_350m import adamw, kernel, texts
+
+from drumline.models import llama_1b3
+from drumline.train import Recipe, Settings
+
+
+def recipe(
+    *,
+    tokens: Path | None = None,
+    model: int = 1,
+    remat: bool = True,
+    steps: int = 50_000,
+    batch: int = 256,
+    learning_rate: float = 2e-4,
+    save_every: int = 500,
+) -> Recipe:
+    """What to train, and on what."""
+    decoder = llama_1b3(layout="fsdp+tensor", attention=kernel(), scan_layers=True, remat=remat)
+    return Recipe(
+        model=decoder,
+        optimizer=adamw(learning_rate, steps),
+        data=texts(tokens, decoder, batch),
+        mesh={"data": -1, "model": model},
+        steps=steps,
+        settings=Settings(save_every=save_every, keep_every=10 * save_every),
+    )

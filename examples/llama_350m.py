@@ -1,0 +1,62 @@
+"""A Llama-style decoder of 374 million parameters at 2048 tokens, its weights divided (FSDP).
+
+    python -m drumline.train examples/llama_350m.py --set tokens=/data/train.bin
+
+Measured on one H200: see docs/training.md.
+
+The file holds token ids, two bytes each, one text behind the other. Without one the tokens are
+drawn at random, which is enough to see how fast it is.
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+from drumline.models import LM, llama_350m
+from drumline.train import Data, Recipe, Settings, data
+
+LENGTH = 2048
+
+
+def recipe(
+    *,
+    tokens: Path | None = None,
+    steps: int = 20_000,
+    batch: int = 256,
+    learning_rate: float = 3e-4,
+    save_every: int = 500,
+) -> Recipe:
+    """What to train, and on what."""
+    model = llama_350m(layout="fsdp", attention=kernel())
+    return Recipe(
+        model=model,
+        optimizer=adamw(learning_rate, steps),
+        data=texts(tokens, model, batch),
+        mesh={"data": -1},
+        steps=steps,
+        settings=Settings(save_every=save_every, keep_every=10 * save_every),
+    )
+
+
+def kernel() -> str:
+    """The fastest attention here."""
+    return "cudnn" if jax.default_backend() == "gpu" else "xla"
+
+
+def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    """AdamW as decoders are mostly trained: warm-up, cosine to a tenth, gradients clipped."""
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, learning_rate, steps // 50, steps, end_value=learning_rate / 10
+    )
+    clip = optax.clip_by_global_norm(1.0)
+    return optax.chain(clip, optax.adamw(rate, b2=0.95, weight_decay=0.1))
+
+
+def texts(file: Path | None, model: LM, batch: int) -> Data:
+    """Windows of the file, or of nothing."""
+    if file:
+        return data.tokens(file, length=LENGTH, batch=batch)
+    ids = np.random.default_rng(0).integers(0, model.vocab, (batch, LENGTH + 1), np.int32)
+    return data.arrays({"tokens": ids}, batch=batch)

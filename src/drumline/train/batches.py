@@ -1,0 +1,157 @@
+"""Global batches on the devices: each host reads the rows its own devices hold, ahead of time.
+
+`grain` does the reading ahead, in threads, from a `MapDataset` with one element for each position.
+"""
+
+# mypy: allow-untyped-calls
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import grain  # type: ignore[import-untyped]
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from drumline.train.data import Data, Rows
+from drumline.train.mistakes import Mistake
+
+AHEAD = 4
+"""Batches that wait on the devices: enough for a slow read, few enough for their memory."""
+
+Numbers = Callable[[int, np.ndarray], np.ndarray]
+"""Position and rows of the global batch → numbers of records."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Puts any batch of a data set where the model wants it."""
+
+    data: Data
+    mesh: Mesh
+    spec: PartitionSpec
+
+    def __post_init__(self) -> None:
+        """Refuse rows that do not divide."""
+        over = _axes_of_rows(self.spec)
+        unknown = [axis for axis in over if axis not in self.mesh.shape]
+        if unknown:
+            axes = ", ".join(self.mesh.shape)
+            raise Mistake(f"mesh: the batch lies over axis {unknown[0]!r}, the mesh has {axes}")
+        parts = prod(self.mesh.shape[axis] for axis in over)
+        if self.data.batch % parts:
+            raise Mistake(f"data: a batch of {self.data.batch} rows does not divide by {parts}")
+
+    def load(self, position: int, numbers: Numbers) -> dict[str, jax.Array]:
+        """The global batch at a position, of which this host reads what it needs."""
+        mine = self.rows_of_hosts[jax.process_index()]
+        block = self.data.records.rows(numbers(position, mine))
+        start_of = {int(row): place for place, row in enumerate(mine)}
+        return {name: self._place(array, start_of) for name, array in block.items()}
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The arrays of a global batch and their places, without reading one."""
+
+        def shape(row: np.ndarray) -> jax.ShapeDtypeStruct:
+            whole = (self.data.batch, *row.shape[1:])
+            # As on the devices, where there are no doubles unless they are asked for.
+            dtype = jax.dtypes.canonicalize_dtype(row.dtype)
+            return jax.ShapeDtypeStruct(whole, dtype, sharding=self._sharding(row.ndim))
+
+        one: Rows = self.data.records.rows(np.zeros(1, np.int64))
+        return {name: shape(row) for name, row in one.items()}
+
+    @cached_property
+    def rows_of_hosts(self) -> dict[int, np.ndarray]:
+        """Which rows of the global batch each host's devices hold."""
+        held: dict[int, set[range]] = {}
+        sharding = self._sharding(1)
+        places: Any = sharding.devices_indices_map((self.data.batch,))
+        for device, (index,) in places.items():
+            rows = range(*index.indices(self.data.batch))
+            held.setdefault(device.process_index, set()).add(rows)
+        return {host: _sorted(held[host]) for host in sorted(held)}
+
+    def _place(self, block: np.ndarray, start_of: dict[int, int]) -> jax.Array:
+        def piece(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            rows = range(*index[0].indices(self.data.batch))
+            start = start_of[rows.start]
+            found: np.ndarray = block[(slice(start, start + len(rows)), *index[1:])]
+            return found
+
+        shape = (self.data.batch, *block.shape[1:])
+        return jax.make_array_from_callback(shape, self._sharding(block.ndim), piece)
+
+    def _sharding(self, dimensions: int) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*self.spec[:dimensions]))
+
+
+class Batches:
+    """The batches of a training run, in order from any position."""
+
+    def __init__(self, placed: Placed) -> None:
+        """Read nothing yet."""
+        self.placed = placed
+        reading = grain.ReadOptions(num_threads=placed.data.threads, prefetch_buffer_size=AHEAD)
+        self._ahead = iter(grain.MapDataset.source(_Positions(placed)).to_iter_dataset(reading))
+        self._next = 0
+
+    def take(self, position: int) -> dict[str, jax.Array]:
+        """The batch at a position; in order it is there already, elsewhere it is read first."""
+        if position != self._next:
+            self._ahead.set_state({"next_index": position})
+        batch: dict[str, jax.Array] = next(self._ahead)
+        self._next = position + 1
+        return batch
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._ahead.close()
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """What grain reads from: element i is the batch at position i."""
+
+    placed: Placed
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, position: Any) -> dict[str, jax.Array]:
+        return self.placed.load(int(position), self.placed.data.numbers)
+
+
+def once_through(placed: Placed) -> Iterator[tuple[dict[str, jax.Array], int]]:
+    """All records once, in order: batches, and how many of their rows count.
+
+    The last batch is filled up with the first record, and then one batch of nothing else follows,
+    which counts for minus the filling: a sum of means over rows is exact with every batch of one
+    shape.
+    """
+    count, size = len(placed.data.records), placed.data.batch
+
+    def numbers(position: int, rows: np.ndarray) -> np.ndarray:
+        in_order = position * size + rows
+        return np.where(in_order < count, in_order, 0)
+
+    batches = -(-count // size)
+    for position in range(batches):
+        yield placed.load(position, numbers), size
+    filling = batches * size - count
+    if filling:
+        yield placed.load(batches, numbers), -filling
+
+
+def _axes_of_rows(spec: PartitionSpec) -> tuple[str, ...]:
+    first = spec[0] if len(spec) else None
+    return () if first is None else (first,) if isinstance(first, str) else tuple(first)
+
+
+def _sorted(ranges: set[range]) -> np.ndarray:
+    return np.unique(np.concatenate([np.array(rows) for rows in ranges]))

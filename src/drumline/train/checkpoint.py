@@ -1,0 +1,254 @@
+"""Checkpoints that can be believed: whole or not there, and checked bit by bit when read.
+
+Orbax writes them in the background, all hosts at once, into `<folder>/<step>` or `gs://…/<step>`,
+and marks one as committed when everything of it is there. Beside the arrays stands a sum over their
+bits (digest.py), taken on the devices before anything was written. What is read must give that sum
+again; where it does not, or cannot be read at all, the checkpoint before is taken instead.
+"""
+
+# mypy: allow-untyped-calls
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+from etils import epath  # type: ignore[import-untyped]
+from jax.sharding import Mesh
+
+from drumline.train.agree import as_host_0_says, hosts_without
+from drumline.train.digest import digest
+from drumline.train.mistakes import Mistake
+from drumline.train.state import State, dotted, everywhere, on_all
+
+COMMITTED = "commit_success.txt"
+"""Orbax writes this file last."""
+_MISFIT = "does not fit the recipe"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state and the position in the data that goes with it."""
+
+    state: State
+    position: int
+
+
+def kept(steps: Iterable[int], last: int, every: int | None) -> set[int]:
+    """Which checkpoints stay: the newest ones, and those at multiples of `every`."""
+    by_age = sorted(steps)
+    return {*by_age[-last:], *(step for step in by_age if every and step % every == 0)}
+
+
+class Checkpoints:
+    """The checkpoints of one run. Called by all hosts alike; host 0 clears up."""
+
+    def __init__(
+        self, folder: str, keep: Callable[[Iterable[int]], set[int]], say: Callable[[str], None]
+    ) -> None:
+        """Clear away what an earlier attempt left half-written."""
+        self.committed: int | None = None
+        """The newest checkpoint that is whole, as far as this host knows."""
+        self._folder = epath.Path(folder)
+        self._keep, self._say = keep, say
+        self._damaged: set[int] = set()
+        self._of_others: set[int] = set()
+        self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._waiting: threading.Thread | None = None
+        self._failure: Exception | None = None
+        if jax.process_index() == 0:
+            for path in self._folder.iterdir():
+                if "orbax-checkpoint-tmp" in path.name or (
+                    path.name.isdigit() and not (path / COMMITTED).exists()
+                ):
+                    path.rmtree()
+        self._steps = set(as_host_0_says(sorted(self._there()) if _first() else []))
+
+    def save(
+        self, step: int, saved: Saved, mesh: Mesh, committed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin to write a checkpoint. Returns when the state may be changed again."""
+        self.wait()
+        tree = _tree(saved.state, everywhere(mesh, np.asarray(saved.position, np.int32)))
+        tree["digest"] = self._digest(mesh)(list(tree.values()))
+        arguments = ocp.args.PyTreeSave(tree)
+        self._writer.save(self._path(step), args=arguments, force=step in self._damaged)
+        self._waiting = threading.Thread(
+            target=self._commit, args=(step, committed), name="checkpoint", daemon=True
+        )
+        self._waiting.start()
+
+    def wait(self) -> None:
+        """Come back when nothing is being written; raises what went wrong in the background."""
+        if self._waiting is not None:
+            self._waiting.join()
+            self._waiting = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def restore(self, like: State, mesh: Mesh) -> Saved | None:
+        """The newest good checkpoint, laid out anew; None where there has never been one."""
+        self.wait()
+        troubles = []
+        for step in sorted(self._steps - self._damaged, reverse=True):
+            found, trouble = self._read(step, like, mesh)
+            if found is not None:
+                self.committed = step
+                return found
+            troubles.append(f"checkpoint {step} {trouble}")
+            self._say(f"{troubles[-1]}; trying the one before")
+            self._damaged.add(step)
+            if trouble.startswith(_MISFIT):
+                self._of_others.add(step)
+        if troubles:
+            raise Mistake(
+                f"checkpoint: none of the {len(troubles)} in {self._folder} can be used: "
+                f"{troubles[0]}; to begin anew, name another folder"
+            )
+        return None
+
+    def close(self) -> None:
+        """Wait for what is being written, and give the threads back."""
+        self.wait()
+        self._writer.close()
+
+    def _there(self) -> list[int]:
+        names = (path.name for path in self._folder.iterdir() if (path / COMMITTED).exists())
+        return [int(name) for name in names if name.isdigit()]
+
+    def _path(self, step: int) -> epath.Path:
+        return self._folder / str(step)
+
+    def _digest(self, mesh: Mesh) -> Callable[[list[Any]], jax.Array]:
+        return jax.jit(digest, out_shardings=on_all(mesh))
+
+    @cached_property
+    def _reader(self) -> ocp.Checkpointer:
+        # Every host for itself: one that fails must not leave the others at a barrier.
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=jax.process_index(), active_processes={jax.process_index()}
+        )
+        return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), multiprocessing_options=alone)
+
+    def _read(self, step: int, like: State, mesh: Mesh) -> tuple[Saved | None, str]:
+        """A checkpoint, or what is wrong with it; all hosts come to the same answer."""
+        position = jax.ShapeDtypeStruct((), np.int32, sharding=on_all(mesh))
+        wanted = _tree(like, position)
+        sums = (len(wanted), 2)
+        wanted["digest"] = jax.ShapeDtypeStruct(sums, np.uint32, sharding=on_all(mesh))
+        tree, trouble = None, ""
+        with _hushed():
+            try:
+                tree = self._read_here(step, wanted)
+            except Mistake as error:
+                trouble = f"{_MISFIT} ({error})"
+            except Exception as error:
+                # Damage shows in as many ways as there are bytes; none of them may end the run.
+                trouble = f"is damaged ({_in_a_line(error)})"
+            if tree is None:
+                gc.collect()
+        failed = hosts_without(tree is not None)
+        if failed:
+            return None, trouble or f"is damaged (host {failed[0]} cannot read it)"
+        assert tree is not None
+        written = np.asarray(tree.pop("digest"))
+        read = np.asarray(self._digest(mesh)(list(tree.values())))
+        differs = np.flatnonzero((written != read).any(axis=1))
+        if differs.size:
+            name = list(tree)[differs[0]]
+            return None, f"is damaged (the bits of {name} are not those that were saved)"
+        leaves = list(tree.values())
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves[:-1])
+        return Saved(state, int(leaves[-1])), ""
+
+    def _read_here(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
+        path = self._path(step)
+        contents = self._reader.metadata(path).item_metadata
+        if contents is None:
+            raise ValueError("what belongs to it cannot be read")
+        there = contents.tree
+        for name in sorted({*there, *wanted}):
+            if name not in there:
+                raise Mistake(f"{name} is not in it")
+            if name not in wanted:
+                raise Mistake(f"it has {name}, the recipe does not")
+            if tuple(there[name].shape) != tuple(wanted[name].shape):
+                shapes = f"{tuple(there[name].shape)} there and {tuple(wanted[name].shape)}"
+                raise Mistake(f"{name} has shape {shapes} in the recipe")
+        arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+        tree = self._reader.restore(path, args=ocp.args.PyTreeRestore(wanted, arguments))
+        return {name: tree[name] for name in wanted}
+
+    def _commit(self, step: int, committed: Callable[[], None]) -> None:
+        """In the background: wait until it is whole, then remove what is no longer kept."""
+        try:
+            self._writer.wait_until_finished()
+            self.committed = step
+            self._damaged.discard(step)
+            self._steps.add(step)
+            keep = self._keep(self._steps - self._damaged)
+            # What another recipe left here is not ours to remove.
+            for old in self._steps - keep - self._of_others:
+                if _first():
+                    self._remove(old)
+            self._steps &= keep
+            committed()
+        except Exception as error:
+            self._failure = error
+
+    def _remove(self, step: int) -> None:
+        # The mark first: one that is removed half-way must not look whole.
+        (self._path(step) / COMMITTED).unlink(missing_ok=True)
+        self._path(step).rmtree()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep quiet about what is left of a read that failed: its other parts, cut off half-way."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before if getattr(before, "hushes", False) else _without_late(before)
+
+
+def _without_late(before: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Tensorstore may report the rest of such a read later still, to a loop that has ended."""
+
+    def report(what: Any) -> None:
+        late = isinstance(what.exc_value, RuntimeError) and "loop is closed" in str(what.exc_value)
+        if not late:
+            before(what)
+
+    report.hushes = True  # type: ignore[attr-defined]
+    return report
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What it says at its root, short enough to stand in a sentence."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return said[0][:160]
+
+
+def _first() -> bool:
+    return jax.process_index() == 0
+
+
+def _tree(state: Any, position: Any) -> dict[str, Any]:
+    """Every array under its name. The position comes last."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    named = {dotted(path): leaf for path, leaf in leaves}
+    if len(named) != len(leaves) or not named.keys().isdisjoint({"position", "digest"}):
+        raise Mistake("params: two parameters have one name when their places are joined by dots")
+    return {**named, "position": position}

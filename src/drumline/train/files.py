@@ -1,0 +1,122 @@
+"""Small files beside the checkpoints, in a folder or in Cloud Storage, never left half-written.
+
+A local file grows by whole writes. An object in a bucket cannot grow: it is written anew, now and
+then and at the end.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from etils import epath  # type: ignore[import-untyped]
+
+from drumline.train.mistakes import Mistake
+
+REWRITE_EVERY = 30.0
+"""Seconds. An object may be replaced once a second at most; nobody watches it that closely."""
+
+
+def open_folder(folder: str) -> None:
+    """Make the folder, or say why it cannot be."""
+    try:
+        epath.Path(folder).mkdir(parents=True, exist_ok=True)
+    except (ImportError, RuntimeError):
+        raise Mistake(f"checkpoint: {folder} needs gcsfs: pip install gcsfs") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise Mistake(f"checkpoint: {folder} cannot be used: {why}") from None
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file."""
+    return bool(epath.Path(path).exists())
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """The object in a file; None where there is none or it is not whole."""
+    try:
+        value = json.loads(epath.Path(path).read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Replace a file all at once."""
+    text = json.dumps(value)
+    if _in_bucket(path):
+        epath.Path(path).write_text(text)
+        return
+    draft = f"{path}.{os.getpid()}.draft"
+    Path(draft).write_text(text)
+    os.replace(draft, path)
+
+
+class Growing(Protocol):
+    """A file that only gets longer."""
+
+    def add(self, data: bytes) -> None:
+        """Put this at its end, all of it or nothing."""
+        ...
+
+    def close(self) -> None:
+        """See to it that everything is there."""
+        ...
+
+
+def grow(path: str, lines: bool = False) -> Growing:
+    """Open a file to add to it. Of a file of lines, one that was cut short is dropped first."""
+    return _Object(path, lines) if _in_bucket(path) else _Local(path, lines)
+
+
+class _Local:
+    def __init__(self, path: str, lines: bool) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        if lines:
+            os.ftruncate(self._file, _whole_lines(self._file))
+
+    def add(self, data: bytes) -> None:
+        os.write(self._file, data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class _Object:
+    def __init__(self, path: str, lines: bool) -> None:
+        self._path = epath.Path(path)
+        self._data = self._path.read_bytes() if self._path.exists() else b""
+        if lines:
+            self._data = self._data[: self._data.rfind(b"\n") + 1]
+        self._written = time.monotonic()
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        if time.monotonic() - self._written > REWRITE_EVERY:
+            self._write()
+
+    def close(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        self._path.write_bytes(self._data)
+
+
+def _whole_lines(file: int) -> int:
+    """How much of a file is lines that ended."""
+    end = os.fstat(file).st_size
+    while end:
+        start = max(0, end - 65536)
+        cut = os.pread(file, end - start, start).rfind(b"\n")
+        if cut >= 0:
+            return start + cut + 1
+        end = start
+    return 0
+
+
+def _in_bucket(path: str) -> bool:
+    return "://" in path

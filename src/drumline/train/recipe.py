@@ -1,0 +1,142 @@
+"""What a training run is made of: a model as pure functions, its data, its layout, its settings.
+
+Nothing here runs anything. `fit` (loop.py) takes a `Recipe`; `drumline.models` has dataclasses that
+are a `Model`, and `Functions` makes one of plain functions, of Equinox or of Flax.
+"""
+
+# mypy: allow-untyped-calls
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import jax
+import optax  # type: ignore[import-untyped]
+from jax.sharding import PartitionSpec
+
+from drumline.train.data import Data
+from drumline.train.mistakes import Mistake
+
+Params = Any
+"""A pytree of arrays."""
+Batch = Any
+"""A pytree of arrays whose first dimension counts the rows of the global batch."""
+Metrics = dict[str, jax.Array]
+NanPolicy = Literal["stop", "skip", "rollback"]
+
+
+class Model(Protocol):
+    """A model without state. `loss` is called under `jax.set_mesh` and may use `shard_map`."""
+
+    @property
+    def item(self) -> str:
+        """What throughput counts: `images`, `tokens`."""
+        ...
+
+    def init(self, key: jax.Array) -> Params:
+        """The first parameters: a pytree of float32 arrays."""
+        ...
+
+    def loss(self, params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """The mean loss over the whole batch, and what else is worth watching."""
+        ...
+
+    def specs(self) -> Any:
+        """Where each parameter lies: PartitionSpecs in a tree like the parameters', or a prefix."""
+        ...
+
+    def batch_spec(self) -> PartitionSpec:
+        """How the leading dimensions of every array of the batch are laid out."""
+        ...
+
+    def flops(self, batch: Batch) -> float:
+        """Model FLOPs of one step, forward and backward, for a batch of these shapes."""
+        ...
+
+    def items(self, batch: Batch) -> int:
+        """How many items a batch of these shapes holds."""
+        ...
+
+
+def _replicated() -> PartitionSpec:
+    return PartitionSpec()
+
+
+def _rows_over_data() -> PartitionSpec:
+    return PartitionSpec("data")
+
+
+def _unknown(_: Batch) -> float:
+    return 0.0
+
+
+def _rows(batch: Batch) -> int:
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A model of plain functions: copies of the parameters everywhere, rows over axis `data`."""
+
+    init: Callable[[jax.Array], Params]
+    loss: Callable[[Params, Batch, jax.Array], tuple[jax.Array, Metrics]]
+    specs: Callable[[], Any] = _replicated
+    batch_spec: Callable[[], PartitionSpec] = _rows_over_data
+    flops: Callable[[Batch], float] = _unknown
+    """0 means unknown: no MFU is told."""
+    items: Callable[[Batch], int] = _rows
+    item: str = "rows"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A data set that is gone through once, in order, and what is measured on it."""
+
+    data: Data
+    function: Callable[[Params, Batch], Metrics] | None = None
+    """Each value must be a mean over the rows of the batch. Without it, the model's loss."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is kept safe and watched. All intervals count steps."""
+
+    seed: int = 0
+    save_every: int = 100
+    keep_last: int = 3
+    keep_every: int | None = None
+    """Checkpoints at multiples of this are kept for good."""
+    evaluate_every: int | None = None
+    """The last step is evaluated in any case."""
+    log_every: int = 10
+    nan: NanPolicy = "stop"
+    """When loss or gradients are not finite: end; leave the state as it was for that step; or go
+    back to the last checkpoint and pass over the batch."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        for name in ("save_every", "keep_last", "keep_every", "evaluate_every", "log_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise Mistake(f"{name}: {value} is not a number of steps; use 1 or more")
+        if self.nan not in ("stop", "skip", "rollback"):
+            raise Mistake(f"nan: {self.nan!r} is no policy; use stop, skip or rollback")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a run computes."""
+
+    model: Model
+    optimizer: optax.GradientTransformation
+    data: Data
+    mesh: Mapping[str, int]
+    """Axis → devices along it, in order; one may be -1 and takes what is left."""
+    steps: int
+    evaluation: Evaluation | None = None
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.steps < 1:
+            raise Mistake(f"steps: {self.steps} leaves nothing to do; use 1 or more")

@@ -1,0 +1,36 @@
+"""Training that is stopped again and again ends with the bits of a run that never was."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.world import World, a_world
+from tests.stories.disturbances import KINDS, Target, disturb, draw, parameters, train
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("config", "steps", "save_every", "seed"),
+    [
+        pytest.param("digits", 100, 7, 7, id="MLP, data parallel"),
+        pytest.param("lm_tiny", 40, 4, 0, id="LM, FSDP × tensor parallel"),
+    ],
+)
+def test_five_disturbances_leave_every_bit_as_it_was(
+    world: World, config: str, steps: int, save_every: int, seed: int
+) -> None:
+    undisturbed = parameters(world, train(world, config, steps=steps, save_every=save_every))
+    chance = random.Random(seed)
+    blows = draw(len(KINDS), steps, chance)
+    job = train(world, config, steps=steps, save_every=save_every)
+    disturb(Target(world, job, chance), blows)
+    assert parameters(world, job) == undisturbed, ", ".join(map(str, blows))
+    assert world.client.show(job)["attempts_made"] > len(blows)
+    world.cloud_is_empty()

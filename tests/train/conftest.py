@@ -1,0 +1,37 @@
+"""One compilation for all runs of the same program in these tests."""
+
+# mypy: allow-untyped-calls
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+FOR_CHILDREN = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where compiled programs are kept, here and by processes that a test starts."""
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _compile_once(compiled: str) -> Iterator[None]:
+    wanted = {
+        "jax_compilation_cache_dir": compiled,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -1,0 +1,53 @@
+"""What each of two hosts runs in the stories of test_two_hosts.py, one after the other.
+
+    python host.py FOLDER
+
+All runs share two processes, because starting them is what costs. What the runs came to is written
+to `<folder>/result-<host>.json`; the last run is told to stop from outside.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import drumline.distributed
+from drumline.train import Data, fingerprint, fit
+from tests.train.toy import ROWS, Slow, toy
+
+
+def main(folder: Path) -> int:
+    """All stories; the exit code is the last one's."""
+    drumline.distributed.initialize()
+    host = jax.process_index()
+
+    whole = fit(toy(12, save_every=6), checkpoint=folder / "whole")
+
+    rows = {name: column.copy() for name, column in ROWS.items()}
+    rows["x"][3 * 16 + 11] = np.nan  # row 11 of batch 3 is host 1's
+    ordered = Data(Slow(0.0, rows), batch=16, shuffle=False)
+    halted = fit(replace(toy(6), data=ordered), checkpoint=None)
+
+    (folder / f"result-{host}.json").write_text(
+        json.dumps(
+            {
+                "whole": fingerprint(whole.state),
+                "loss": whole.metrics["loss"],
+                "report": halted.report,
+                "ending": halted.ending.exit_code,
+                "step": halted.step,
+            }
+        )
+    )
+    slow = Data(Slow(0.02), batch=16, seed=7, threads=1)
+    long = replace(toy(10_000, save_every=5_000), data=slow)
+    return fit(long, checkpoint=folder / "stopped").ending.exit_code
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.exit(code)

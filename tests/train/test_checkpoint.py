@@ -1,0 +1,221 @@
+"""A checkpoint is whole or not there, and what is read is what was saved or is not taken."""
+
+# mypy: allow-untyped-calls
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from drumline.train import Mistake, Settings, fit
+from drumline.train.checkpoint import Checkpoints, Saved, kept
+from drumline.train.state import State, make_mesh
+from tests.train.dying_writer import saved, state_of, write
+from tests.train.toy import SHARDED, toy
+
+
+@dataclass
+class Found:
+    """What a run that starts now would go on from, and what it says about it."""
+
+    folder: Path
+    said: list[str] = field(default_factory=list)
+
+    def step(self) -> int:
+        """The step that is restored, after every bit of it was compared with what was saved."""
+        mesh = make_mesh({"data": 1})
+        like: State = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved(0).state
+        )
+        checkpoints = Checkpoints(str(self.folder), set, self.said.append)
+        found = checkpoints.restore(like, mesh)
+        assert isinstance(found, Saved)
+        step = int(found.state.step)
+        arrays, position = state_of(step)
+        assert found.position == position
+        assert found.state.key.tolist() == [0, step]
+        for name, array in arrays.items():
+            assert np.array_equal(found.state.params[name], array.astype(np.float32)), name
+        return step
+
+
+# Of a read that fails, tensorstore may report the rest to an event loop that is gone by then.
+damaging = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints of steps 1 and 2."""
+    folder = tmp_path_factory.mktemp("two")
+    for step in (1, 2):
+        write(str(folder), step)
+    return folder
+
+
+def test_killed_at_twenty_random_bytes_of_a_write_nothing_is_lost_or_wrong(
+    two: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(two / "1", tmp_path / "1")
+    chance = random.Random(20)
+    largest = max(file.stat().st_size for file in (two / "2").rglob("*"))
+    # Half anywhere in the arrays, half where the small files are that say what belongs to what.
+    limits = [chance.randrange(largest) for _ in range(10)]
+    limits += [chance.randrange(800) for _ in range(10)]
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.train.dying_writer", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    with writer:
+        killed = 0
+        for limit in limits:
+            print(limit, file=writer.stdin, flush=True)
+            ending = int(writer.stdout.readline())
+            killed += ending != 0
+            there = Found(tmp_path)
+            assert there.step() == (1 if ending else 2), f"killed at byte {limit}"
+            assert there.said == []
+            shutil.rmtree(tmp_path / "2", ignore_errors=True)
+            assert [path.name for path in tmp_path.iterdir()] == ["1"]
+        assert killed == len(limits)
+        writer.stdin.close()
+
+
+@damaging
+def test_a_damaged_checkpoint_is_never_restored_wrongly(two: Path, tmp_path: Path) -> None:
+    files = [file.relative_to(two) for file in sorted((two / "2").rglob("*")) if file.is_file()]
+    fell_back = {}
+    for file in files:
+        for damage in ("flip", "truncate", "remove"):
+            folder = tmp_path / f"{file.name}-{damage}"
+            shutil.copytree(two, folder)
+            _damage(folder / file, damage)
+            found = Found(folder)
+            step = found.step()
+            if step == 1 and damage != "remove":
+                assert found.said, file
+                # Damage to the names of its parts looks as if they were another recipe's.
+                assert re.match(
+                    r"checkpoint 2 (is damaged|does not fit the recipe) \(", found.said[0]
+                )
+                assert found.said[0].endswith("; trying the one before")
+                assert "\n" not in found.said[0]
+            fell_back[file, damage] = step == 1
+            shutil.rmtree(folder)
+    arrays = max(files, key=lambda file: (two / file).stat().st_size)
+    assert fell_back[arrays, "flip"]
+    assert fell_back[arrays, "truncate"]
+    assert fell_back[arrays, "remove"]
+    assert len(files) >= 8
+
+
+def _damage(file: Path, how: str) -> None:
+    content = bytearray(file.read_bytes())
+    if how == "remove":
+        file.unlink()
+        return
+    if how == "flip":
+        content[len(content) // 2] ^= 0x10
+    else:
+        del content[len(content) // 2 :]
+    file.write_bytes(content)
+
+
+@damaging
+def test_every_flipped_byte_of_the_sums_themselves_is_noticed_or_harmless(
+    two: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(3)
+    small = [f for f in (two / "2").rglob("d/*") if f.is_file() and f.stat().st_size < 1000]
+    for turn in range(12):
+        folder = tmp_path / str(turn)
+        shutil.copytree(two, folder)
+        file = folder / chance.choice(small).relative_to(two)
+        content = bytearray(file.read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        file.write_bytes(content)
+        assert Found(folder).step() in (1, 2)
+        shutil.rmtree(folder)
+
+
+@damaging
+def test_without_any_good_checkpoint_nothing_begins_anew_unasked(two: Path, tmp_path: Path) -> None:
+    for step in ("1", "2"):
+        shutil.copytree(two / step, tmp_path / step)
+        for file in (tmp_path / step).rglob("d/*"):
+            file.write_bytes(b"")
+    with pytest.raises(Mistake, match=r"none of the 2 in .* can be used: checkpoint 2 is damaged"):
+        Found(tmp_path).step()
+
+
+def test_a_recipe_that_changed_is_told_what_differs(tmp_path: Path) -> None:
+    fit(toy(2), checkpoint=tmp_path)
+    model = replace(SHARDED, init=_wider)
+    with pytest.raises(Mistake) as caught:
+        fit(toy(4, model=model), checkpoint=tmp_path)
+    assert "checkpoint 2 does not fit the recipe (" in str(caught.value)
+    assert "body has shape (16, 8) there and (16, 24) in the recipe" in str(caught.value)
+    assert (tmp_path / "2").exists()
+
+
+def _wider(key: jax.Array) -> dict[str, jax.Array]:
+    return {"body": jax.random.normal(key, (16, 24)), "head": jax.numpy.ones(24)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "last", "every", "stay"),
+    [
+        (range(10, 70, 10), 2, None, {50, 60}),
+        (range(10, 70, 10), 2, 30, {30, 50, 60}),
+        (range(10, 70, 10), 9, None, {10, 20, 30, 40, 50, 60}),
+        ([60, 10, 40], 1, 20, {40, 60}),
+        ([], 3, 5, set()),
+    ],
+)
+def test_which_checkpoints_stay(
+    steps: Iterable[int], last: int, every: int | None, stay: set[int]
+) -> None:
+    assert kept(steps, last, every) == stay
+
+
+def test_a_run_keeps_the_last_ones_and_every_so_many_for_good(tmp_path: Path) -> None:
+    fit(toy(14, save_every=2, keep_last=2, keep_every=6), checkpoint=tmp_path)
+    assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"6", "12", "14"}
+
+
+@damaging
+def test_what_a_damaged_one_left_is_written_anew_and_does_not_crowd_out_good_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
+    for file in (tmp_path / "6").rglob("d/*"):
+        _damage(file, "truncate")
+    capsys.readouterr()
+    result = fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
+    said = capsys.readouterr().out
+    assert "checkpoint 6 is damaged" in said
+    assert "going on from step 4" in said
+    assert result.step == 6
+    fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
+    said = capsys.readouterr().out
+    assert "going on from step 6" in said
+    assert "damaged" not in said
+    assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"4", "6"}
+
+
+def test_intervals_count_from_one() -> None:
+    with pytest.raises(Mistake, match="save_every: 0 is not a number of steps; use 1 or more"):
+        Settings(save_every=0)
+    with pytest.raises(Mistake, match="keep_every: -1 is not a number of steps"):
+        Settings(keep_every=-1)

@@ -1,0 +1,137 @@
+"""`python -m drumline.train`: what it takes, what it says, how it exits."""
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from drumline.train import Mistake
+from drumline.train.__main__ import main
+from drumline.train.config import load_config, read_value
+
+CONFIG = '''"""A config.
+
+    python -m drumline.train config.py
+"""
+
+from typing import Literal
+from pathlib import Path
+from drumline.train import Recipe
+
+def recipe(
+    *, steps: int = 300, rate: float = 1e-3, policy: Literal["stop", "skip"] = "stop",
+    folder: Path | None = None, quick: bool = False, table: dict[str, int] = {},
+) -> Recipe:
+    from drumline.train import Mistake
+    raise Mistake(f"{steps} {rate} {policy} {folder} {quick}")
+'''
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.py"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What is said when nothing is done."""
+    assert main(list(words)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--set", "stps=5"], "--set stps: config.py has no such setting; did you mean steps?"),
+        (["--set", "zzz=5"], "--set zzz: config.py has no such setting; there are steps, rate,"),
+        (["--set", "steps=many"], "--set steps=many: 'many' is not a whole number"),
+        (["--set", "steps=1.5"], "--set steps=1.5: '1.5' is not a whole number"),
+        (["--set", "rate=fast"], "--set rate=fast: 'fast' is not a number"),
+        (["--set", "quick=maybe"], "--set quick=maybe: 'maybe' is not yes or no"),
+        (["--set", "policy=skp"], "--set policy=skp: no such choice; did you mean skip?"),
+        (["--set", "steps"], "--set steps: write it as name=value"),
+        (["--set", "table=1"], "--set table: a dict[str, int] cannot be set here"),
+        (["--stops", "5"], "unrecognized arguments: --stops 5"),
+        (
+            ["--set", "steps=1e3", "--set", "quick=yes", "--set", "folder=/tmp/x=y"],
+            "1000 0.001 stop /tmp/x=y True",
+        ),
+        (["--set", "rate=3", "--set", "policy=skip", "--set", "folder=none"], "300 3.0 skip None"),
+    ],
+)
+def test_settings_are_read_as_annotated_or_refused_in_a_sentence(
+    config: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in refused(capsys, config, *words)
+
+
+def test_files_that_are_no_configs_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "there is no such file" in refused(capsys, str(tmp_path / "none.py"))
+    for name, content, told in (
+        ("empty.py", "", "it defines no function recipe(*, …) -> Recipe"),
+        ("loose.py", "def recipe(steps: int = 3): ...", "write def recipe(*, steps, …)"),
+        ("wrong.py", "def recipe(*, steps: int = 3): return 5", "recipe returns int, not a Recipe"),
+        ("open.py", "def recipe(*, steps: int): ...", "steps has no default; --set steps=…"),
+        ("config.txt", "", "its name must end in .py"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert told in refused(capsys, str(tmp_path / name))
+    assert "CONFIG.py is missing" in refused(capsys)
+
+
+def test_help_shows_the_docstring_and_every_setting(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([config, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("A config.\n\n    python -m drumline.train config.py\n")
+    assert "  steps: int = 300\n" in said
+    assert "  policy: Literal['stop', 'skip'] = 'stop'\n" in said
+    assert main(["--help"]) == 0
+    assert "--checkpoint FOLDER" in capsys.readouterr().out
+
+
+def test_what_a_model_refuses_is_a_sentence_and_what_breaks_is_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("drumline.models")
+    path = tmp_path / "broken.py"
+    path.write_text("from drumline.models import MLP\ndef recipe(*, n: int = 0): return MLP(n)")
+    assert refused(capsys, str(path)).startswith("MLP: ")
+    path.write_text("def recipe(*, n: int = 0): return int('x')")
+    with pytest.raises(ValueError, match="invalid literal"):
+        main([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("1_000", int, 1000),
+        ("7", int | str, 7),
+        ("seven", int | str, "seven"),
+        ("2", Literal[1, 2], 2),
+        ("None", float | None, None),
+        ("0.5", float | None, 0.5),
+        ("no", bool, False),
+    ],
+)
+def test_values(text: str, kind: Any, value: object) -> None:
+    assert read_value("x", text, kind) == value
+
+
+def test_a_union_of_nothing_that_fits_is_refused() -> None:
+    with pytest.raises(Mistake, match=re.escape("--set x=y: 'y' is not a number")):
+        read_value("x", "y", int | float)
+
+
+def test_settings_without_annotation_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text("def recipe(*, name='a'): ...")
+    assert load_config(str(path)).kinds == {"name": str}

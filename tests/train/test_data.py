@@ -1,0 +1,125 @@
+"""Which records a batch holds, and where they come from."""
+
+# mypy: allow-untyped-calls
+
+import re
+from pathlib import Path
+
+import grain  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from array_record.python import array_record_module  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drumline.train import Mistake, data
+from drumline.train.data import shuffled
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 5))
+def test_an_epoch_holds_every_record_once(count: int, seed: int, epoch: int) -> None:
+    order = shuffled(np.arange(count), count, (seed, epoch))
+    assert sorted(order) == list(range(count))
+
+
+def test_each_epoch_and_each_seed_has_an_order_of_its_own_that_looks_random() -> None:
+    count = 20_000
+    orders = [shuffled(np.arange(count), count, key) for key in ((0, 0), (0, 1), (1, 0))]
+    orders.append(np.arange(count))
+    for index, one in enumerate(orders):
+        for other in orders[:index]:
+            assert np.sum(one == other) < 10  # one is expected
+            assert abs(np.corrcoef(one, other)[0, 1]) < 0.04  # 5.6 standard deviations
+    steps = np.diff(orders[0])
+    assert len(np.unique(steps)) > 10_000
+
+
+def test_a_record_far_into_a_huge_set_is_found_without_writing_the_order_down() -> None:
+    count = 10**12
+    first = shuffled(np.arange(1000), count, (3,))
+    assert len(np.unique(first)) == 1000
+    assert first.min() >= 0
+    assert first.max() < count
+    assert first.max() > count // 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(5, 300),
+    position=st.integers(0, 100),
+    hosts=st.sampled_from([1, 2, 4, 8]),
+    shuffle=st.booleans(),
+)
+def test_a_batch_is_the_same_however_many_hosts_read_it(
+    count: int, position: int, hosts: int, shuffle: bool
+) -> None:
+    source = data.arrays({"n": np.arange(count)}, batch=16, seed=5, shuffle=shuffle)
+    whole = source.numbers(position, np.arange(16))
+    shares = np.split(np.arange(16), hosts)
+    assert np.array_equal(np.concatenate([source.numbers(position, s) for s in shares]), whole)
+
+
+def test_an_epoch_may_end_within_a_batch() -> None:
+    source = data.arrays({"n": np.arange(10)}, batch=4, seed=1)
+    taken = np.concatenate([source.numbers(i, np.arange(4)) for i in range(10)])
+    assert sorted(taken[:10]) == sorted(taken[10:20]) == list(range(10))
+    assert list(taken[:10]) != list(taken[10:20])
+
+
+def test_token_files_are_cut_into_windows_that_share_their_ends(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 50_000, 1000).astype(np.uint16)
+    ids.tofile(tmp_path / "ids.bin")
+    source = data.tokens(tmp_path / "ids.bin", length=16, batch=4, shuffle=False)
+    assert len(source.records) == 62
+    window = source.records.rows(np.array([0, 61]))["tokens"]
+    assert window.dtype == np.int32
+    assert np.array_equal(window[0], ids[:17])
+    assert np.array_equal(window[1], ids[61 * 16 : 62 * 16 + 1])
+
+
+def test_array_records_and_grain_datasets_are_read_by_number(tmp_path: Path) -> None:
+    file = str(tmp_path / "a.array_record")
+    writer = array_record_module.ArrayRecordWriter(file, "group_size:1")
+    for number in range(30):
+        writer.write(np.array([number, -number], np.float32).tobytes())
+    writer.close()
+    parsed = data.array_records(
+        file, lambda found: {"x": np.frombuffer(found, np.float32)}, batch=8
+    )
+    assert np.array_equal(parsed.records.rows(np.array([29, 3]))["x"], [[29, -29], [3, -3]])
+    doubled = grain.MapDataset.range(30).map(lambda n: {"x": np.float32(2 * n)})
+    found = data.records(doubled, batch=8).records.rows(np.array([7, 0]))
+    assert np.array_equal(found["x"], [14, 0])
+
+
+def test_synthetic_records_are_the_same_each_time_and_differ_from_each_other() -> None:
+    source = data.synthetic(lambda random: {"x": random.normal(size=3)}, batch=4, seed=2)
+    rows = source.records.rows(np.array([5, 6, 5]))["x"]
+    assert np.array_equal(rows[0], rows[2])
+    assert not np.array_equal(rows[0], rows[1])
+
+
+def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "odd.bin").write_bytes(b"123")
+    (tmp_path / "short.bin").write_bytes(bytes(20))
+    (tmp_path / "bad.array_record").write_bytes(b"no records" * 20)
+    told = {
+        "there is no file": lambda: data.tokens(tmp_path / "none.bin", length=4, batch=1),
+        "no whole number of uint16": lambda: data.tokens(tmp_path / "odd.bin", length=4, batch=1),
+        "too few for a window of 16": lambda: data.tokens(
+            tmp_path / "short.bin", length=16, batch=1
+        ),
+        "use uint16 or uint32": lambda: data.tokens(
+            tmp_path / "short.bin", length=4, batch=1, dtype="int8"
+        ),
+        "x has 3, y has 4": lambda: data.arrays({"x": np.zeros(3), "y": np.zeros(4)}, batch=1),
+        "a batch of 0 rows is empty": lambda: data.arrays({"x": np.zeros(3)}, batch=0),
+        "cannot be read as ArrayRecord": lambda: data.array_records(
+            str(tmp_path / "bad.array_record"), lambda found: {"x": found}, batch=1
+        ),
+    }
+    for sentence, wrong in told.items():
+        with pytest.raises(Mistake, match=re.escape(sentence)) as caught:
+            wrong()
+        assert "\n" not in str(caught.value)

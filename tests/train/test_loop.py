@@ -1,0 +1,123 @@
+"""The loop with models of other makes, and what it refuses before anything runs."""
+
+# mypy: allow-untyped-calls
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from drumline.train import Functions, Mistake, Recipe, Settings, data, fit
+from drumline.train.checkpoint import COMMITTED
+from drumline.train.state import layout, make_mesh
+from tests.train.toy import ROWS, SHARDED, Slow, toy
+
+
+def test_an_equinox_model_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = eqx.nn.MLP(16, "scalar", 8, 1, key=jax.random.key(0))
+    _, static = eqx.partition(whole, eqx.is_array)
+
+    def init(key: jax.Array) -> Any:
+        return eqx.filter(eqx.nn.MLP(16, "scalar", 8, 1, key=key), eqx.is_array)
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        del key
+        model = eqx.combine(params, static)
+        return jnp.mean((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2), {}
+
+    def recipe(steps: int) -> Recipe:
+        source = data.arrays(ROWS, batch=16)
+        model = Functions(init, loss)
+        return Recipe(model, optax.sgd(0.05), source, {"data": -1}, steps)
+
+    first = fit(recipe(3), checkpoint=tmp_path)
+    result = fit(recipe(40), checkpoint=tmp_path)
+    assert result.metrics["loss"] < first.metrics["loss"] / 2
+    assert isinstance(result.state.params, eqx.nn.MLP)
+    assert result.state.params.layers[0].weight.shape == (8, 16)
+
+
+class Breaking(Slow):
+    """Records that cannot be read from some batch on."""
+
+    def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        if self.seconds > 0 and 100 in numbers:
+            raise KeyError("record 100")
+        return super().rows(numbers)
+
+
+def test_what_breaks_a_run_is_raised_as_it_is_and_the_last_checkpoint_is_whole(
+    tmp_path: Path,
+) -> None:
+    source = data.Data(Breaking(0.001), batch=16, shuffle=False)
+    with pytest.raises(KeyError, match="record 100"):
+        fit(replace(toy(40, save_every=6), data=source), checkpoint=tmp_path)
+    assert (tmp_path / "6" / COMMITTED).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"mesh": {"data": 16}}, "mesh: data=16 needs 16 devices and there are 8"),
+        ({"mesh": {"data": -1, "model": -1}}, "only one axis can be -1"),
+        ({"mesh": {"data": -1, "model": 3}}, "8 devices do not divide by 3"),
+        ({"mesh": {"data": 0}}, "the size of an axis is 1 or more, or -1"),
+        ({"mesh": {"rows": 8}}, "specs: body lies over axis 'data', the mesh has rows"),
+        (
+            {"mesh": {"rows": 8}, "model": Functions(SHARDED.init, SHARDED.loss)},
+            "mesh: the batch lies over axis 'data', the mesh has rows",
+        ),
+        ({"data": data.arrays(ROWS, batch=12)}, "a batch of 12 rows does not divide by 8"),
+        (
+            {"model": replace(SHARDED, specs=lambda: {"body": P(None, None, "data"), "head": P()})},
+            "specs: body has shape (16, 8) and",
+        ),
+        (
+            {"mesh": {"data": 3}, "data": data.arrays(ROWS, batch=12)},
+            "specs: dimension 0 of body (16, 8) does not divide by 3 devices",
+        ),
+        (
+            {"model": replace(SHARDED, specs=lambda: {"body": P()})},
+            "specs: not a tree like the parameters",
+        ),
+    ],
+)
+def test_a_layout_that_cannot_be_is_told_in_a_sentence(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        fit(replace(toy(), **change))
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Mistake, match=r"checkpoint: .*file cannot be used: "):
+        fit(toy(), checkpoint=tmp_path / "file")
+    with pytest.raises(Mistake, match="steps: 0 leaves nothing to do"):
+        toy(0)
+    with pytest.raises(Mistake, match="use stop, skip or rollback"):
+        Settings(nan="ignore")  # type: ignore[arg-type]
+
+
+def test_moments_lie_where_their_parameters_lie() -> None:
+    chained = optax.chain(optax.clip_by_global_norm(1.0), optax.adafactor(1e-3), optax.adamw(1e-3))
+    made = replace(toy(), optimizer=chained)
+    places = layout(made, make_mesh(made.mesh))
+    sharded = places.params["body"].sharding
+    assert not sharded.is_fully_replicated
+    adam = places.opt_state[2][0]
+    assert adam.mu["body"].sharding == adam.nu["body"].sharding == sharded
+    assert adam.count.sharding.is_fully_replicated
+    # Rows and columns of a parameter's square have its name and not its shape.
+    others = [
+        leaf for leaf in jax.tree.leaves(places.opt_state) if leaf.shape not in {(16, 8), (8,)}
+    ]
+    assert all(leaf.sharding.is_fully_replicated for leaf in others)
+    assert len(others) > 3

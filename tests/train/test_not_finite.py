@@ -1,0 +1,141 @@
+"""When loss or gradients are not finite: what becomes of the run, and who is blamed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from drumline.train import Ending, Functions, Recipe, data, fingerprint, fit
+from drumline.train.finite import Blame, find_host
+from tests.train.toy import ROWS, toy
+
+BATCH, BAD = 16, 5
+
+
+def with_rows(rows: dict[str, np.ndarray], steps: int, **settings: Any) -> Recipe:
+    """The toy on these rows, in their own order."""
+    source = data.arrays(rows, batch=BATCH, shuffle=False)
+    made = toy(steps, **{"save_every": 2, **settings})
+    model = Functions(made.model.init, without_dropout, specs=made.model.specs)
+    return replace(made, data=source, model=model)
+
+
+def without_dropout(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+    """The same whatever the number of the step, so that runs with different numbers compare."""
+    del key
+    error = jnp.tanh(batch["x"] @ params["body"]) @ params["head"] - batch["y"]
+    return jnp.mean(error**2), {}
+
+
+def poisoned(value: float = np.nan) -> dict[str, np.ndarray]:
+    """Rows of which one in batch 5 is not a number."""
+    rows = {name: column.copy() for name, column in ROWS.items()}
+    rows["x"][BAD * BATCH + 3, 2] = value
+    return rows
+
+
+def without_the_bad_batch() -> dict[str, np.ndarray]:
+    gone = slice(BAD * BATCH, (BAD + 1) * BATCH)
+    return {name: np.delete(column, gone, axis=0) for name, column in ROWS.items()}
+
+
+def test_stop_ends_the_run_with_the_last_good_state_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = fit(with_rows(poisoned(), 12), checkpoint=tmp_path)
+    assert result.ending is Ending.NOT_FINITE
+    assert result.ending.exit_code == 1
+    told = "step 6: not a number from batch 5, first on host 0 of 1, in parameter group body"
+    assert result.report == f"{told} and 1 more"
+    assert told in capsys.readouterr().out
+    assert result.step == 5
+    good = fit(with_rows(ROWS, 5), checkpoint=None)
+    assert fingerprint(result.state) == fingerprint(good.state)
+    assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"2", "4"}
+
+
+def test_skip_leaves_the_state_alone_for_that_step(tmp_path: Path) -> None:
+    result = fit(with_rows(poisoned(np.inf), 12, nan="skip"), checkpoint=tmp_path)
+    assert result.ending is Ending.DONE
+    assert result.step == 12
+    expected = fit(with_rows(without_the_bad_batch(), 11)).state
+    assert fingerprint(result.state.params) == fingerprint(expected.params)
+    assert fingerprint(result.state.opt_state) == fingerprint(expected.opt_state)
+    assert "step 6: not a number from batch 5" in result.report
+
+
+def test_rollback_goes_on_as_if_the_batch_had_never_been_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = fit(with_rows(without_the_bad_batch(), 8)).state
+    capsys.readouterr()
+    result = fit(with_rows(poisoned(), 8, nan="rollback"), checkpoint=tmp_path)
+    said = capsys.readouterr().out
+    assert result.ending is Ending.DONE
+    assert "going on from step 4" in said
+    assert "passing over batch 5" in said
+    assert fingerprint(result.state) == fingerprint(expected)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 9))
+    # What is passed over stays so when the run is stopped afterwards and goes on.
+    longer = fit(with_rows(poisoned(), 9, nan="rollback"), checkpoint=tmp_path)
+    assert "not a number" not in capsys.readouterr().out
+    assert longer.report == ""
+    assert fingerprint(longer.state) == fingerprint(
+        fit(with_rows(without_the_bad_batch(), 9)).state
+    )
+
+
+def test_rollback_gives_up_when_it_does_not_get_past_a_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = {**ROWS, "y": ROWS["y"].copy()}
+    rows["y"][4 * BATCH :] = np.nan
+    result = fit(with_rows(rows, 12, nan="rollback"))
+    assert result.ending is Ending.NOT_FINITE
+    assert result.step == 4
+    said = capsys.readouterr().out
+    assert said.count("passing over batch") == 3
+    assert "went back 3 times without getting past step 5" in said
+
+
+def test_a_gradient_alone_is_enough_and_its_group_is_named() -> None:
+    def loss(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+        value, told = without_dropout(params, batch, key)
+        # The root of zero is zero; its slope is not finite.
+        return value + jnp.sqrt(jnp.sum(params["head"] ** 2) * batch["number"].min()), told
+
+    rows = {**ROWS, "number": ROWS["number"] + 1}
+    rows["number"][2 * BATCH + 1] = 0
+    made = with_rows(rows, 6)
+    result = fit(replace(made, model=replace(toy().model, loss=loss)))  # type: ignore[type-var]
+    assert result.ending is Ending.NOT_FINITE
+    assert result.report == (
+        "step 3: not a number from batch 2, first on host 0 of 1, in parameter group head"
+    )
+
+
+def test_the_host_is_the_first_whose_rows_are_bad_by_themselves() -> None:
+    hosts = {0: np.arange(0, 4), 1: np.arange(4, 8), 2: np.arange(8, 12)}
+
+    def with_bad_rows(*bad: int) -> tuple[int | None, bool]:
+        def finite(rows: np.ndarray) -> jax.Array:
+            assert len(rows) == 12
+            return jnp.asarray(not set(bad) & set(rows.tolist()))
+
+        return find_host(finite, 12, hosts)
+
+    assert with_bad_rows(6, 9) == (1, True)
+    assert with_bad_rows(0) == (0, True)
+    assert with_bad_rows() == (None, False)
+    shared = {0: np.arange(12), 1: np.arange(12)}
+    assert find_host(lambda rows: jnp.asarray(len(rows) == 0), 12, shared) == (None, True)
+    told = Blame(None, 2, ("embed",), repeats=False).told(7, 6)
+    assert told.endswith(
+        "in parameter group embed; computed again it was finite, so suspect the hardware"
+    )

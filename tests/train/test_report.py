@@ -1,0 +1,199 @@
+"""What a run leaves to be read: JSON lines, TensorBoard, the heartbeat, the evaluation, goodput."""
+
+import itertools
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from drumline.heartbeat import flush
+from drumline.train import Evaluation, Result, fit
+from drumline.train.files import grow
+from drumline.train.goodput import Clock, History, begin_attempt
+from drumline.train.throughput import mfu, peak_flops
+from tests.train.toy import COUNT, ROWS, toy
+
+pulse = sys.modules["drumline.heartbeat"]
+
+
+def measure(params: Any, batch: Any) -> dict[str, jax.Array]:
+    """In an order that is not that of the names."""
+    error = jnp.tanh(batch["x"] @ params["body"]) @ params["head"] - batch["y"]
+    return {"squared": jnp.mean(error**2), "number": jnp.mean(batch["number"])}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Path]]:
+    """Twelve steps with an evaluation every five, heard by an agent."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRUMLINE_HEARTBEAT", str(folder / "heartbeat.json"))
+        patch.setattr(pulse, "_latest", None)
+        patch.setattr("atexit.register", lambda _: None)
+        made = toy(12, save_every=4, log_every=2, evaluate_every=5)
+        result = fit(replace(made, evaluation=Evaluation(made.data, measure)), checkpoint=folder)
+        flush()
+        yield result, folder
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_json_lines_hold_each_logged_step_once(run: tuple[Result, Path]) -> None:
+    told = read_lines(run[1])
+    steps = [line for line in told if "loss" in line]
+    assert [line["step"] for line in steps] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in told if "eval_squared" in line] == [5, 10, 12]
+    for line in steps:
+        assert line["attempt"] == 1
+        assert line.keys() >= {"time", "loss", "grad_norm", "numbers", "goodput"}
+        assert line["rate"] > 0
+        assert 0 <= line["goodput"] <= 1
+        assert "mfu" not in line  # a CPU's peak is nobody's business
+    assert steps[-1]["loss"] == run[0].metrics["loss"]
+
+
+def test_the_evaluation_is_the_mean_over_every_row_once(run: tuple[Result, Path]) -> None:
+    params = {k: np.asarray(v, np.float64) for k, v in run[0].state.params.items()}
+    rows = {name: column.astype(np.float64) for name, column in ROWS.items()}
+    error = np.tanh(rows["x"] @ params["body"]) @ params["head"] - rows["y"]
+    assert run[0].metrics["eval_number"] == pytest.approx((COUNT - 1) / 2, rel=1e-6)
+    assert run[0].metrics["eval_squared"] == pytest.approx(np.mean(error**2), rel=1e-5)
+
+
+def test_the_heartbeat_tells_where_the_run_is(run: tuple[Result, Path]) -> None:
+    told = json.loads((run[1] / "heartbeat.json").read_text())
+    assert (told["step"], told["total"], told["checkpoint"]) == (12, 12, 12)
+    assert told["item"] == "rows"
+    assert told["loss"] == run[0].metrics["loss"]
+    assert told["rate"] > 0
+    assert told["mfu"] is None
+    assert 0 < told["goodput"] < 1
+    assert told["result"] == (
+        f"eval number {run[0].metrics['eval_number']:.4g}, "
+        f"eval squared {run[0].metrics['eval_squared']:.4g}"
+    )
+
+
+def test_tensorboard_reads_every_scalar_and_forgets_steps_that_were_given_up(
+    run: tuple[Result, Path],
+) -> None:
+    (file,) = (run[1] / "tensorboard").iterdir()
+    assert file.name.startswith("events.out.tfevents.")
+    events = [decoded(record) for record in records(file.read_bytes())]
+    assert events[0][3] == [b"brain.Event:2"]
+    assert decoded(events[1][7][0]) == {1: [1]}  # a session starts
+    assert events[1][2] == [2]  # and what was told of this step and later ones is void
+    scalars = {}
+    for event in events[2:]:
+        for value in decoded(event[5][0])[1]:
+            tag, number = decoded(value)[1][0], decoded(value)[2][0]
+            scalars[tag.decode(), event[2][0]] = struct.unpack("<f", number)[0]
+    for line in read_lines(run[1]):
+        for name in line.keys() - {"attempt", "step", "time"}:
+            assert scalars.pop((name, line["step"])) == pytest.approx(line[name], rel=1e-6)
+    assert scalars == {}
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """Records of TensorFlow's format; both checksums of each are computed the slow way."""
+    at = 0
+    while at < len(content):
+        (length,) = struct.unpack("<Q", content[at : at + 8])
+        assert content[at + 8 : at + 12] == masked(content[at : at + 8])
+        data = content[at + 12 : at + 12 + length]
+        assert content[at + 12 + length : at + 16 + length] == masked(data)
+        yield data
+        at += 16 + length
+
+
+def masked(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 * (crc & 1))
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
+
+
+def decoded(message: bytes) -> dict[int, list[Any]]:
+    """The fields of a protobuf message by number."""
+    at, found = 0, {}  # type: tuple[int, dict[int, list[Any]]]
+
+    def varint() -> int:
+        nonlocal at
+        value = 0
+        for shift in itertools.count(0, 7):
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+        return value
+
+    while at < len(message):
+        field, wire = divmod(varint(), 8)
+        if wire == 0:
+            value: Any = varint()
+        else:
+            size = {1: 8, 5: 4}.get(wire) or varint()
+            value = message[at : at + size]
+            at += size
+        found.setdefault(field, []).append(value)
+    return found
+
+
+def test_a_line_that_was_cut_short_is_dropped_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for whole in (b"", b'{"step": 1}\n', b'{"step": 1}\n{"step": 2}\n' + b"#" * 200_000 + b"\n"):
+        path.write_bytes(whole + b'{"step": 3, "lo' + b"x" * 100_000)
+        file = grow(str(path), lines=True)
+        file.add(b'{"step": 3}\n')
+        file.close()
+        assert path.read_bytes() == whole + b'{"step": 3}\n'
+
+
+def test_goodput_counts_only_steps_that_led_somewhere() -> None:
+    first = begin_attempt(None, attempt=None, now=1000.0)
+    assert first == History(1000.0, 1)
+    assert first.goodput(30.0, now=1040.0) == 0.75
+    saved = first.at_checkpoint(10, 20.0).at_checkpoint(20, 40.0)
+    # Killed after 55 seconds of steps and away for a while: the 15 since the checkpoint are lost.
+    again = begin_attempt(json.loads(json.dumps(saved.as_json())), attempt=None, now=1100.0)
+    assert again.attempt == 2
+    assert again.goodput(again.seconds[20] + 10.0, now=1120.0) == pytest.approx(50 / 120)
+    # Back to step 10, because 20 was damaged: what was known of it is void.
+    assert again.at_checkpoint(15, 30.0).seconds == {10: 20.0, 15: 30.0}
+    assert begin_attempt({"first_start": "?"}, attempt=7, now=5.0) == History(5.0, 7)
+
+
+def test_the_clock_counts_steps_and_nothing_else() -> None:
+    # compiled, step, step, (pause) step, asked
+    times = iter([10.0, 12.0, 14.0, 50.0, 53.0])
+    clock = Clock(lambda: next(times))
+    for _ in range(3):
+        clock.tick()
+    assert (clock.seconds, clock.steps_per_second()) == (4.0, 0.5)
+    clock.go_on()
+    clock.tick()
+    assert clock.seconds == 7.0
+    assert clock.steps_per_second() == pytest.approx(1 / 3)
+    assert clock.steps_per_second() == pytest.approx(1 / 3)
+
+
+def test_the_peak_is_that_of_the_chip_and_unknown_for_others() -> None:
+    assert peak_flops("NVIDIA H200") == peak_flops("NVIDIA H100 80GB HBM3") == 9.9e14
+    assert peak_flops("TPU v5 lite") == 1.97e14
+    assert peak_flops("TPU v3") == 1.23e14 / 2  # JAX counts its cores
+    assert peak_flops("cpu") is None
+    assert mfu(1e12, jax.devices()) is None

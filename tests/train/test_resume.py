@@ -1,0 +1,148 @@
+"""A run that was stopped and goes on computes what an undisturbed one does."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from drumline.train import Ending, Result, fingerprint, fit
+from tests.train.conftest import FOR_CHILDREN
+from tests.train.toy import toy
+
+CONFIG = Path(__file__).parent / "toy.py"
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What metrics.jsonl holds; a line that is not whole would not parse."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """Forty steps on eight devices, from beginning to end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return fit(toy(40), checkpoint=folder), folder
+
+
+def start(folder: Path, compiled: str, *words: str) -> "subprocess.Popen[str]":
+    """The command line on the same recipe, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "drumline.train", str(CONFIG), "--checkpoint", str(folder), *words],
+        env={
+            **os.environ,
+            **FOR_CHILDREN,
+            "JAX_COMPILATION_CACHE_DIR": compiled,
+            "DRUMLINE_HEARTBEAT": str(folder / "heartbeat.json"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_step(run: "subprocess.Popen[str]", folder: Path, step: int) -> None:
+    """Until the heartbeat tells of this step, and of a checkpoint."""
+    while run.poll() is None:
+        told = folder / "heartbeat.json"
+        beat = json.loads(told.read_text()) if told.exists() else {"step": -1}
+        if beat["step"] >= step and beat["checkpoint"]:
+            return
+        time.sleep(0.01)
+
+
+def test_killed_and_told_to_stop_it_ends_with_the_same_bits(tmp_path: Path, compiled: str) -> None:
+    steps, folder = 150, tmp_path / "disturbed"
+    folder.mkdir()
+    slow = ("--set", f"steps={steps}", "--set", "pause=0.05")
+    chance = random.Random()
+    moments = [chance.randint(11, 40), chance.randint(50, 80)]
+    killed = start(folder, compiled, *slow)
+    wait_for_step(killed, folder, moments[0])
+    killed.kill()
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, moments
+    newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+    (folder / "heartbeat.json").unlink()
+    stopped = start(folder, compiled, *slow)
+    wait_for_step(stopped, folder, moments[1])
+    stopped.terminate()
+    output, _ = stopped.communicate(timeout=60)
+    assert stopped.returncode == 75, output
+    assert f"going on from step {newest}" in output
+    saved = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    assert saved >= moments[1]
+    assert f"told to stop at step {saved}; the checkpoint is step {saved}" in output
+
+    result = fit(toy(steps), checkpoint=folder)
+    undisturbed = fit(toy(steps), checkpoint=tmp_path / "undisturbed")
+    assert result.ending is undisturbed.ending is Ending.DONE
+    assert fingerprint(result.state) == fingerprint(undisturbed.state), moments
+    told = lines(folder)
+    once = [(line["attempt"], line["step"]) for line in told]
+    assert len(set(once)) == len(once)
+    assert {line["attempt"] for line in told} == {1, 2, 3}
+    expected = {line["step"]: line["loss"] for line in lines(tmp_path / "undisturbed")}
+    assert len(expected) == steps
+    assert all(line["loss"] == expected[line["step"]] for line in told)
+
+
+LOSSES_ON_ANOTHER_MESH = 2e-6
+"""Relative. Sums over rows are taken in another order, and training carries the rounding on."""
+
+
+def test_eight_devices_become_four_in_the_middle_of_a_run(
+    undisturbed: tuple[Result, Path], tmp_path: Path
+) -> None:
+    fit(toy(20), checkpoint=tmp_path)
+    result = fit(toy(40, mesh=4), checkpoint=tmp_path)
+    assert result.ending is Ending.DONE
+    sharding = result.state.opt_state[0].mu["body"].sharding
+    assert isinstance(sharding, NamedSharding)
+    assert sharding.mesh.size == 4
+    assert tuple(sharding.spec) == ("data",)
+    before, after = lines(undisturbed[1]), lines(tmp_path)
+    assert [line["step"] for line in after] == list(range(1, 41))
+    for name in ("numbers", "squares"):
+        assert [line[name] for line in after] == [line[name] for line in before]
+    losses = np.array([[line["loss"] for line in told] for told in (before, after)])
+    assert np.array_equal(losses[0, :20], losses[1, :20])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=LOSSES_ON_ANOTHER_MESH)
+
+
+def test_a_run_that_is_done_does_nothing_more(
+    undisturbed: tuple[Result, Path],
+) -> None:
+    again = fit(toy(40), checkpoint=undisturbed[1])
+    assert again.ending is Ending.DONE
+    assert again.step == 40
+    assert fingerprint(again.state) == fingerprint(undisturbed[0].state)
+    assert len(lines(undisturbed[1])) == 40
+
+
+def test_fingerprints_tell_bits_apart_and_nothing_else() -> None:
+    values = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+    one = jax.device_put(values, jax.devices()[0])
+    spread = [
+        jax.device_put(values, NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))  # type: ignore[no-untyped-call]
+        for spec in ((), ("data",), (None, "data"))
+    ]
+    assert len({fingerprint(tree) for tree in (one, *spread)}) == 1
+    bits = values.view(np.uint32).copy()
+    bits[3, 3] ^= 1
+    swapped = values.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    others = (values, bits.view(np.float32), swapped, values.T.copy(), values.astype(np.float16))
+    assert len({fingerprint(jax.numpy.asarray(tree)) for tree in others}) == len(others)
+    assert fingerprint([one, one + 1]) != fingerprint([one + 1, one])

@@ -1,0 +1,99 @@
+"""Two processes of four devices each, joined as two hosts are."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.train import Ending, fit
+from drumline.train.checkpoint import COMMITTED
+from tests.train.test_resume import LOSSES_ON_ANOTHER_MESH
+from tests.train.toy import toy
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(folder: Path, host: int, port: int) -> "subprocess.Popen[str]":
+    """One host of two."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.train.host", str(folder)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+            "DRUMLINE_HOST": str(host),
+            "DRUMLINE_HOSTS": "2",
+            "DRUMLINE_COORDINATOR": f"127.0.0.1:{port}",
+            "DRUMLINE_HEARTBEAT": str(folder / f"heartbeat-{host}.json"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def beat(folder: Path, host: int) -> dict[str, Any]:
+    path = folder / f"heartbeat-{host}.json"
+    told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return told
+
+
+def test_two_hosts_train_as_one_blame_the_right_one_and_stop_together(tmp_path: Path) -> None:
+    port = free_port()
+    both = [start(tmp_path, host, port) for host in (0, 1)]
+    try:
+        # Until the last story is under way: the run of ten thousand steps.
+        while beat(tmp_path, 1).get("total") != 10_000 or beat(tmp_path, 1)["step"] < 5:
+            assert all(one.poll() is None for one in both), [one.communicate()[0] for one in both]
+            time.sleep(0.05)
+        both[1].terminate()
+        outputs = [one.communicate(timeout=60)[0] for one in both]
+    finally:
+        for one in both:
+            one.kill()
+            one.communicate()
+    results = [json.loads((tmp_path / f"result-{host}.json").read_text()) for host in (0, 1)]
+
+    # The notice went to host 1 alone; both stopped after the same step, saved it, and say so.
+    assert [one.returncode for one in both] == [75, 75], outputs
+    (saved,) = [path for path in (tmp_path / "stopped").iterdir() if path.name.isdigit()]
+    assert (saved / COMMITTED).exists()
+    assert [beat(tmp_path, host)["step"] for host in (0, 1)] == [int(saved.name)] * 2
+    assert [beat(tmp_path, host)["checkpoint"] for host in (0, 1)] == [int(saved.name)] * 2
+    assert f"told to stop at step {saved.name}" in outputs[0]
+
+    # Not a number: both halted before the same step and blame the host whose row it was.
+    assert results[0] == results[1]
+    assert results[0]["ending"] == Ending.NOT_FINITE.exit_code
+    assert results[0]["step"] == 3
+    assert results[0]["report"].startswith(
+        "step 4: not a number from batch 3, first on host 1 of 2"
+    )
+
+    # The same rows in the same order as one host takes them.
+    alone = fit(toy(12, save_every=6), checkpoint=tmp_path / "alone")
+    assert results[0]["loss"] == pytest.approx(alone.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH)
+    told = [
+        [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("whole", "alone")
+    ]
+    assert [line["squares"] for line in told[0]] == [line["squares"] for line in told[1]]
+
+    # What two hosts saved, one host goes on with.
+    longer = fit(toy(14), checkpoint=tmp_path / "whole")
+    assert longer.ending is Ending.DONE
+    expected = fit(toy(14), checkpoint=tmp_path / "alone")
+    loss = pytest.approx(expected.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH)
+    assert longer.metrics["loss"] == loss
