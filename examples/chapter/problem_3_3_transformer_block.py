@@ -45,7 +45,7 @@ mesh = jax.make_mesh((2, 4), ("X", "Y"))
 with jax.set_mesh(mesh):
     specs = (P("X", "Y"), P(None, "Y"), P("Y", None))
     arrays = jax.device_put((IN, W_IN, W_OUT), specs)
-    block = partial(feedforward, axis_name="Y", activation=jax.nn.relu)
+    block = partial(feedforward, axis_name="Y", activation=jax.nn.relu, loop="unrolled")
     versions: dict[str, Callable[..., jax.Array]] = {
         "plain jit": plain,
         "feedforward": jax.shard_map(block, in_specs=specs, out_specs=P("X", "Y")),

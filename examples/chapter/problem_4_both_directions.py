@@ -35,7 +35,7 @@ with jax.set_mesh(mesh):
     t, w = jax.device_put(T, P("X", "Y")), jax.device_put(W, P("Y", None))
     for function, out in ((matmul_allreduce, P("X")), (matmul_reducescatter, P("X", "Y"))):
         for direction in ("one", "both"):
-            ring = partial(function, axis_name="Y", direction=direction)
+            ring = partial(function, axis_name="Y", direction=direction, loop="unrolled")
             mapped = jax.shard_map(ring, in_specs=(P("X", "Y"), P("Y")), out_specs=out)
             lowered = jax.jit(mapped).lower(t, w)
             compiled = lowered.compile()
