@@ -231,7 +231,7 @@ def print_memory() -> None:
     """The first table."""
     print("Temporary memory on each device, MiB, forward / value and gradients")
     print("D, F = 2048, 4096, float32, a ring of n devices\n")
-    heads = ("B", "n", "function", "collective", "one way", "both ways", "unrolled, both ways")
+    heads = ("B", "n", "function", "collective", "one way", "both ways")
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for rows, size in ((1024, 8), (1024, 4), (4096, 8), (4096, 4)):
         mesh = Mesh(np.array(jax.devices()[:size]), ("Y",))
@@ -241,7 +241,6 @@ def print_memory() -> None:
                 case.collective,
                 with_options(case.ring, direction="one"),
                 with_options(case.ring, direction="both"),
-                with_options(case.ring, direction="both", loop="unrolled"),
             )
             products = [mapped(case, mesh, variant) for variant in variants]
             cells = [

@@ -7,7 +7,7 @@ and interleaved, with the ratio of the medians: it should be within 2 %. Second,
 time for eight H200s, the scheduled program's transfers: how many are asynchronous, and how many
 multiplications stand between the start and the end of each, for the rings and for plain `jit`,
 with the temporary memory that the program takes on each device.
-Needs only JAX and NumPy. `--compile` and `--time` run one part alone.
+Needs JAX, Equinox and NumPy. `--compile` and `--time` run one part alone.
 """
 
 from __future__ import annotations

@@ -34,15 +34,15 @@ def main() -> int:
         begin = time.monotonic()
         job = train(world, config, steps=steps, save_every=SAVE_EVERY)
         blows = draw(count, steps, chance)
-        ends = disturb(Target(world, job, chance), blows, timeout=600)
+        struck = disturb(Target(world, job, chance), blows, timeout=600)
         disturbed = parameters(world, job, timeout=600)
         took = time.monotonic() - begin
         shown = world.client.show(job)
     print(f"{'attempt':>7}  {'what':32}{'it ended as':20}{'steps':>12}")
-    for number, (blow, end) in enumerate(zip(blows, ends, strict=True)):
-        course = shown["attempts"][number]["course"]
+    for blow, attempt in zip(blows, struck, strict=True):
+        course = attempt["course"]
         ran = f"{course['resumed'] or 0:.0f} to {course['step']:.0f}" if course else "none"
-        print(f"{number + 1:>7}  {blow!s:32}{end:20}{ran:>12}")
+        print(f"{attempt['number']:>7}  {blow!s:32}{attempt['outcome']:20}{ran:>12}")
     print(f"{'steps':32}{steps:>8}")
     print(f"{'steps run again':32}{shown['steps_again'] or 0:>8}")
     print(f"{'seconds undisturbed':32}{whole:>8.0f}")

@@ -162,16 +162,18 @@ def train(world: World, config: str, **settings: int) -> str:
     return str(world.client.create(job)["id"])
 
 
-def disturb(target: Target, blows: list[Blow], timeout: float = 120) -> list[str]:
-    """Let the blows fall, each on an attempt of its own; returns how those attempts ended."""
-    ends = []
-    for number, blow in enumerate(blows):
-        target.world.until(partial(_has_come, target, blow, number), timeout, str(blow))
+def disturb(target: Target, blows: list[Blow], timeout: float = 120) -> list[dict[str, Any]]:
+    """Let the blows fall, each on an attempt of its own; returns those attempts as they ended."""
+    ended: list[dict[str, Any]] = []
+    struck = 0
+    for blow in blows:
+        target.world.until(partial(_has_come, target, blow, struck), timeout, str(blow))
         time.sleep(blow.wait)
+        struck = len(target.attempts())
         KINDS[blow.kind](target)
-        target.world.until(partial(_has_ended, target, number), timeout, f"the end by {blow}")
-        ends.append(str(target.attempts()[number]["outcome"]))
-    return ends
+        target.world.until(partial(_has_ended, target, struck), timeout, f"the end by {blow}")
+        ended.append(target.attempts()[struck - 1])
+    return ended
 
 
 def parameters(world: World, job: str, timeout: float = 180) -> str:
@@ -182,15 +184,16 @@ def parameters(world: World, job: str, timeout: float = 180) -> str:
     return log.rpartition("\nparameters ")[2].split()[0]
 
 
-def _has_come(target: Target, blow: Blow, number: int) -> bool:
-    attempts = target.attempts()
-    if len(attempts) <= number or not all(target.programs(host) for host in range(HOSTS)):
+def _has_come(target: Target, blow: Blow, struck: int) -> bool:
+    attempts = len(target.attempts())
+    if attempts <= struck or _has_ended(target, attempts):
         return False
-    return target.step() >= blow.step
+    started = all(target.programs(host) for host in range(HOSTS))
+    return started and target.step() >= blow.step
 
 
-def _has_ended(target: Target, number: int) -> bool:
-    return target.attempts()[number]["ended"] is not None
+def _has_ended(target: Target, attempt: int) -> bool:
+    return target.attempts()[attempt - 1]["ended"] is not None
 
 
 def _cut(pid: int) -> bool:

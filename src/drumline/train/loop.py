@@ -199,8 +199,10 @@ class _Run:
         self.groups = groups_of(self.places.params)
         self.halted = everywhere(mesh, np.zeros((), np.bool_))
         self.notice = Notice(mesh)
+        self.advance = make_step(recipe, mesh, self.places)
+        # The first step finds what is compiled here, and no host waits for another's compiler.
         inputs = (self.places, self.halted, self.shapes, self.notice.word)
-        self.advance = make_step(recipe, mesh, self.places).lower(*inputs).compile()
+        self.advance.lower(*inputs).compile()
         meet()
         self.history = open_history(folder)
         self.reports: Reports | None = None
