@@ -25,7 +25,7 @@ def main() -> int:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     config = sys.argv[2] if len(sys.argv) > 2 else "digits"
     chance = random.Random(int(sys.argv[3]) if len(sys.argv) > 3 else 0)  # noqa: S311
-    steps = 10 * count + 10
+    steps = 10 * count + 20
     with tempfile.TemporaryDirectory() as folder, a_world(Path(folder)) as world:
         begin = time.monotonic()
         first = train(world, config, steps=steps, save_every=SAVE_EVERY)

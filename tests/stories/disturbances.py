@@ -121,12 +121,12 @@ STARTING = 2.0
 
 
 def draw(count: int, steps: int, chance: random.Random) -> list[Blow]:
-    """Blows of all kinds, in any order, at moments spread over the first half of the run.
+    """Blows of all kinds, in any order, at moments spread over the first third of the run.
 
-    The second half is left for the last blow to fall before the program is done.
+    The rest is there for the last blow to fall before a fast program is done.
     """
     kinds = [kind for _ in range(-(-count // len(KINDS))) for kind in _shuffled(chance)]
-    moments = sorted(chance.sample(range(1, steps // 2), count))
+    moments = sorted(chance.sample(range(1, steps // 3), count))
     return [_blow(kind, step, chance) for kind, step in zip(kinds, moments, strict=False)]
 
 

@@ -1,5 +1,6 @@
 """Training that is stopped again and again ends with the bits of a run that never was."""
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,12 @@ import pytest
 
 from tests.jobs.world import World, a_world
 from tests.stories.disturbances import KINDS, Target, disturb, draw, parameters, train
+
+
+# Minutes of start-up for each, and they need the cores to themselves.
+pytestmark = pytest.mark.skipif(
+    "DRUMLINE_STORIES" not in os.environ, reason="takes minutes: DRUMLINE_STORIES=1 runs it"
+)
 
 
 @pytest.fixture
