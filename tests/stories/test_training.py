@@ -10,7 +10,6 @@ import pytest
 from tests.jobs.world import World, a_world
 from tests.stories.disturbances import KINDS, Target, disturb, draw, parameters, train
 
-
 # Minutes of start-up for each, and they need the cores to themselves.
 pytestmark = pytest.mark.skipif(
     "DRUMLINE_STORIES" not in os.environ, reason="takes minutes: DRUMLINE_STORIES=1 runs it"
