@@ -220,8 +220,11 @@ def test_the_chapter_states_the_bounds_that_are_tested(compare: Any) -> None:
 
 
 def _stands_in(code: str, text: str) -> bool:
-    """Whether these lines stand in the text one below the other, at any indentation."""
-    lines, wanted = text.splitlines(), code.splitlines()
+    """Whether these lines stand in the text one below the other, at any indentation.
+
+    Blank lines do not count: the formatter sets them otherwise at the top level.
+    """
+    lines, wanted = (list(filter(str.strip, one.splitlines())) for one in (text, code))
     blocks = (lines[i : i + len(wanted)] for i in range(len(lines) - len(wanted) + 1))
     return any(textwrap.dedent("\n".join(block)).splitlines() == wanted for block in blocks)
 
