@@ -23,7 +23,7 @@ def open_folder(folder: str) -> None:
     try:
         epath.Path(folder).mkdir(parents=True, exist_ok=True)
     except (ImportError, RuntimeError):
-        raise Mistake(f"checkpoint: {folder} needs gcsfs: pip install gcsfs") from None
+        raise Mistake(f"checkpoint: {folder} needs gcsfs: pip install 'drumline[gcs]'") from None
     except OSError as error:
         why = error.strerror or str(error)
         raise Mistake(f"checkpoint: {folder} cannot be used: {why}") from None
