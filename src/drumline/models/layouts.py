@@ -21,6 +21,7 @@ sees is plain `jax.numpy`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.parallel.gather import allgather_matmul
 from drumline.parallel.scatter import matmul_reducescatter
@@ -121,6 +122,35 @@ def spec(layout: Layout, dims: Dims) -> PartitionSpec:
 def specs(layout: Layout, dims: Any) -> Any:
     """A tree of `Dims` as a tree of `PartitionSpec`s."""
     return jax.tree.map(partial(spec, layout), dims, is_leaf=lambda leaf: isinstance(leaf, tuple))
+
+
+class OnMesh(ABC):
+    """What every model has from its layout alone: the places of its weights and of its batch."""
+
+    @abstractmethod
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Draw the weights."""
+
+    @abstractmethod
+    def _layout(self) -> Layout:
+        """Mesh axes for each logical axis."""
+
+    @abstractmethod
+    def _dims(self) -> dict[str, Any]:
+        """A tree like the weights with the `Dims` of each."""
+
+    def specs(self) -> Any:
+        """A tree like the weights, with the `PartitionSpec` of each."""
+        return specs(self._layout(), self._dims())
+
+    def batch_spec(self) -> PartitionSpec:
+        """Which mesh axes divide the examples."""
+        return spec(self._layout(), ("batch",))
+
+    def check(self, mesh: Mesh | AbstractMesh) -> None:
+        """Refuse, in one sentence, a mesh that this model does not fit."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        Division.on(mesh, type(self).__name__, self._layout()).check_weights(shapes, self._dims())
 
 
 @dataclass(frozen=True)

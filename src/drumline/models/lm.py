@@ -23,7 +23,6 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from drumline.models.layouts import (
@@ -31,6 +30,7 @@ from drumline.models.layouts import (
     Division,
     Layout,
     Metrics,
+    OnMesh,
     Params,
     Weights,
     axes_of,
@@ -41,8 +41,6 @@ from drumline.models.layouts import (
     over_all,
     read_layout,
 )
-from drumline.models.layouts import spec as to_spec
-from drumline.models.layouts import specs as to_specs
 from drumline.models.losses import cross_entropy
 from drumline.parallel.attention import Kernel, attend, rotate
 from drumline.parallel.experts_layer import moe_feedforward
@@ -102,7 +100,7 @@ OUTSIDE: dict[str, Dims] = {
 
 
 @dataclass(frozen=True)
-class LM:
+class LM(OnMesh):
     """The sizes of a decoder, how it computes, and how it lies on a mesh.
 
     Attributes:
@@ -221,19 +219,6 @@ class LM:
         here.check_rows("a batch of", count, "batch")
         here.check_rows("a sequence of", length - 1, "sequence")
         return here.run(self._local_loss, params, self._dims(), batch)
-
-    def specs(self) -> Any:
-        """A tree like the weights, with the `PartitionSpec` of each."""
-        return to_specs(self._layout(), self._dims())
-
-    def batch_spec(self) -> PartitionSpec:
-        """Which mesh axes divide the examples."""
-        return to_spec(self._layout(), ("batch",))
-
-    def check(self, mesh: Mesh | AbstractMesh) -> None:
-        """Refuse, in one sentence, a mesh that this model does not fit."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        Division.on(mesh, "LM", self._layout()).check_weights(shapes, self._dims())
 
     def flops(self, batch: Mapping[str, Any]) -> float:
         """FLOPs of a training step: of the multiplications, three times those of the forward pass.

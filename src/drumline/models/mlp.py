@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.models.images import as_floats, judge
@@ -28,13 +27,12 @@ from drumline.models.layouts import (
     Division,
     Layout,
     Metrics,
+    OnMesh,
     Params,
     axes_of,
     check_apart,
     read_layout,
 )
-from drumline.models.layouts import spec as to_spec
-from drumline.models.layouts import specs as to_specs
 
 AXES = ("batch", "embed", "hidden")
 """Logical axes: examples; the undivided side of each pair's weights; what is between the pairs."""
@@ -48,7 +46,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(OnMesh):
     """The sizes of an MLP and how it lies on a mesh.
 
     Attributes:
@@ -107,19 +105,6 @@ class MLP:
         here = Division.here("MLP", self._layout())
         here.check_rows("a batch of", self.items(batch), "batch")
         return here.run(self._local_loss, params, self._dims(), batch)
-
-    def specs(self) -> Any:
-        """A tree like the weights, with the `PartitionSpec` of each."""
-        return to_specs(self._layout(), self._dims())
-
-    def batch_spec(self) -> PartitionSpec:
-        """Which mesh axes divide the examples."""
-        return to_spec(self._layout(), ("batch",))
-
-    def check(self, mesh: Mesh | AbstractMesh) -> None:
-        """Refuse, in one sentence, a mesh that this model does not fit."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        Division.on(mesh, "MLP", self._layout()).check_weights(shapes, self._dims())
 
     def flops(self, batch: Mapping[str, Any]) -> float:
         """FLOPs of a training step: 6 for each weight and example, the usual convention.

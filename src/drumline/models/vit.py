@@ -22,7 +22,6 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from drumline.models.activations import gelu
@@ -32,6 +31,7 @@ from drumline.models.layouts import (
     Division,
     Layout,
     Metrics,
+    OnMesh,
     Params,
     Weights,
     check_apart,
@@ -39,8 +39,6 @@ from drumline.models.layouts import (
     layers,
     read_layout,
 )
-from drumline.models.layouts import spec as to_spec
-from drumline.models.layouts import specs as to_specs
 from drumline.parallel.attention import Kernel
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
@@ -97,7 +95,7 @@ CUDNN_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
-class ViT:
+class ViT(OnMesh):
     """The sizes of a Vision Transformer, how it computes, and how it lies on a mesh.
 
     Attributes:
@@ -207,19 +205,6 @@ class ViT:
         here = Division.here("ViT", self._layout())
         here.check_rows("a batch of", self.items(batch), "batch")
         return here.run(self._local_loss, params, self._dims(), batch)
-
-    def specs(self) -> Any:
-        """A tree like the weights, with the `PartitionSpec` of each."""
-        return to_specs(self._layout(), self._dims())
-
-    def batch_spec(self) -> PartitionSpec:
-        """Which mesh axes divide the examples."""
-        return to_spec(self._layout(), ("batch",))
-
-    def check(self, mesh: Mesh | AbstractMesh) -> None:
-        """Refuse, in one sentence, a mesh that this model does not fit."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        Division.on(mesh, "ViT", self._layout()).check_weights(shapes, self._dims())
 
     def flops(self, batch: Mapping[str, Any]) -> float:
         """FLOPs of a training step: of the multiplications, three times those of the forward pass.
