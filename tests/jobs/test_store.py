@@ -164,7 +164,7 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
         store.close()
     store = Store(tmp_path / "jobs.db")
     store.put_pulse("000001", {"step": 4}, {1: Course(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
-    store.put(record.job, (), 10.0)
+    store.save(Decision(record.job), 10.0)
     assert store.course("000001", 1) == Course(4, 9.0)
     assert [one.job.choices for one in store.records()] == [record.job.choices]
     store.close()

@@ -8,16 +8,13 @@ import contextlib
 import getpass
 import shlex
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from drumline.chips import slice_of
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.code import CodeError, pack
 from drumline.hosts.values import HostPhase
-from drumline.jobs import lifecycle, views
-from drumline.jobs.costs import per_hour
+from drumline.jobs import verbs, views
 from drumline.jobs.quota import beyond_quota
 from drumline.jobs.spec import JobSpec, SpecError, validate
 from drumline.jobs.spec.places import (
@@ -26,21 +23,13 @@ from drumline.jobs.spec.places import (
     checkpoint_problem,
     region_conflicts,
 )
-from drumline.jobs.state import Allowance, Choice, Event, Job, Status, Wish
+from drumline.jobs.state import Allowance, Choice, Decision, Event, Job
 from drumline.jobs.store import Record
 from drumline.jobs.supervisor import Supervisor
+from drumline.jobs.verbs import Mistake
 
 RECENT = 24 * 3600.0
 """Seconds an ended job stays in the plain list."""
-
-
-class Mistake(Exception):
-    """The caller asked for something that cannot be; the text is the sentence to show."""
-
-    def __init__(self, sentence: str, code: int = 400) -> None:
-        """Keep the HTTP status beside the sentence."""
-        super().__init__(sentence)
-        self.code = code
 
 
 class Desk:
@@ -60,7 +49,10 @@ class Desk:
         try:
             return self.supervisor.records[full]
         except KeyError:
-            raise Mistake(f"there is no job {full}; drumline list --all shows all", 404) from None
+            raise self._no_job(full) from None
+
+    def _no_job(self, job_id: str) -> Mistake:
+        return Mistake(f"there is no job {job_id}; drumline list --all shows all", 404)
 
     def overview(self, everything: bool) -> list[dict[str, Any]]:
         """Every job, or those that have not ended long ago."""
@@ -159,9 +151,11 @@ class Desk:
             )
         )
         now = time.time()
+        until_written = contextlib.ExitStack()
 
         def make(job_id: str) -> Job:
-            self.folders.keep_secrets(job_id, {name: secrets[name] for name in spec.secrets})
+            given = {name: secrets[name] for name in spec.secrets}
+            until_written.enter_context(self.folders.new_secrets(job_id, given))
             return Job(
                 id=job_id,
                 owner=self.store.owner,
@@ -172,7 +166,8 @@ class Desk:
                 stuck_after=None if spec.stuck_after == "never" else spec.stuck_after,
             )
 
-        record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
+        with until_written:
+            record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
         self.supervisor.records[record.job.id] = record
         warnings = self._warnings(spec, choices)
         for warning in warnings:
@@ -204,87 +199,70 @@ class Desk:
 
     async def verb(self, job_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """`resume`, `cancel`, `delete` or `clean` a job."""
-        record = self.record(job_id)
+        job_id = self.record(job_id).job.id
         match verb:
             case "resume":
-                text = await self._resume(record, body.get("secrets", {}))
+                text = await self._resume(job_id, body.get("secrets", {}))
             case "cancel":
-                text = self._cancel(record)
+                text = self._change(job_id, verbs.cancel)
             case "delete":
-                text = self._delete(record)
+                text = self._change(job_id, verbs.delete)
             case "clean":
-                text = await self._clean(record)
+                return await self._clean(job_id)
             case _:
                 raise Mistake(f"{verb!r} is nothing one can do to a job", 404)
+        return self._answer(self.record(job_id), text)
+
+    def _answer(self, record: Record, text: str) -> dict[str, Any]:
+        return {"job": views.summary(self.supervisor, record), "text": text}
+
+    def _change(
+        self,
+        job_id: str,
+        verb: Callable[[Record], verbs.Answer],
+        spec: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Apply a verb to the job as it is now, and return what the user is told."""
+        answers: list[verbs.Answer] = []
+
+        def decided(record: Record) -> Decision | None:
+            answers.append(verb(record))
+            return answers[0].decision
+
+        if self.supervisor.change(job_id, decided, spec) is None:
+            raise self._no_job(job_id)
         self.supervisor.wake()
-        now = self.supervisor.records.get(record.job.id)
-        return {"job": views.summary(self.supervisor, now or record), "text": text}
+        return answers[0].text
 
-    def _put(self, record: Record, job: Job, *events: Event) -> None:
-        self.store.put(job, events, time.time())
-        self.supervisor.records[job.id] = replace(record, job=job)
-
-    async def _resume(self, record: Record, secrets: Mapping[str, str]) -> str:
-        job = record.job
-        if not job.status.ended:
-            return f"{job.id} is {job.status} already"
-        if job.status is Status.SUCCEEDED:
-            raise Mistake(f"{job.id} has succeeded; create it again to run it again", 409)
+    async def _resume(self, job_id: str, secrets: Mapping[str, str]) -> str:
+        record = self.record(job_id)
+        asked = record.job
+        goes_on = verbs.resumable(asked)
+        if goes_on is not None:
+            return goes_on
         spec = validate({k: v for k, v in record.spec.items() if k != "archive"})
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        self.folders.keep_secrets(job.id, {name: secrets[name] for name in spec.secrets})
         kept = spec.model_dump(mode="json") | {"archive": await self._pack(spec)}
-        self.store.put_spec(job.id, kept)
-        record = replace(record, spec=kept)
-        where = f"on the slice kept in {job.slice.zone}" if job.slice else "on a new slice"
-        self._put(record, lifecycle.resume(job), Event("resumed", where))
-        return f"{job.id} goes on {where}, with the code as it is now"
+        # From here on nothing is awaited: the job is looked at again and changed at once.
+        with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
+            return self._change(job_id, lambda now: verbs.resume(now, asked), kept)
 
-    def _cancel(self, record: Record) -> str:
-        job = record.job
-        if job.status.ended:
-            return f"{job.id} is {job.status} already"
-        self._put(record, replace(job, wish=Wish.CANCEL), Event("note", "cancel asked for"))
-        if job.slice is None or job.slice.ready_at is None:
-            return f"{job.id} is cancelled; it held no slice"
-        chips = slice_of(job.slice.accelerator).chips
-        rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
-        cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
-        return (
-            f"{job.id} is being stopped; its slice ({chips} chips in {job.slice.zone}) is kept"
-            f" for a resume{cost}; drumline delete {job.id} releases it"
-        )
-
-    def _delete(self, record: Record) -> str:
-        job = record.job
-        if job.wish is not Wish.DELETE:
-            event = Event("note", "delete asked for")
-            self._put(record, replace(job, wish=Wish.DELETE), event)
-        if job.slice is None:
-            return f"{job.id} holds no slice"
-        chips = slice_of(job.slice.accelerator).chips
-        return f"{job.id} ends; {chips} chips in {job.slice.zone} are being released"
-
-    async def _clean(self, record: Record) -> str:
-        self._delete(record)
-        job_id = record.job.id
-        self.supervisor.wake()
+    async def _clean(self, job_id: str) -> dict[str, Any]:
+        record = self.record(job_id)
+        self._change(job_id, verbs.delete)
         deadline = time.monotonic() + record.job.grace + CLEAN_LIMIT
-        while time.monotonic() < deadline:
-            job = self.supervisor.records[job_id].job
-            if job.status.ended and job.slice is None:
-                break
+        while not verbs.removable(self.record(job_id).job):
+            if time.monotonic() > deadline:
+                raise Mistake(f"{job_id} is still stopping; try again in a moment", 409)
             await self._something_changes(1.0)
-        else:
-            raise Mistake(f"{job_id} is still stopping; try again in a moment", 409)
-        del self.supervisor.records[job_id]
+        record = self.supervisor.records.pop(job_id)
         self.store.remove(job_id)
         self.supervisor.pulses.forget(job_id)
         self.folders.forget_secrets(job_id)
         self.folders.remove_logs(job_id)
-        return f"{job_id} and its logs are gone"
+        return self._answer(record, f"{job_id} and its logs are gone")
 
     # --- hosts ------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ from drumline.jobs.troubles import failure, silent, stuck
 
 def decide(job: Job, seen: Seen, now: float, patience: Patience) -> Decision:
     """The next state of a job. Without anything new the job comes back as it is."""
+    if job.wish is Wish.RESTART and (job.slice is None or job.slice.phase is not SlicePhase.READY):
+        return resumed(job, "on a new slice")
     if job.slice is None:
         return _without_slice(job, seen, now)
     if job.status.ended:
@@ -203,7 +205,7 @@ def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Patience)
     look = seen.look
     lost = why_lost(look) if look else None
     if lost is not None:
-        if job.wish is not Wish.RUN:
+        if job.wish in {Wish.CANCEL, Wish.DELETE}:
             return give_up_slice(job, held, now)
         return taken(job, held, lost, now, seen.course)
     if job.wish is not Wish.RUN:
@@ -270,6 +272,8 @@ def _stop_for_user(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
         return Decision(note(stopping, "stopping"), effects=(Effect(EffectKind.STOP, held),))
     if job.wish is Wish.DELETE:
         return give_up_slice(job, held, now)
+    if job.wish is Wish.RESTART:
+        return resumed(job, f"on the slice kept in {held.zone}")
     kept = f"slice {held.accelerator} in {held.zone} kept for a resume"
     return finish(job, Status.CANCELLED, kept, now, ended=cut_short(job))
 
@@ -307,6 +311,11 @@ def resume(job: Job) -> Job:
         attempt=None,
         ended_at=None,
     )
+
+
+def resumed(job: Job, where: str) -> Decision:
+    """The user resumed it: whatever was under way is over, and the next attempt begins."""
+    return Decision(resume(job), events=(Event("resumed", where),), ended=cut_short(job))
 
 
 # --- small parts --------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ class Wish(StrEnum):
     RUN = "run"
     CANCEL = "cancel"
     DELETE = "delete"
+    RESTART = "restart"
+    """It was cancelled, and resumed before its program had stopped: run again once that is done."""
 
 
 class Outcome(StrEnum):

@@ -146,12 +146,25 @@ class Store:
                 _JOB.validate_json(row["state"]), row["user"], row["name"], json.loads(row["spec"])
             )
 
-    def save(self, decision: Decision, now: float, reports: Iterable[HostReport] = ()) -> None:
-        """Write what was decided, and the last word of the hosts of an attempt that ended."""
+    def save(
+        self,
+        decision: Decision,
+        now: float,
+        reports: Iterable[HostReport] = (),
+        spec: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what was decided, and the last word of the hosts of an attempt that ended.
+
+        With a `spec`, that replaces what the user gave for the job.
+        """
         job = decision.job
         hosts = json.dumps([_host(report) for report in reports])
         with self._transaction():
             self._write_state(job)
+            if spec is not None:
+                self._db.execute(
+                    "UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(spec), int(job.id))
+                )
             self._write_events(job, decision.events, now)
             for ended in decision.ended:
                 self._write_attempt(job, ended.attempt.number, ended.attempt.started_at)
@@ -178,16 +191,6 @@ class Store:
                         "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
                         (now, effect.slice.name),
                     )
-
-    def put(self, job: Job, events: Iterable[Event], now: float) -> None:
-        """Write a job that changed by the user's word."""
-        self.save(Decision(job, events=tuple(events)), now)
-
-    def put_spec(self, job_id: str, spec: Mapping[str, Any]) -> None:
-        """Replace what the user gave for a job."""
-        self._db.execute(
-            "UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(spec), int(job_id))
-        )
 
     def put_pulse(
         self,

@@ -240,7 +240,28 @@ class Supervisor:
             self._open_zones.clear()
         self.apply(job, decision)
 
-    def apply(self, before: Job, decision: Decision) -> None:
+    def change(
+        self,
+        job_id: str,
+        decided: Callable[[Record], Decision | None],
+        spec: Mapping[str, Any] | None = None,
+    ) -> Record | None:
+        """Change a job, the one way to do so: `decided` is given its record as it is now.
+
+        Nothing is awaited between reading and writing, so whatever is slow comes before, and
+        `decided` looks again at what it builds on. None from it leaves the job as it is; a `spec`
+        is written along with its decision. Returns the record as it is then, None where there is
+        no such job.
+        """
+        record = self.records.get(job_id)
+        if record is None:
+            return None
+        decision = decided(record)
+        if decision is not None:
+            self.apply(record.job, decision, spec)
+        return self.records.get(job_id)
+
+    def apply(self, before: Job, decision: Decision, spec: Mapping[str, Any] | None = None) -> None:
         """Write a decision down, then do what follows from it."""
         job = decision.job
         record = self.records[job.id]
@@ -248,13 +269,14 @@ class Supervisor:
         # Why a job waits is only told. A thousand that wait for a zone learn of its news together,
         # and after a crash the first round tells it anew: no reason for a thousand writes.
         only_told = changed and replace(before, reason=job.reason) == job
-        if (changed and not only_told) or decision.events or decision.ended:
+        if (changed and not only_told) or decision.events or decision.ended or spec is not None:
             events = told_events(decision.events, job, record.spec)
             told = replace(decision, events=events)
-            self.store.save(told, self._clock(), self.reports(before))
+            self.store.save(told, self._clock(), self.reports(before), spec)
             self.wake()
-        if changed:
-            self.records[job.id] = replace(record, job=job)
+        if changed or spec is not None:
+            given = record.spec if spec is None else spec
+            self.records[job.id] = replace(record, job=job, spec=given)
         for ended in decision.ended:
             self.pulses.end(job.id, ended.attempt.number)
             self._end_session(job.id, ended.attempt.number)
@@ -321,16 +343,22 @@ class Supervisor:
         try:
             await self.cloud.ask(request)
         except CloudError as trouble:
-            job = self.records[job_id].job
-            if job.slice == one:
-                self._ask_after[one.name] = self._clock() + self.config.look_seconds
-                decision = lifecycle.refused(job, trouble.code, str(trouble), self._clock())
-                self.apply(job, decision)
+            code, said = trouble.code, str(trouble)
+
+            def refused(record: Record) -> Decision | None:
+                if record.job.slice != one:
+                    return None
+                return lifecycle.refused(record.job, code, said, self._clock())
+
+            self._ask_after[one.name] = self._clock() + self.config.look_seconds
+            self.change(job_id, refused)
             return
         self.looks.asked_for(one)
-        job = self.records[job_id].job
-        if job.slice == one:
-            self.apply(job, Decision(lifecycle.asked(job)))
+
+        def asked(record: Record) -> Decision | None:
+            return Decision(lifecycle.asked(record.job)) if record.job.slice == one else None
+
+        self.change(job_id, asked)
 
     async def _drive(self, job_id: str, one: Slice) -> None:
         """Open connections to the hosts and have them run the attempt."""
@@ -347,8 +375,10 @@ class Supervisor:
             Address(e.ssh_ip, e.ssh_port, e.internal_ip, key)
             for e, key in zip(node.endpoints, keys, strict=True)
         ]
-        job = self.records[job_id].job
-        if job.slice is None or job.slice.name != one.name or job.attempt != attempt:
+        now = self.records.get(job_id)
+        if now is None or now.job.slice is None or now.job.slice.name != one.name:
+            return
+        if now.job.attempt != attempt:
             return
         session = self._sessions[(job_id, attempt.number)] = SliceSession(
             program_of(record, attempt.number, one, self.folders),
@@ -382,8 +412,9 @@ class Supervisor:
                 continue
             session.changed.clear()
             state = [(r.phase, r.detail, r.exit_code, r.error) for r in session.reports()]
-            if state == before:
-                self._listen_to(self.records[job_id].job)
+            record = self.records.get(job_id)
+            if state == before and record is not None:
+                self._listen_to(record.job)
                 continue
             if [one[:2] for one in state] != [one[:2] for one in before]:
                 self.looks.soon(zone)
@@ -391,11 +422,10 @@ class Supervisor:
             self.wake()
 
     async def _stop(self, job_id: str, number: int, one: Slice) -> None:
-        session = self._sessions.get((job_id, number))
+        session, grace = self._sessions.get((job_id, number)), self.records[job_id].job.grace
         if session is None:
             await self._drive(job_id, one)
             session = self._sessions.get((job_id, number))
-        grace = self.records[job_id].job.grace
         if session is not None:
             try:
                 async with asyncio.timeout(grace + STOP_LIMIT):

@@ -1,0 +1,110 @@
+"""What a user's word makes of a job: `cancel`, `delete`, `resume` and `clean`. Pure.
+
+Each function is applied to the job's record as it is at that moment (`Supervisor.change`), after
+everything slow is done, so none of them can write over what another one said meanwhile. A word that
+comes too late is a `Mistake`, and nothing is changed.
+"""
+
+from dataclasses import dataclass, replace
+
+from drumline.chips import slice_of
+from drumline.jobs import lifecycle
+from drumline.jobs.costs import per_hour
+from drumline.jobs.state import Decision, Event, Job, SlicePhase, Status, Wish
+from drumline.jobs.store import Record
+
+
+class Mistake(Exception):
+    """The caller asked for something that cannot be; the text is the sentence to show."""
+
+    def __init__(self, sentence: str, code: int = 400) -> None:
+        """Keep the HTTP status beside the sentence."""
+        super().__init__(sentence)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What becomes of the job, None where it stays as it is, and what the user is told."""
+
+    text: str
+    decision: Decision | None = None
+
+
+def cancel(record: Record) -> Answer:
+    """End the program and keep the slice. A delete that was asked for before outranks it."""
+    job = record.job
+    if job.status.ended:
+        return Answer(f"{job.id} is {job.status} already")
+    if job.wish is Wish.DELETE:
+        return Answer(f"{job.id} is being deleted already; its slice is not kept")
+    decision = Decision(replace(job, wish=Wish.CANCEL), events=(Event("note", "cancel asked for"),))
+    if job.slice is None or job.slice.ready_at is None:
+        return Answer(f"{job.id} is cancelled; it held no slice", decision)
+    chips = slice_of(job.slice.accelerator).chips
+    rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
+    cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
+    return Answer(
+        f"{job.id} is being stopped; its slice ({chips} chips in {job.slice.zone}) is kept"
+        f" for a resume{cost}; drumline delete {job.id} releases it",
+        decision,
+    )
+
+
+def delete(record: Record) -> Answer:
+    """End the program and release the slice."""
+    job = record.job
+    decision = None
+    if job.wish is not Wish.DELETE:
+        event = Event("note", "delete asked for")
+        decision = Decision(replace(job, wish=Wish.DELETE), events=(event,))
+    if job.slice is None:
+        return Answer(f"{job.id} holds no slice", decision)
+    chips = slice_of(job.slice.accelerator).chips
+    return Answer(f"{job.id} ends; {chips} chips in {job.slice.zone} are being released", decision)
+
+
+def resumable(job: Job) -> str | None:
+    """None where a job can be resumed, or a sentence that says that it goes on as it is."""
+    if job.status is Status.SUCCEEDED:
+        raise Mistake(f"{job.id} has succeeded; create it again to run it again", 409)
+    if job.status.ended or job.wish is Wish.CANCEL:
+        return None
+    if job.wish is Wish.DELETE:
+        raise Mistake(
+            f"{job.id} is being deleted; once drumline wait {job.id} returns, it can be resumed",
+            409,
+        )
+    if job.wish is Wish.RESTART:
+        return f"{job.id} is resumed already; it goes on once its program has stopped"
+    return f"{job.id} is {job.status} already"
+
+
+def resume(record: Record, asked: Job) -> Answer:
+    """Run a job again; `asked` is the job as it was when the user asked for it.
+
+    One whose program is being stopped for a `cancel` goes on when that is done, on its slice.
+    """
+    job = record.job
+    if job.wish is Wish.DELETE and asked.wish is not Wish.DELETE:
+        raise Mistake(f"{job.id} was deleted meanwhile; it is not resumed", 409)
+    goes_on = resumable(job)
+    if goes_on is not None:
+        raise Mistake(f"{job.id} was resumed meanwhile: {goes_on}", 409)
+    ready = job.slice is not None and job.slice.phase is SlicePhase.READY
+    where = "on a new slice"
+    if job.slice is not None:
+        where = f"on the slice {'kept' if ready else 'asked for'} in {job.slice.zone}"
+    text = f"{job.id} goes on {where}, with the code as it is now"
+    if ready and not job.status.ended:
+        event = Event("note", "resume asked for; it goes on once its program has stopped")
+        later = Decision(replace(job, wish=Wish.RESTART), events=(event,))
+        return Answer(f"{text}, once its program has stopped", later)
+    return Answer(text, lifecycle.resumed(job, where))
+
+
+def removable(job: Job) -> bool:
+    """Whether a job that `clean` asked to delete has let go of everything."""
+    if job.wish is not Wish.DELETE:
+        raise Mistake(f"{job.id} was resumed meanwhile; nothing was removed", 409)
+    return job.status.ended and job.slice is None
