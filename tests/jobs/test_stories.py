@@ -84,6 +84,19 @@ def test_preempted_three_times_at_random_moments(world: World, seed: int) -> Non
     world.cloud_is_empty()
 
 
+def test_a_plain_script_survives_a_notice_without_any_allowance(world: World) -> None:
+    """It has no handler: the SIGTERM of a host that goes down ends it."""
+    job = world.create("echo attempt $DRUMLINE_ATTEMPT; sleep 600", retry={"failures": 0})
+    world.reaches(job, "RUNNING")
+    world.emulator("preempt", target=job, notice=20.0)
+    world.until(lambda: world.client.show(job)["preemptions"] == 1, 15, "the notice to be heard")
+    world.until(lambda: world.client.show(job)["attempts_made"] == 2, 40, "the next attempt")
+    world.reaches(job, "RUNNING")
+    assert world.client.show(job)["failures"] == 0
+    world.client.delete(job)
+    world.cloud_is_empty()
+
+
 def test_the_server_is_killed_again_and_again_and_nobody_notices(world: World) -> None:
     chance = random.Random(1)
     jobs = [world.count(60, accelerator="v4-8", pace=0.1) for _ in range(6)]

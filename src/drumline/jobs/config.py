@@ -78,6 +78,7 @@ _QUICK_PATIENCE = Patience(
     settle=1.0,
     shutdown=2.0,
     rest=0.5,
+    retry=0.5,
 )
 _QUICK_ASKS_A_MINUTE = 6000.0
 

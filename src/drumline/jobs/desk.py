@@ -99,8 +99,14 @@ class Desk:
             "cloud": config.cloud,
             "project": config.project,
             "jobs": len(self.supervisor.records),
-            "trouble": dict(self.supervisor.looks.trouble),
+            "trouble": self._trouble(),
         }
+
+    def _trouble(self) -> dict[str, str]:
+        """What is amiss, by place: a zone, a slice that cannot be released, or the disk."""
+        supervisor = self.supervisor
+        disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
+        return {**disk, **supervisor.looks.trouble, **supervisor.releases.trouble}
 
     # --- new jobs ---------------------------------------------------------------------------
 
@@ -163,6 +169,7 @@ class Desk:
                 created_at=now,
                 allowance=allowance,
                 grace=spec.stop_grace,
+                keep=spec.keep,
                 stuck_after=None if spec.stuck_after == "never" else spec.stuck_after,
             )
 

@@ -31,11 +31,12 @@ from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
-from drumline.jobs.desk import Desk, Mistake
+from drumline.jobs.desk import Desk
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs
 from drumline.jobs.store import Store
 from drumline.jobs.supervisor import Supervisor
+from drumline.jobs.verbs import Mistake
 
 log = logging.getLogger(__name__)
 LONGEST_POLL = 30.0

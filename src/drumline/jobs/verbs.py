@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from drumline.chips import slice_of
 from drumline.jobs import lifecycle
 from drumline.jobs.costs import per_hour
+from drumline.jobs.endings import in_minutes
 from drumline.jobs.state import Decision, Event, Job, SlicePhase, Status, Wish
 from drumline.jobs.store import Record
 
@@ -44,11 +45,14 @@ def cancel(record: Record) -> Answer:
     chips = slice_of(job.slice.accelerator).chips
     rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
-    return Answer(
-        f"{job.id} is being stopped; its slice ({chips} chips in {job.slice.zone}) is kept"
-        f" for a resume{cost}; drumline delete {job.id} releases it",
-        decision,
-    )
+    of_it = f"its slice ({chips} chips in {job.slice.zone})"
+    becomes = f"{of_it} is released"
+    if job.keep > 0:
+        becomes = (
+            f"{of_it} is kept {in_minutes(job.keep)} for a resume{cost};"
+            f" drumline delete {job.id} releases it now"
+        )
+    return Answer(f"{job.id} is being stopped; {becomes}", decision)
 
 
 def delete(record: Record) -> Answer:

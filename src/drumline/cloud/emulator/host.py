@@ -207,13 +207,16 @@ class _Host:
             case "slow":
                 self._slow = True
             case "notice":
-                # As a machine does that is told to shut down.
+                # As a machine does that is told to shut down. Told first, so that nobody who sees
+                # a program end can still believe that the host stays.
+                (self._spec.home / "dev" / "going_down").write_text("preempted")
                 processes.send(self._programs(), signal.SIGTERM)
             case "heal":
                 self._heal()
 
     def _heal(self) -> None:
         self._slow = False
+        (self._spec.home / "dev" / "going_down").unlink(missing_ok=True)
         self._rest(False)
         self._signal_sshd(signal.SIGCONT)
         device = self._device()
