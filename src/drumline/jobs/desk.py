@@ -28,6 +28,8 @@ from drumline.jobs.store import Record
 from drumline.jobs.supervisor import Supervisor
 from drumline.jobs.verbs import Mistake
 
+__all__ = ["Desk", "Mistake"]
+
 RECENT = 24 * 3600.0
 """Seconds an ended job stays in the plain list."""
 
