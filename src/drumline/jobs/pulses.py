@@ -64,17 +64,17 @@ class Pulses:
     """The pulse of every job."""
 
     def __init__(self, store: Store, folders: Folders, clock: Callable[[], float]) -> None:
-        """Begin with what earlier servers wrote down."""
+        """What earlier servers wrote down is read from the store when it is asked for."""
         self._store = store
         self._folders = folders
         self._clock = clock
-        self._progress: dict[str, dict[str, Any]] = store.progress()
+        self._progress: dict[str, dict[str, Any]] = {}
         self._pulses: dict[str, _Pulse] = {}
         self._written: dict[str, _Written] = {}
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
         """The newest that a job told, in this attempt or the last one that told anything."""
-        return self._progress.get(job_id)
+        return self._progress.get(job_id) or self._store.progress(job_id)
 
     def course(self, job_id: str, attempt: int) -> Course | None:
         """How an attempt has gone so far."""
@@ -168,7 +168,8 @@ class Pulses:
 
     def history(self, job_id: str) -> list[Point]:
         """The points of a job, the newest among them."""
-        if self._history(job_id).since is not None:
+        written = self._written.get(job_id)
+        if written is not None and written.since is not None:
             self._write(job_id)
         points = self._store.points(job_id)
         pulse = self._pulses.get(job_id)
@@ -177,7 +178,7 @@ class Pulses:
         return points
 
     def forget(self, job_id: str) -> None:
-        """The job is gone."""
+        """The job is gone, or has ended and all it told is written down."""
         self._progress.pop(job_id, None)
         self._pulses.pop(job_id, None)
         self._written.pop(job_id, None)

@@ -23,6 +23,7 @@ from drumline.jobs.config import Config
 from drumline.jobs.folders import Folders
 from drumline.jobs.looks import Looks
 from drumline.jobs.program import program_of, told_events
+from drumline.jobs.pruning import prune_code, prune_rows
 from drumline.jobs.pulses import Pulses
 from drumline.jobs.releases import LABEL_JOB, LABEL_OWNER, Releases
 from drumline.jobs.state import (
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 300.0
 """Between two looks at zones where nothing of ours should be; a forgotten slice costs money."""
+FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
+"""After the start, and between two times: what grows takes weeks to matter."""
 ROUND_PAUSE = 0.02
 """Seconds between two rounds at least, so that a burst of news is one round and not many."""
 
@@ -62,7 +65,8 @@ class Supervisor:
         self.store = store
         self.config = config
         self.folders = Folders(config.home)
-        self.records: dict[str, Record] = {r.job.id: r for r in store.records()}
+        self.records: dict[str, Record] = {r.job.id: r for r in store.living()}
+        """Jobs that have not ended or hold a slice; the others are in the store alone."""
         living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
         self.folders.forget_other_secrets(living)
         self.cloud = cloud
@@ -83,6 +87,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._swept_at = float("-inf")
+        self._prune_at = clock() + FIRST_PRUNE
         self._releases = Releases(store, cloud, self.looks, self.folders)
 
     # --- the loop ---------------------------------------------------------------------------
@@ -95,6 +100,7 @@ class Supervisor:
             self._releases.begin_round()
             self._look_at_zones(now)
             self._release_slices(now)
+            self._prune(now)
             try:
                 self.pulses.write()
             except Exception:
@@ -148,6 +154,15 @@ class Supervisor:
 
         self._tasks[key] = asyncio.create_task(guarded(), name=key)
 
+    def _prune(self, now: float) -> None:
+        """Forget what nobody will miss, now and then; not at the start, which shall be quick."""
+        if now < self._prune_at:
+            return
+        self._prune_at = now + PRUNE_SECONDS
+        archives = [r.spec.get("archive") for r in self.records.values()]
+        prune_code(self.folders.code, {one["sha"] for one in archives if one}, time.time())
+        self._do("prune", partial(prune_rows, self.store, now))
+
     # --- observe ----------------------------------------------------------------------------
 
     def _zones_of_interest(self) -> set[str]:
@@ -166,6 +181,7 @@ class Supervisor:
         look = await self.looks.look(zone)
         if look is not None:
             held = {r.job.slice.name for r in self.records.values() if r.job.slice}
+            held |= self.store.held_aside()
             self._releases.take_in_strays(look, held)
 
     def _seen(self, job: Job, pending: Counter[Choice]) -> Seen:
@@ -240,6 +256,15 @@ class Supervisor:
             self._open_zones.clear()
         self.apply(job, decision)
 
+    def record(self, job_id: str) -> Record | None:
+        """A job as it is now, whether it has ended or not; None where there is none of that id."""
+        return self.records.get(job_id) or self.store.record(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Nothing more happens to this job of itself: the store keeps what there is to know."""
+        self.records.pop(job_id, None)
+        self.pulses.forget(job_id)
+
     def change(
         self,
         job_id: str,
@@ -253,13 +278,14 @@ class Supervisor:
         is written along with its decision. Returns the record as it is then, None where there is
         no such job.
         """
-        record = self.records.get(job_id)
+        record = self.record(job_id)
         if record is None:
             return None
         decision = decided(record)
         if decision is not None:
+            self.records[job_id] = record
             self.apply(record.job, decision, spec)
-        return self.records.get(job_id)
+        return self.record(job_id)
 
     def apply(self, before: Job, decision: Decision, spec: Mapping[str, Any] | None = None) -> None:
         """Write a decision down, then do what follows from it."""
@@ -286,6 +312,8 @@ class Supervisor:
             self._book.filled(Choice(job.slice.accelerator, job.slice.zone))
         for effect in decision.effects:
             self._act(job, effect)
+        if job.status.ended and job.slice is None:
+            self.forget(job.id)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self._sessions.pop((job_id, attempt), None)

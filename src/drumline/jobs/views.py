@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from drumline.chips import slice_of
 from drumline.jobs.costs import cost, cost_lost, per_hour
 from drumline.jobs.course import steps_again
+from drumline.jobs.search import UNREADABLE
 from drumline.jobs.state import Choice, Job
-from drumline.jobs.store import Record
+from drumline.jobs.store import Record, SetAside
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -41,6 +42,18 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "chips_held": slice_of(held.accelerator).chips if held else 0,
         "cost_per_hour": rate,
     }
+
+
+def unreadable(aside: SetAside) -> dict[str, Any]:
+    """The line of a job whose row cannot be read."""
+    known = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
+    nothing = dict.fromkeys(
+        ("accelerator", "zone", "host0_ip", "progress", "created", "ended", "cost_per_hour")
+    )
+    counts = dict.fromkeys(
+        ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
+    )
+    return known | {"reason": f"its row cannot be read: {aside.reason}"} | nothing | counts
 
 
 def _reason(supervisor: "Supervisor", job: Job) -> str:
