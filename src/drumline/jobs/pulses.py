@@ -13,7 +13,9 @@ from typing import Any
 from drumline.hosts.values import HostReport
 from drumline.jobs.course import Course, advance, number
 from drumline.jobs.folders import Folders
+from drumline.jobs.patterns import TooSlow
 from drumline.jobs.progress import LogReader, heartbeat_of
+from drumline.jobs.state import Event
 from drumline.jobs.store import Point, Store
 
 WRITE_SECONDS = 5.0
@@ -27,6 +29,10 @@ AT_THE_ENDS = 2
 MOST_METRICS = 64
 LONGEST_TEXT = 2000
 """What one job may tell: it stands in every `list`, and each of its figures in every point."""
+SLOW_PATTERN = (
+    "progress: the pattern takes too long for the lines of this program's log, which is no longer"
+    " read for steps; a repeat inside a repeat, or several .*, may be why"
+)
 _NOT_PLOTTED = frozenset({"step", "time", "total", "resumed"})
 
 
@@ -71,6 +77,8 @@ class Pulses:
         self._progress: dict[str, dict[str, Any]] = {}
         self._pulses: dict[str, _Pulse] = {}
         self._written: dict[str, _Written] = {}
+        self.trouble: dict[str, str] = {}
+        """Job → why its steps are not read."""
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
         """The newest that a job told, in this attempt or the last one that told anything."""
@@ -92,12 +100,22 @@ class Pulses:
             reader = LogReader(logs, pattern, known is not None) if pattern else None
             pulse = self._pulses[job_id] = _Pulse(attempt, known, reader)
         found = heartbeat_of(reports)
-        if found is None:
-            news = pulse.reader.news() if pulse.reader else []
-        else:
-            news = self._news(pulse, *found)
+        news = self._read(job_id, pulse) if found is None else self._news(pulse, *found)
         for told in news:
             self._take(job_id, pulse, plain(told))
+
+    def _read(self, job_id: str, pulse: _Pulse) -> list[dict[str, Any]]:
+        if pulse.reader is None:
+            return []
+        try:
+            return pulse.reader.news()
+        except TooSlow:
+            # Not tried again in this attempt: each try would hold up every other job.
+            pulse.reader = None
+            if job_id not in self.trouble:
+                self._store.note(job_id, Event("warning", SLOW_PATTERN), self._clock())
+            self.trouble[job_id] = SLOW_PATTERN
+            return []
 
     def _news(self, pulse: _Pulse, teller: int, said: dict[str, Any]) -> list[dict[str, Any]]:
         """What a heartbeat adds. Where host 1 was quicker to tell than host 0, host 0 follows."""
@@ -182,6 +200,7 @@ class Pulses:
         self._progress.pop(job_id, None)
         self._pulses.pop(job_id, None)
         self._written.pop(job_id, None)
+        self.trouble.pop(job_id, None)
 
 
 def plain(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _reason(supervisor: "Supervisor", job: Job) -> str:
     if trouble and not job.status.ended:
         seen = job.reason not in {"", trouble}
         return f"{trouble}; last seen: {job.reason}" if seen else trouble
-    return job.reason
+    return job.reason or supervisor.pulses.trouble.get(job.id, "")
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
