@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drumline.jobs import pruning
+from drumline.jobs import lifecycle, pruning
 from drumline.jobs.search import Search
 from drumline.jobs.state import Choice, Decision, Effect, EffectKind, Event, Job, Slice, Status
 from drumline.jobs.store import Store, Unreadable
@@ -274,5 +274,57 @@ def test_the_server_prunes_of_itself(tmp_path: Path) -> None:
             office.desk.store.note(job, Event("note", str(number)), office.clock())
         await asyncio.sleep(90)
         assert len(office.desk.store.events(job)) <= 1001 + 5
+
+    play(tmp_path, story)
+
+
+def test_jobs_that_wait_are_decided_on_when_something_changed_and_not_at_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    decide = lifecycle.decide
+
+    def counted(job: Job, *given: Any) -> Decision:
+        if job.slice is None:
+            asked.append(job.id)
+        return decide(job, *given)
+
+    monkeypatch.setattr(lifecycle, "decide", counted)
+
+    async def story(office: Office) -> None:
+        office.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        jobs = [await office.create() for _ in range(40)]
+        await asyncio.sleep(300)
+        asked.clear()
+        await asyncio.sleep(3600)
+        assert len(asked) < 2 * len(jobs), "some 360 rounds went by"
+        assert sum(office.status(job) == "WAITING" for job in jobs) == 8
+        office.cloud.given = ("ACTIVE", "READY")
+        for name in [*office.cloud.requested]:
+            await office.cloud.release("", name)
+        await office.until(
+            lambda: all(office.status(job) == "RUNNING" for job in jobs), within=3600
+        )
+
+    play(tmp_path, story)
+
+
+def test_a_waiting_job_whose_change_could_not_be_written_is_decided_on_again(
+    tmp_path: Path,
+) -> None:
+    async def story(office: Office) -> None:
+        save, failed = office.desk.store.save, 0
+
+        def full(*given: Any) -> None:
+            nonlocal failed
+            if failed < 3:
+                failed += 1
+                raise sqlite3.OperationalError("database or disk is full")
+            save(*given)
+
+        office.desk.store.save = full  # type: ignore[method-assign,assignment]
+        job = await office.create()
+        await office.reaches(job, "RUNNING", within=120)
+        assert failed == 3
 
     play(tmp_path, story)

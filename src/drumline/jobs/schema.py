@@ -92,6 +92,7 @@ def _what_is_searched_for(db: sqlite3.Connection) -> None:
         " WHERE json_valid(state)"
     )
     db.execute("CREATE INDEX live_jobs ON jobs (number) WHERE live = 1")
+    db.execute("CREATE INDEX unreadable_jobs ON jobs (number) WHERE trouble IS NOT NULL")
     db.execute("CREATE INDEX ended_jobs ON jobs (ended) WHERE live = 0")
     db.execute(
         "CREATE INDEX slices_to_go ON slices (released) WHERE released IS NOT NULL AND gone IS NULL"

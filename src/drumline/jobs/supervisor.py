@@ -50,6 +50,9 @@ ROUND_PAUSE = 0.02
 """Seconds between two rounds at least, so that a burst of news is one round and not many."""
 
 
+Standing = tuple[Job, Mapping[Choice, Zone], bool, bool]
+
+
 class Supervisor:
     """Keeps every job moving until it is closed."""
 
@@ -79,6 +82,9 @@ class Supervisor:
         self._ask_after: dict[str, float] = {}
         self._book = ZoneBook(scale=config.zone_rest_scale)
         self._open_zones: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
+        self._zones_before: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
+        self._waiting: dict[str, Standing] = {}
+        """What the last decision on a job without a slice went by."""
         self._tokens = config.asks_a_minute
         self._tokens_at = clock()
         self._sessions: dict[tuple[str, int], SliceSession] = {}
@@ -202,12 +208,30 @@ class Supervisor:
         self, choices: tuple[Choice, ...], pending: Counter[Choice]
     ) -> Mapping[Choice, Zone]:
         """Where one may ask now; jobs with the same choices share the answer until one asks."""
-        if choices not in self._open_zones:
+        found = self._open_zones.get(choices)
+        if found is None:
             now = self._clock()
-            self._open_zones[choices] = {
-                choice: self._book.zone(choice, pending[choice], now) for choice in choices
-            }
-        return self._open_zones[choices]
+            found = {choice: self._book.zone(choice, pending[choice], now) for choice in choices}
+            before = self._zones_before.get(choices)
+            # The same object for the same answer, so that comparing two is quick.
+            found = before if before is not None and before == found else found
+            self._open_zones[choices] = self._zones_before[choices] = found
+        return found
+
+    def _standing(self, job: Job, pending: Counter[Choice]) -> Standing | None:
+        """All that `decide` goes by for a job without a slice; None for the others.
+
+        Where it is as it was at the last decision there is nothing to decide, and that is so for
+        most of a thousand jobs that wait, at every round.
+        """
+        if job.slice is not None:
+            return None
+        return (
+            job,
+            self._zones(job.choices, pending),
+            self._releases.may_still_run(job.id),
+            self._clock() >= job.not_before,
+        )
 
     def _pending(self) -> Counter[Choice]:
         """Requests of ours that wait in the cloud."""
@@ -244,7 +268,8 @@ class Supervisor:
 
     def _settle(self, job_id: str, pending: Counter[Choice]) -> None:
         job = self.records[job_id].job
-        if job.status.ended and job.slice is None:
+        standing = self._standing(job, pending)
+        if standing is not None and standing == self._waiting.get(job_id):
             return
         self._listen_to(job)
         decision = lifecycle.decide(
@@ -255,6 +280,8 @@ class Supervisor:
             pending[Choice(asked.accelerator, asked.zone)] += 1
             self._open_zones.clear()
         self.apply(job, decision)
+        if standing is not None and job_id in self.records:
+            self._waiting[job_id] = standing
 
     def record(self, job_id: str) -> Record | None:
         """A job as it is now, whether it has ended or not; None where there is none of that id."""
@@ -263,6 +290,7 @@ class Supervisor:
     def forget(self, job_id: str) -> None:
         """Nothing more happens to this job of itself: the store keeps what there is to know."""
         self.records.pop(job_id, None)
+        self._waiting.pop(job_id, None)
         self.pulses.forget(job_id)
 
     def change(
