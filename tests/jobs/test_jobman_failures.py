@@ -426,7 +426,7 @@ def test_17_a_multi_region_bucket_is_refused_with_its_cost(tmp_path: Path) -> No
         office.cloud.buckets = {"lab-data": "US", "lab-near": "US-CENTRAL2"}
         with pytest.raises(Mistake, match=r"gs://lab-data is in US, .*1 TB costs about \$\d+"):
             await office.create(mounts={"/data": "gs://lab-data/c4"})
-        assert office.desk.overview(everything=True) == []
+        assert office.desk.overview() == []
         await asyncio.sleep(60)
         assert office.cloud.count("ask") == 0
         near = await office.create(mounts={"/data": "gs://lab-near/c4"})

@@ -52,7 +52,7 @@ def test_a_job_comes_back_as_it_was_written(store: Store, tmp_path: Path) -> Non
     store.save(decision, 5.0)
     store.close()
     again = Store(tmp_path / "jobs.db")
-    (read,) = again.records()
+    (read,) = again.living()
     assert read == replace(record, job=decision.job)
     assert [event["kind"] for event in again.events(record.job.id)] == ["created", "asked"]
     assert again.attempts(record.job.id)[0]["zone"] == "local-a"
@@ -117,7 +117,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
             last = writer.stdout.readline()
         os.kill(writer.pid, signal.SIGKILL)
         last = [last, *writer.stdout][-1]
-    ids = [record.job.id for record in Store(path).records()]
+    ids = [record.job.id for record in Store(path).living()]
     assert last.strip() in ids
     assert ids == [f"{n:06}" for n in range(1, len(ids) + 1)]
 
@@ -157,17 +157,17 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     old.close()
     for _ in range(2):  # the second time there is nothing left to change
         store = Store(tmp_path / "jobs.db")
-        (record,) = store.records()
+        (record,) = store.living()
         assert record.job.choices == (Choice("v4-8", "local-a"),)
         assert record.job.stuck_after is None, "what the job file did not say is not made up"
         assert store.attempts("000001")[0]["course"] is None
-        assert store.progress() == {"000001": {"step": 3}}
+        assert store.progress("000001") == {"step": 3}
         store.close()
     store = Store(tmp_path / "jobs.db")
     store.put_pulse("000001", {"step": 4}, {1: Course(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
     store.save(Decision(record.job), 10.0)
     assert store.course("000001", 1) == Course(4, 9.0)
-    assert [one.job.choices for one in store.records()] == [record.job.choices]
+    assert [one.job.choices for one in store.living()] == [record.job.choices]
     store.close()
 
 

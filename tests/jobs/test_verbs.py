@@ -187,7 +187,7 @@ def test_a_clean_while_a_resume_packs_its_code_leaves_no_ghost(tmp_path: Path) -
         door.open()
         with pytest.raises(Mistake, match="there is no job"):
             await resuming
-        assert office.desk.overview(everything=True) == []
+        assert office.desk.overview() == []
         await slice_goes(office)
 
     play(tmp_path, story)
@@ -299,6 +299,6 @@ def test_the_clouds_answer_to_a_request_of_a_job_that_is_gone_changes_nothing(
         door.open()
         await office.until(lambda: office.cloud.count("ask") == 1)
         await slice_goes(office)
-        assert office.desk.overview(everything=True) == []
+        assert office.desk.overview() == []
 
     play(tmp_path, story)

@@ -39,10 +39,7 @@ class Archive:
 
 def pack(folder: Path, into: Path, largest: int = LARGEST) -> Archive:
     """Pack a folder into `into`/<sha256>.tar.gz; raises CodeError."""
-    if not folder.is_dir():
-        raise CodeError(f"code: {folder} is not a folder")
-    names = _names(folder)
-    _check_size(folder, names, largest)
+    names = _sendable(folder, largest)
     into.mkdir(parents=True, exist_ok=True)
     total = 0
     with tempfile.TemporaryDirectory(dir=into, prefix=".packing-") as drafts:
@@ -61,6 +58,26 @@ def pack(folder: Path, into: Path, largest: int = LARGEST) -> Archive:
         final = into / f"{sha}.tar.gz"
         draft.replace(final)
     return Archive(final, sha, len(names), total)
+
+
+def measure(folder: Path, largest: int = LARGEST) -> tuple[int, int]:
+    """How many files `pack` would send and their bytes, without writing any; raises CodeError."""
+    total, names = 0, _sendable(folder, largest)
+    for name in names:
+        path = folder / name
+        if path.is_symlink():
+            _target(folder, name)
+        else:
+            total += path.stat().st_size
+    return len(names), total
+
+
+def _sendable(folder: Path, largest: int) -> list[str]:
+    if not folder.is_dir():
+        raise CodeError(f"code: {folder} is not a folder")
+    names = _names(folder)
+    _check_size(folder, names, largest)
+    return names
 
 
 def _entry(folder: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:

@@ -9,13 +9,15 @@ import getpass
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from drumline.cloud.protocol import CloudError
-from drumline.hosts.code import CodeError, pack
+from drumline.hosts.code import CodeError, measure, pack
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
 from drumline.jobs.quota import beyond_quota
+from drumline.jobs.search import Search
 from drumline.jobs.spec import JobSpec, SpecError, validate
 from drumline.jobs.spec.places import (
     bucket_uses,
@@ -24,12 +26,15 @@ from drumline.jobs.spec.places import (
     region_conflicts,
 )
 from drumline.jobs.state import Allowance, Choice, Decision, Event, Job
-from drumline.jobs.store import Record
+from drumline.jobs.store import Record, SetAside, Unreadable
 from drumline.jobs.supervisor import Supervisor
 from drumline.jobs.verbs import Mistake
 
+__all__ = ["Desk", "Mistake"]
+
 RECENT = 24 * 3600.0
 """Seconds an ended job stays in the plain list."""
+EVERYTHING = Search()
 
 
 class Desk:
@@ -47,21 +52,32 @@ class Desk:
         """The job of that id, typed as 12 or 000012."""
         full = job_id.zfill(6)
         try:
-            return self.supervisor.records[full]
-        except KeyError:
-            raise self._no_job(full) from None
+            record = self.supervisor.record(full)
+        except Unreadable as wrong:
+            raise Mistake(
+                f"the row of {full} in jobs.db cannot be read ({wrong}); a newer drumline may;"
+                f" drumline delete {full} releases its slices, clean removes it",
+                409,
+            ) from None
+        if record is None:
+            raise self._no_job(full)
+        return record
 
     def _no_job(self, job_id: str) -> Mistake:
         return Mistake(f"there is no job {job_id}; drumline list --all shows all", 404)
 
-    def overview(self, everything: bool) -> list[dict[str, Any]]:
-        """Every job, or those that have not ended long ago."""
-        since = time.time() - RECENT
-        return [
-            views.summary(self.supervisor, record)
-            for record in self.supervisor.records.values()
-            if everything or record.job.ended_at is None or record.job.ended_at > since
-        ]
+    def overview(self, search: Search = EVERYTHING) -> list[dict[str, Any]]:
+        """The jobs looked for, oldest first."""
+        found = []
+        for job_id in self.store.find(search):
+            try:
+                record = self.supervisor.record(job_id)
+            except Unreadable as wrong:
+                found.append(views.unreadable(wrong.aside))
+            else:
+                assert record is not None
+                found.append(views.summary(self.supervisor, record))
+        return found
 
     def show(self, job_id: str) -> dict[str, Any]:
         """All there is to know of a job."""
@@ -78,7 +94,7 @@ class Desk:
         while True:
             found = self.store.events(record.job.id, after)
             left = deadline - time.monotonic()
-            now = self.supervisor.records.get(record.job.id)
+            now = self.supervisor.record(record.job.id)
             if found or left <= 0 or now is None or now.job.status.ended:
                 summary = views.summary(self.supervisor, now or record)
                 return {"events": found, "job": summary}
@@ -98,7 +114,9 @@ class Desk:
             "home": str(config.home),
             "cloud": config.cloud,
             "project": config.project,
-            "jobs": len(self.supervisor.records),
+            "jobs": self.store.count(),
+            "living": len(self.supervisor.records),
+            "unreadable": [asdict(one) for one in self.store.set_aside()],
             "trouble": self._trouble(),
         }
 
@@ -195,10 +213,19 @@ class Desk:
             raise Mistake(str(wrong)) from None
         return {"sha": packed.sha256, "files": packed.files, "bytes": packed.bytes}
 
+    async def _measure(self, spec: JobSpec) -> dict[str, Any] | None:
+        if spec.workdir is None:
+            return None
+        try:
+            files, size = await asyncio.to_thread(measure, spec.workdir)
+        except CodeError as wrong:
+            raise Mistake(str(wrong)) from None
+        return {"files": files, "bytes": size}
+
     async def plan(self, raw: Mapping[str, Any]) -> list[str]:
         """What `create` would do, in a few lines."""
         spec, choices = await self._checked(raw)
-        archive = await self._pack(spec)
+        archive = await self._measure(spec)
         warned = [f"! {warning}" for warning in self._warnings(spec, choices)]
         return [*views.plan_lines(spec, choices, archive), *warned]
 
@@ -206,7 +233,13 @@ class Desk:
 
     async def verb(self, job_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """`resume`, `cancel`, `delete` or `clean` a job."""
-        job_id = self.record(job_id).job.id
+        job_id = job_id.zfill(6)
+        try:
+            self.supervisor.record(job_id)
+        except Unreadable as wrong:
+            if verb in {"delete", "clean"}:
+                return self._let_go(wrong.aside, verb)
+        self.record(job_id)
         match verb:
             case "resume":
                 text = await self._resume(job_id, body.get("secrets", {}))
@@ -219,6 +252,22 @@ class Desk:
             case _:
                 raise Mistake(f"{verb!r} is nothing one can do to a job", 404)
         return self._answer(self.record(job_id), text)
+
+    def _let_go(self, aside: SetAside, verb: str) -> dict[str, Any]:
+        """All that can be done for a job whose row cannot be read."""
+        count = self.store.release_all(aside.id, time.time())
+        self.supervisor.wake()
+        told = f"{count} slice{'' if count == 1 else 's'} of {aside.id} to be released"
+        if verb == "clean":
+            self._remove(aside.id)
+            told = f"{aside.id} and its logs are gone; {told}"
+        return {"job": views.unreadable(aside), "text": told}
+
+    def _remove(self, job_id: str) -> None:
+        self.supervisor.forget(job_id)
+        self.store.remove(job_id)
+        self.folders.forget_secrets(job_id)
+        self.folders.remove_logs(job_id)
 
     def _answer(self, record: Record, text: str) -> dict[str, Any]:
         return {"job": views.summary(self.supervisor, record), "text": text}
@@ -264,11 +313,8 @@ class Desk:
             if time.monotonic() > deadline:
                 raise Mistake(f"{job_id} is still stopping; try again in a moment", 409)
             await self._something_changes(1.0)
-        record = self.supervisor.records.pop(job_id)
-        self.store.remove(job_id)
-        self.supervisor.pulses.forget(job_id)
-        self.folders.forget_secrets(job_id)
-        self.folders.remove_logs(job_id)
+        record = self.record(job_id)
+        self._remove(job_id)
         return self._answer(record, f"{job_id} and its logs are gone")
 
     # --- hosts ------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ async def stream_logs(
         raise Mistake(f"host: {record.job.id} has no host {int(host)}; it has {has}", 404)
     tails: dict[tuple[int, str], _Tail] = {}
     while True:
-        now = desk.supervisor.records.get(record.job.id)
+        now = desk.supervisor.record(record.job.id)
         latest = now.job.attempts if now and attempt is None else number
         ended = now is None or now.job.status.ended or now.job.attempts > number
         for one in range(number, max(latest, number) + 1):

@@ -21,6 +21,7 @@ from pathlib import Path
 import asyncssh
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -31,9 +32,12 @@ from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
-from drumline.jobs.desk import Desk
+from drumline.jobs.desk import RECENT, Desk
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs
+from drumline.jobs.schema import SchemaError
+from drumline.jobs.search import UNREADABLE, Search
+from drumline.jobs.state import Status
 from drumline.jobs.store import Store
 from drumline.jobs.supervisor import Supervisor
 from drumline.jobs.verbs import Mistake
@@ -50,7 +54,7 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         return str(request.path_params["id"])
 
     async def list_jobs(request: Request) -> Response:
-        return JSONResponse(desk.overview(everything=request.query_params.get("all") == "1"))
+        return JSONResponse(desk.overview(_search(request.query_params)))
 
     async def create(request: Request) -> Response:
         body = await request.json()
@@ -126,6 +130,30 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         Route("/status", status),
         Route("/stop", stop_server, methods=["POST"]),
     ]
+
+
+def _search(query: QueryParams) -> Search:
+    """What `GET /jobs` asks for: all, status, name, user, limit, before."""
+    numbers = {}
+    for key in ("limit", "before"):
+        given = query.get(key)
+        if given is not None and not (given.isascii() and given.isdigit() and int(given) > 0):
+            raise Mistake(f"{key}: {given!r} is not a number above 0")
+        numbers[key] = given
+    status = [one.strip().upper() for text in query.getlist("status") for one in text.split(",")]
+    unknown = set(status) - {*Status, UNREADABLE}
+    if unknown:
+        known = ", ".join([*Status, UNREADABLE])
+        raise Mistake(f"status: {min(unknown)!r} is none; there are {known}")
+    everything = query.get("all") == "1" or bool(status) or numbers["before"] is not None
+    return Search(
+        since=None if everything else time.time() - RECENT,
+        status=tuple(dict.fromkeys(status)),
+        name=query.get("name"),
+        user=query.get("user"),
+        limit=int(numbers["limit"]) if numbers["limit"] else None,
+        before=numbers["before"],
+    )
 
 
 async def _mistake(_: Request, error: Exception) -> Response:
@@ -229,7 +257,7 @@ def main() -> None:
             return
         try:
             asyncio.run(serve(read(home)))
-        except ConfigError as wrong:
+        except (ConfigError, SchemaError) as wrong:
             sys.exit(str(wrong))
 
 

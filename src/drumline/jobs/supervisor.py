@@ -25,6 +25,7 @@ from drumline.jobs.config import Config
 from drumline.jobs.folders import Folders
 from drumline.jobs.looks import Looks
 from drumline.jobs.program import program_of, told_events
+from drumline.jobs.pruning import prune_code, prune_rows
 from drumline.jobs.pulses import Pulses
 from drumline.jobs.releases import LABEL_JOB, LABEL_OWNER, Releases
 from drumline.jobs.state import (
@@ -45,8 +46,13 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 300.0
 """Between two looks at zones where nothing of ours should be; a forgotten slice costs money."""
+FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
+"""After the start, and between two times: what grows takes weeks to matter."""
 ROUND_PAUSE = 0.02
 """Seconds between two rounds at least, so that a burst of news is one round and not many."""
+
+
+Standing = tuple[Job, Mapping[Choice, Zone], bool, bool]
 
 
 class Supervisor:
@@ -70,8 +76,9 @@ class Supervisor:
         self.config = config
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {
-            r.job.id: replace(r, job=lifecycle.drawn_back(r.job, clock())) for r in store.records()
+            r.job.id: replace(r, job=lifecycle.drawn_back(r.job, clock())) for r in store.living()
         }
+        """Jobs that have not ended or hold a slice; the others are in the store alone."""
         living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
         self.folders.forget_other_secrets(living)
         self.cloud = cloud
@@ -86,11 +93,15 @@ class Supervisor:
         self._asks = Budget(config.asks_a_minute, clock)
         self._book = ZoneBook(scale=config.zone_rest_scale)
         self._open_zones: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
+        self._zones_before: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
+        self._waiting: dict[str, Standing] = {}
+        """What the last decision on a job without a slice went by."""
         self._sessions: dict[tuple[str, int], SliceSession] = {}
         self._listening_since: dict[tuple[str, int], float] = {}
         self._stopped: set[tuple[str, int]] = set()
         self._wake = asyncio.Event()
         self._swept_at = float("-inf")
+        self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(store, cloud, self.looks, self.folders, wall)
 
     # --- the loop ---------------------------------------------------------------------------
@@ -105,6 +116,7 @@ class Supervisor:
             attempt("reading what is to be released", self._begin_round)
             attempt("looking at zones", self._look_at_zones)
             attempt("releasing slices", self._release_slices)
+            attempt("pruning", self._prune)
             attempt("writing what programs told", self.pulses.write)
             pending = self._pending()
             self._open_zones.clear()
@@ -153,6 +165,16 @@ class Supervisor:
         """Something changed: go round now."""
         self._wake.set()
 
+    def _prune(self) -> None:
+        """Forget what nobody will miss, now and then; not at the start, which shall be quick."""
+        now = self._clock()
+        if now < self._prune_at:
+            return
+        self._prune_at = now + PRUNE_SECONDS
+        archives = [r.spec.get("archive") for r in self.records.values()]
+        prune_code(self.folders.code, {one["sha"] for one in archives if one}, self._wall())
+        self.actions.start("prune", partial(prune_rows, self.store, self._wall()))
+
     # --- observe ----------------------------------------------------------------------------
 
     def _zones_of_interest(self) -> set[str]:
@@ -171,7 +193,8 @@ class Supervisor:
         expected = self._held_in(zone) | {r.name for r in self.releases.rows if r.zone == zone}
         look = await self.looks.look(zone, expected)
         if look is not None:
-            self.releases.take_in_strays(look, self._held_in(zone))
+            held = self._held_in(zone) | self.store.held_aside()
+            self.releases.take_in_strays(look, held)
 
     def _held_in(self, zone: str) -> set[str]:
         """The names of the slices that jobs hold or wait for in a zone."""
@@ -196,12 +219,30 @@ class Supervisor:
         self, choices: tuple[Choice, ...], pending: Counter[Choice]
     ) -> Mapping[Choice, Zone]:
         """Where one may ask now; jobs with the same choices share the answer until one asks."""
-        if choices not in self._open_zones:
+        found = self._open_zones.get(choices)
+        if found is None:
             now = self._clock()
-            self._open_zones[choices] = {
-                choice: self._book.zone(choice, pending[choice], now) for choice in choices
-            }
-        return self._open_zones[choices]
+            found = {choice: self._book.zone(choice, pending[choice], now) for choice in choices}
+            before = self._zones_before.get(choices)
+            # The same object for the same answer, so that comparing two is quick.
+            found = before if before is not None and before == found else found
+            self._open_zones[choices] = self._zones_before[choices] = found
+        return found
+
+    def _standing(self, job: Job, pending: Counter[Choice]) -> Standing | None:
+        """All that `decide` goes by for a job without a slice; None for the others.
+
+        Where it is as it was at the last decision there is nothing to decide, and that is so for
+        most of a thousand jobs that wait, at every round.
+        """
+        if job.slice is not None:
+            return None
+        return (
+            job,
+            self._zones(job.choices, pending),
+            self.releases.may_still_run(job.id),
+            self._clock() >= job.not_before,
+        )
 
     def _pending(self) -> Counter[Choice]:
         """Requests of ours that wait in the cloud."""
@@ -244,7 +285,8 @@ class Supervisor:
 
     def _settle(self, job_id: str, pending: Counter[Choice]) -> None:
         job = self.records[job_id].job
-        if job.status.ended and job.slice is None:
+        standing = self._standing(job, pending)
+        if standing is not None and standing == self._waiting.get(job_id):
             return
         self._listen_to(job)
         decision = lifecycle.decide(
@@ -255,6 +297,19 @@ class Supervisor:
             pending[Choice(asked.accelerator, asked.zone)] += 1
             self._open_zones.clear()
         self.apply(job, decision)
+        if standing is not None and job_id in self.records:
+            self._waiting[job_id] = standing
+
+    def record(self, job_id: str) -> Record | None:
+        """A job as it is now, whether it has ended or not; None where there is none of that id."""
+        return self.records.get(job_id) or self.store.record(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Nothing more happens to this job of itself: the store keeps what there is to know."""
+        self.records.pop(job_id, None)
+        self._waiting.pop(job_id, None)
+        self.actions.forget(job_id)
+        self.pulses.forget(job_id)
 
     def change(
         self,
@@ -269,13 +324,14 @@ class Supervisor:
         is written along with its decision. Returns the record as it is then, None where there is
         no such job.
         """
-        record = self.records.get(job_id)
+        record = self.record(job_id)
         if record is None:
             return None
         decision = decided(record)
         if decision is not None:
+            self.records[job_id] = record
             self.apply(record.job, decision, spec)
-        return self.records.get(job_id)
+        return self.record(job_id)
 
     def apply(self, before: Job, decision: Decision, spec: Mapping[str, Any] | None = None) -> None:
         """Write a decision down, then do what follows from it."""
@@ -305,6 +361,8 @@ class Supervisor:
             self._book.filled(Choice(job.slice.accelerator, job.slice.zone))
         for effect in decision.effects:
             self._act(job, effect)
+        if job.status.ended and job.slice is None:
+            self.forget(job.id)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self._sessions.pop((job_id, attempt), None)

@@ -9,8 +9,9 @@ from drumline.chips import slice_of
 from drumline.jobs.costs import cost, cost_lost, per_hour
 from drumline.jobs.course import steps_again
 from drumline.jobs.endings import in_minutes
+from drumline.jobs.search import UNREADABLE
 from drumline.jobs.state import Choice, Job
-from drumline.jobs.store import Record
+from drumline.jobs.store import Record, SetAside
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -44,6 +45,18 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     }
 
 
+def unreadable(aside: SetAside) -> dict[str, Any]:
+    """The line of a job whose row cannot be read."""
+    known = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
+    nothing = dict.fromkeys(
+        ("accelerator", "zone", "host0_ip", "progress", "created", "ended", "cost_per_hour")
+    )
+    counts = dict.fromkeys(
+        ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
+    )
+    return known | {"reason": f"its row cannot be read: {aside.reason}"} | nothing | counts
+
+
 def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
     """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
     trouble = supervisor.actions.unwritable
@@ -61,7 +74,7 @@ def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
         rate = per_hour(job.slice.accelerator, job.slice.zone, spec)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
         return f"{job.reason}, {in_minutes(left)} left{cost}"
-    return job.reason
+    return job.reason or supervisor.pulses.trouble.get(job.id, "")
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:

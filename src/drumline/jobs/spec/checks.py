@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
+from drumline.jobs.patterns import backtracks
 from drumline.jobs.spec.yaml_lines import Path, Written
 
 In = TypeVar("In")
@@ -299,6 +300,12 @@ def progress(value: object) -> str:
             raise Wrong(f"{shown(pattern)} is no regular expression: {why}") from None
     if "step" not in compiled.groupindex:
         raise Wrong(f"{shown(pattern)} has no group called step, like (?P<step>\\d+)")
+    slow = backtracks(compiled)
+    if slow is not None:
+        raise Wrong(
+            f"{shown(pattern)} tries too many ways to match a line of {len(slow)} {slow[0]!r};"
+            " a repeat inside a repeat, like (\\d+)+, does that: write \\d+"
+        )
     return pattern
 
 
