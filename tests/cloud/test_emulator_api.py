@@ -1,7 +1,5 @@
 """The API as Google's own client sees it."""
 
-import http.client
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,16 +12,6 @@ else:
     Emulator = Start = Any
 
 PARENT = "projects/p/locations/local-a"
-
-
-def rest(url: str, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
-    connection.request(method, path, None if body is None else json.dumps(body))
-    answer = connection.getresponse()
-    found = json.loads(answer.read())
-    connection.close()
-    assert isinstance(found, dict)
-    return answer.status, found
 
 
 def test_the_whole_life_of_a_request(emulator: Emulator) -> None:
@@ -176,8 +164,8 @@ def test_names_that_are_taken_malformed_or_nowhere(emulator: Emulator) -> None:
 
 
 def test_a_field_that_does_not_exist_is_refused(emulator: Emulator) -> None:
-    status, answer = rest(
-        emulator.url, "POST", f"/v2/{PARENT}/nodes?nodeId=n", {"acceleratorTyp": "v4-8"}
+    status, answer = emulator.rest(
+        "POST", f"/v2/{PARENT}/nodes?nodeId=n", {"acceleratorTyp": "v4-8"}
     )
     assert status == 400
     assert answer["error"]["status"] == "INVALID_ARGUMENT"
@@ -198,8 +186,8 @@ def test_places_types_and_images(emulator: Emulator) -> None:
 
 def test_buckets_have_a_location(start_emulator: Start) -> None:
     emulator = start_emulator(buckets={"ours": "US-CENTRAL2"})
-    assert rest(emulator.url, "GET", "/storage/v1/b/ours")[1]["location"] == "US-CENTRAL2"
-    assert rest(emulator.url, "GET", "/storage/v1/b/other")[1]["location"] == "LOCAL"
+    assert emulator.rest("GET", "/storage/v1/b/ours")[1]["location"] == "US-CENTRAL2"
+    assert emulator.rest("GET", "/storage/v1/b/other")[1]["location"] == "LOCAL"
 
 
 def test_several_nodes_under_one_request(emulator: Emulator) -> None:
@@ -221,17 +209,17 @@ def test_calls_fail_by_turns_and_never_the_controls(start_emulator: Start) -> No
     emulator = start_emulator()
     emulator.control("faults", fail=1.0)
     path = f"/v2/{PARENT}/nodes"
-    assert {rest(emulator.url, "GET", path)[0] for _ in range(3)} == {429, 500, 503}
+    assert {emulator.rest("GET", path)[0] for _ in range(3)} == {429, 500, 503}
     spec = {"parent": PARENT, "nodeId": "n", "node": {"acceleratorType": "v4-8"}}
     spec["node"] |= {"runtimeVersion": "tpu-ubuntu2204-base"}  # type: ignore[operator]
     for index in range(12):
         create = f"/v2/{PARENT}/queuedResources?queuedResourceId=r{index}"
         body = {"tpu": {"nodeSpec": [spec | {"nodeId": f"r{index}"}]}}
-        assert rest(emulator.url, "POST", create, body)[0] in {429, 500, 503}
+        assert emulator.rest("POST", create, body)[0] in {429, 500, 503}
     # Some were carried out although they failed: the caller cannot know.
     assert 0 < len(emulator.control("resources")["requests"]) < 12
     emulator.control("faults", clear=True)
-    assert rest(emulator.url, "GET", path)[0] == 200
+    assert emulator.rest("GET", path)[0] == 200
 
 
 def test_an_expired_login_and_a_denied_zone(start_emulator: Start) -> None:
@@ -239,7 +227,7 @@ def test_an_expired_login_and_a_denied_zone(start_emulator: Start) -> None:
     client = emulator.client()
     emulator.control("faults", login="expired")
     # Google's client would go and refresh its token, which an anonymous one cannot.
-    status, answer = rest(emulator.url, "GET", f"/v2/{PARENT}/nodes")
+    status, answer = emulator.rest("GET", f"/v2/{PARENT}/nodes")
     assert (status, answer["error"]["status"]) == (401, "UNAUTHENTICATED")
     assert "invalid authentication credentials" in answer["error"]["message"]
     emulator.control("faults", login="ok", deny=["local-b"])

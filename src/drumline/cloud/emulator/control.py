@@ -17,6 +17,8 @@ from drumline.cloud.emulator.config import Faults, first_problem, known_zones, p
 from drumline.cloud.emulator.errors import Json
 from drumline.cloud.emulator.service import Mistake, Service
 
+PREFIX = "/emulator/"
+
 
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -108,7 +110,7 @@ def routes(service: Service, stop: Callable[[], None]) -> list[Route]:
         return {"stopping": True}
 
     def route(path: str, method: str, answer: Callable[[Service, object], Json]) -> Route:
-        return Route(f"/emulator/{path}", _handler(service, answer), methods=[method])
+        return Route(f"{PREFIX}{path}", _handler(service, answer), methods=[method])
 
     return [
         route("status", "GET", _status),

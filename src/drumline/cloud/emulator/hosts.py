@@ -7,6 +7,7 @@ through a pipe. A host is gone when its process is.
 import asyncio
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,9 @@ class Hosts:
         """Begin with none; what an emulator that was killed left behind is cleared away."""
         self._ground = ground
         self._running: dict[int, list[_Running]] = {}
+        # In Python 3.11.0 the fork server would listen where every user of the machine may have it
+        # run what they like (CVE-2022-42919); in a file of ours they may not.
+        vars(multiprocessing.util)["abstract_sockets_supported"] = False
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([host.__name__])
         # Starting a process blocks a little, and multiprocessing wants it done by one thread.

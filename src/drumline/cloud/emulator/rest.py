@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from drumline.chips import LOCAL_ZONES, generations_in, places, slices
-from drumline.cloud.emulator import asked, errors, wire
+from drumline.cloud.emulator import asked, control, errors, wire
 from drumline.cloud.emulator.config import known_zones
 from drumline.cloud.emulator.errors import Json, Refused, Status, invalid
 from drumline.cloud.emulator.service import Service
@@ -306,6 +306,23 @@ def routes(service: Service) -> list[Route]:
         Route(path, _handler(service, method, answer), methods=[verb])
         for verb, path, method, answer in _ROUTES
     ]
+
+
+async def _unknown_path(http: HttpRequest, _: Exception) -> JSONResponse:
+    refused = errors.unknown_path()
+    if http.url.path.startswith(control.PREFIX):
+        sentence = f"there is no control {http.method} {http.url.path}"
+        return JSONResponse({"error": sentence}, refused.http_status)
+    return JSONResponse(refused.as_json(), refused.http_status)
+
+
+async def _internal(_: HttpRequest, __: Exception) -> JSONResponse:
+    refused = Refused(Status(errors.INTERNAL, "Internal error encountered."))
+    return JSONResponse(refused.as_json(), refused.http_status)
+
+
+# A method that does not exist and a verb that a path does not take are one to Google.
+EXCEPTION_HANDLERS = {404: _unknown_path, 405: _unknown_path, 500: _internal}
 
 
 def _handler(
