@@ -167,6 +167,21 @@ def test_guest_attributes_tell_the_host_keys(emulator: Emulator, host: Host) -> 
     ]
 
 
+def test_a_slice_is_active_only_when_its_hosts_let_one_in(start_emulator: Start) -> None:
+    emulator = start_emulator(boot_seconds=1.0)
+    for host in emulator.slice("booted", "v4-16"):
+        assert run(emulator, host, "echo in").stdout == "in\n"
+
+
+def test_a_slice_whose_hosts_still_boot_is_released_at_once(start_emulator: Start) -> None:
+    emulator = start_emulator(boot_seconds=1000.0)
+    emulator.ask("slow")
+    emulator.wait_for("slow", "PROVISIONING")
+    emulator.release("slow")
+    assert emulator.control("resources") == {"requests": [], "nodes": [], "hosts": []}
+    assert list((emulator.home / "hosts").iterdir()) == []
+
+
 @LINUX
 def test_a_program_outlives_its_connection_but_not_its_host(emulator: Emulator) -> None:
     host = emulator.slice("mortal")[0]
@@ -220,7 +235,6 @@ def test_a_silent_host_hangs_while_its_program_runs_on(emulator: Emulator) -> No
 def test_a_rebooted_host_comes_back_without_its_program(start_emulator: Start) -> None:
     emulator = start_emulator(boot_seconds=2.0)
     host = emulator.slice("again")[0]
-    wait_until_it_answers(emulator, host)
     daemon = start_daemon(emulator, host)
     emulator.control("break", target="again", host=0, how="reboot")
     until(lambda: not alive(daemon))

@@ -62,7 +62,7 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class Up:
-    """The host's first and only word: where it answers, or will once it has booted."""
+    """The host's word after each boot: its login answers, and where."""
 
     port: int
     host_key: str
@@ -93,11 +93,10 @@ def main(spec: HostSpec, pipe: Connection) -> None:
     gc.freeze()
     os.setsid()
     processes.adopt_orphans()
-    host = _Host(spec)
+    host = _Host(spec, pipe)
     try:
         host.furnish()
-        pipe.send(Up(host.port, host.public_key))
-        host.obey(pipe)
+        host.obey()
     except Exception:
         traceback.print_exc()
     finally:
@@ -105,8 +104,9 @@ def main(spec: HostSpec, pipe: Connection) -> None:
 
 
 class _Host:
-    def __init__(self, spec: HostSpec) -> None:
+    def __init__(self, spec: HostSpec, pipe: Connection) -> None:
         self._spec = spec
+        self._pipe = pipe
         self._sshd: int | None = None
         self._boots_at: float | None = time.monotonic() + spec.boot_seconds
         self._slow = False
@@ -133,15 +133,15 @@ class _Host:
         for chip in range(self._spec.chips):
             (home / "dev" / "vfio" / str(chip)).touch()
 
-    def obey(self, pipe: Connection) -> None:
+    def obey(self) -> None:
         """Do what the emulator says, and what time brings, until the pipe closes."""
         while True:
             self._boot_if_due()
             processes.reap()
             with contextlib.suppress(InterruptedError):
-                if pipe.poll(self._patience()):
+                if self._pipe.poll(self._patience()):
                     try:
-                        how = pipe.recv()
+                        how = self._pipe.recv()
                     except (EOFError, OSError):
                         return
                     if how == "end":
@@ -171,21 +171,29 @@ class _Host:
         self._boots_at = None
         # As the kernel's boot_id: tells what was started before a reboot from what came after.
         (self._spec.home / "dev" / "boot_id").write_text(uuid.uuid4().hex)
-        # Listening before the fork: whoever hears that we are up can connect at once.
         listening = _socket(self.port)
         listening.listen(_BACKLOG)
         host = os.getpid()
+        heard, answers = os.pipe()
         self._sshd = os.fork()
         if self._sshd == 0:
-            self._become_sshd(listening, host)
+            os.close(heard)
+            self._become_sshd(listening, host, answers)
         listening.close()
+        os.close(answers)
+        with open(heard, "rb") as first:
+            if not first.read(1):
+                raise RuntimeError("the SSH server did not start")
+        # Only now: whoever hears that we are up logs in at once.
+        with contextlib.suppress(OSError):  # nobody listens any more; `obey` will see it
+            self._pipe.send(Up(self.port, self.public_key))
 
-    def _become_sshd(self, listening: socket.socket, host: int) -> NoReturn:
+    def _become_sshd(self, listening: socket.socket, host: int, answers: int) -> NoReturn:
         try:
             processes.die_with_parent()
             if os.getppid() == host:
                 self._reserved.close()
-                serve_forever(listening, self._door)
+                serve_forever(listening, self._door, answers)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -11,7 +11,7 @@ import multiprocessing.util
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -54,6 +54,41 @@ class _Running:
     pipe: Connection
     mark: str
     folder: Path
+    boots: int = 0
+    """How often it said that its login answers."""
+    up: host.Up | None = None
+    deaf: bool = False
+    """Whether it will say no more."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def listen(self) -> None:
+        """Keep what it says from now on."""
+        asyncio.get_running_loop().add_reader(self.pipe.fileno(), self._hear)
+
+    def _hear(self) -> None:
+        try:
+            word = self.pipe.recv()
+        except (EOFError, OSError):
+            self.close_ear()
+            return
+        if isinstance(word, host.Up):
+            self.up = word
+            self.boots += 1
+        self.changed.set()
+
+    def close_ear(self) -> None:
+        """Hear no more; whoever waits is told."""
+        if not self.deaf:
+            asyncio.get_running_loop().remove_reader(self.pipe.fileno())
+            self.deaf = True
+            self.changed.set()
+
+    async def booted(self, times: int) -> host.Up | None:
+        """Wait until it has booted so many times; None if it never will."""
+        while self.boots < times and not self.deaf:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.up if self.boots >= times else None
 
 
 class Hosts:
@@ -72,6 +107,7 @@ class Hosts:
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosts")
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: dict[int, asyncio.Lock] = {}
+        self._doomed: set[int] = set()
 
     def clear_away(self) -> None:
         """End and remove what an earlier emulator in this home left behind."""
@@ -102,8 +138,12 @@ class Hosts:
             async with self._lock(node):
                 await self._end_all(node.uid)
             self._locks.pop(node.uid, None)
+            self._doomed.discard(node.uid)
             report(node)
 
+        # Those that boot are not waited for.
+        self._doomed.add(node.uid)
+        self._send_all(node.uid, "end")
         self._spawn(work())
 
     def tell(self, node: Node, index: int, how: str) -> None:
@@ -112,9 +152,7 @@ class Hosts:
 
     def give_notice(self, node: Node) -> None:
         """Have every host of a node tell its programs to end."""
-        for one in self._running.get(node.uid, []):
-            with contextlib.suppress(OSError):
-                one.pipe.send("notice")
+        self._send_all(node.uid, "notice")
 
     def listing(self, node: Node) -> list[int]:
         """The process of each of a node's hosts."""
@@ -126,6 +164,11 @@ class Hosts:
         for task in self._tasks:
             task.cancel()
         self._starter.shutdown(wait=False)
+
+    def _send_all(self, uid: int, word: str) -> None:
+        for one in self._running.get(uid, []):
+            with contextlib.suppress(OSError):
+                one.pipe.send(word)
 
     def _lock(self, node: Node) -> asyncio.Lock:
         # A node may be deleted while its hosts are still starting.
@@ -143,7 +186,11 @@ class Hosts:
             for index in range(node.spec.slice.hosts)
         ]
         self._running[node.uid] = running
-        words = await asyncio.gather(*(_first_word(one.pipe) for one in running))
+        for one in running:
+            one.listen()
+        if node.uid in self._doomed:
+            self._send_all(node.uid, "end")
+        words = await asyncio.gather(*(one.booted(1) for one in running))
         if not all(words):
             return ()
         return tuple(HostAddress("127.0.0.1", up.port, up.host_key) for up in words if up)
@@ -169,9 +216,7 @@ class Hosts:
 
     async def _end_all(self, uid: int) -> None:
         ending = self._running.get(uid, [])
-        for one in ending:
-            with contextlib.suppress(OSError):
-                one.pipe.send("end")
+        self._send_all(uid, "end")
         await asyncio.gather(*(self._ended(one) for one in ending))
         self._running.pop(uid, None)
 
@@ -180,21 +225,13 @@ class Hosts:
             one.process.kill()
             await _readable(one.process.sentinel, _END_SECONDS)
         crashed = one.process.exitcode != 0
+        one.close_ear()
         one.pipe.close()
         one.process.close()
         if crashed or one.folder.exists():
             mark = f"DRUMLINE_HOST_TAG={one.mark}"
             await asyncio.to_thread(processes.end_all, lambda: processes.bearing(mark))
             await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
-
-
-async def _first_word(pipe: Connection) -> host.Up | None:
-    await _readable(pipe.fileno(), None)
-    try:
-        word = pipe.recv()
-    except (EOFError, OSError):
-        return None
-    return word if isinstance(word, host.Up) else None
 
 
 async def _readable(fd: int, seconds: float | None) -> bool:
