@@ -16,7 +16,7 @@ from tests.cloud.wire import rest
 PARENT = "projects/p/locations/local-a"
 
 
-def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 20.0) -> Any:
+def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:
     """Wait until `holds()` is true, and return what it returned."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
@@ -91,10 +91,15 @@ class Emulator:
         hosts = self.control("resources")["hosts"]
         return [host for host in hosts if host["node"] == name]
 
+    def host(self, node: str) -> dict[str, Any]:
+        """The one host of a node."""
+        (found,) = [one for one in self.control("resources")["hosts"] if one["node"] == node]
+        return dict(found)
+
     def release(self, name: str) -> None:
         full = f"{PARENT}/queuedResources/{name}"
         self.client().delete_queued_resource(request={"name": full, "force": True}).result(
-            timeout=20
+            timeout=60
         )
 
 

@@ -130,8 +130,6 @@ async def _serve(home: Path, config: Config, port: int) -> None:
     finally:
         clockwork.cancel()
         await service.hosts.close()
-        with contextlib.suppress(OSError):
-            (home / "hosts").rmdir()
         (home / ENDPOINT).unlink(missing_ok=True)
 
 

@@ -122,6 +122,22 @@ def node_in_the_way(request: str, nodes: Sequence[str]) -> Refused:
     return Refused(Status(FAILED_PRECONDITION, message, [details]))
 
 
+def not_allowed_now(resource: str, verb: str, state: str, wanted: str) -> Refused:
+    """The resource would have to be in another state."""
+    message = (
+        f"Cloud TPU received a bad request. {verb} is not supported while in state {state}; "
+        f"'{resource}' must be {wanted}"
+    )
+    violation = {"type": "STATE", "subject": resource, "description": message}
+    details = {"@type": _type("PreconditionFailure"), "violations": [violation]}
+    return Refused(Status(FAILED_PRECONDITION, message, [details]))
+
+
+def not_supported(resource: str, verb: str, why: str) -> Refused:
+    """This kind of node does not take that call in any state."""
+    return invalid(f"Cloud TPU received a bad request. Cannot {verb} '{resource}': {why}", "name")
+
+
 def login_expired() -> Refused:
     """The caller's credentials are no longer good."""
     return _unauthenticated(
