@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,10 @@ def start_daemon(emulator: Emulator, host: Host) -> int:
 def boot_id(emulator: Emulator) -> str:
     (path,) = (emulator.home / "hosts").glob("*/*/dev/boot_id")
     return path.read_text()
+
+
+def _contains(path: Path, text: str) -> bool:
+    return path.exists() and text in path.read_text()
 
 
 def wait_until_it_answers(emulator: Emulator, host: Host) -> None:
@@ -331,9 +336,9 @@ def test_a_startup_script_runs_on_every_host_and_holds_nothing_up(emulator: Emul
     metadata = emulator.node()["metadata"] | {"startup-script": script}
     for host in emulator.slice("scripted", "v4-16", metadata=metadata):
         home = run(emulator, host, "pwd").stdout.strip()
-        until(lambda h=host: "not found" in run(emulator, h, "cat startup-script.log").stdout)
-        shown = run(emulator, host, "cat startup-script.log").stdout.splitlines()
-        assert shown[:2] == [home, home]
+        log = Path(home, "startup-script.log")
+        until(partial(_contains, log, "not found"))
+        assert log.read_text().splitlines()[:2] == [home, home]
     emulator.release("scripted")
 
 

@@ -352,15 +352,16 @@ def test_who_cannot_be_stopped_started_or_reset_is_told_why() -> None:
     world.ask("queued")
     world.ask("waits", "v6e-8")
     ready = world.node("ready")
-    for refused, says in (
-        (lambda: world.fleet.stop_node(queued), "created through a queued resource"),
-        (lambda: world.fleet.stop_node(pod), "it has more than one host"),
-        (lambda: world.fleet.start_node(ready), "start is not supported while in state READY"),
-        (lambda: world.fleet.reset_request(f"{ZONE}/queuedResources/waits"), "must be ACTIVE"),
-        (lambda: world.fleet.stop_node(f"{ZONE}/nodes/none"), "was not found"),
+    fleet = world.fleet
+    for call, name, says in (
+        (fleet.stop_node, queued, "created through a queued resource"),
+        (fleet.stop_node, pod, "it has more than one host"),
+        (fleet.start_node, ready, "start is not supported while in state READY"),
+        (fleet.reset_request, f"{ZONE}/queuedResources/waits", "must be ACTIVE"),
+        (fleet.stop_node, f"{ZONE}/nodes/none", "was not found"),
     ):
         with pytest.raises(Refused, match=says):
-            refused()
+            call(name)
     world.fleet.stop_node(ready)
     with pytest.raises(Refused, match="stop is not supported while in state STOPPING"):
         world.fleet.stop_node(ready)
