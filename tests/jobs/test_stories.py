@@ -204,10 +204,10 @@ def test_from_the_preemption_to_the_next_first_line_in_under_five_seconds(world:
 
 
 def test_two_servers_in_one_project_leave_each_other_alone(world: World, tmp_path: Path) -> None:
-    url = world.url
+    world.start_emulator()
     with a_world(tmp_path / "other") as other:
         other.home.mkdir(exist_ok=True)
-        (other.home / "config.yaml").write_text(f"endpoint: {url}\n")
+        (other.home / "config.yaml").write_text(f"endpoint: {world.home / 'emulator'}\n")
         mine = world.count(60, accelerator="v4-8", pace=0.1)
         theirs = other.count(60, accelerator="v4-8", pace=0.1)
         assert mine == theirs, "the same job id, to make a clash possible"

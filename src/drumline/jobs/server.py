@@ -170,9 +170,13 @@ def connect(config: Config) -> Cloud:
     """The cloud the settings name; the emulator is started when it is not running."""
     if config.local:
         from drumline.cloud.emulator import launch
+        from drumline.cloud.local import emulated_cloud
 
-        url = config.endpoint or launch.ensure_running(Folders(config.home).emulator)
-        return TpuApi(config.project, base_url=url, storage_url=url, ssh_port=None)
+        if config.endpoint:
+            return emulated_cloud(config.project, Path(config.endpoint))
+        home = Folders(config.home).emulator
+        launch.ensure_running(home)
+        return emulated_cloud(config.project, home)
     from drumline.cloud.credentials import GoogleCredentials
 
     url = config.endpoint or GOOGLE
