@@ -4,11 +4,15 @@ Orbax writes them in the background, all hosts at once, into `<folder>/<step>` o
 and marks one as committed when everything of it is there. Beside the arrays stands a sum over their
 bits (digest.py), taken on the devices before anything was written. What is read must give that sum
 again; where it does not, or cannot be read at all, the checkpoint before is taken instead.
+
+The folder may hold other things too, whatever their names: only what has our mark (marks.py), or
+the name that Orbax gives to what it has not finished, is ever removed.
 """
 
 # mypy: allow-untyped-calls
 
 import gc
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,12 +29,15 @@ from jax.sharding import Mesh
 
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.digest import digest
+from drumline.train.marks import Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
 
 COMMITTED = "commit_success.txt"
 """Orbax writes this file last."""
 _MISFIT = "does not fit the recipe"
+_UNFINISHED = re.compile(r"\d+\.orbax-checkpoint-tmp.*")
+"""What Orbax writes to on a disk until a checkpoint is whole."""
 
 
 @dataclass(frozen=True)
@@ -51,31 +58,45 @@ class Checkpoints:
     """The checkpoints of one run. Called by all hosts alike; host 0 clears up."""
 
     def __init__(
-        self, folder: str, keep: Callable[[Iterable[int]], set[int]], say: Callable[[str], None]
+        self,
+        folder: str,
+        keep: Callable[[Iterable[int]], set[int]],
+        say: Callable[[str], None],
+        last: int = 0,
     ) -> None:
-        """Clear away what an earlier attempt left half-written."""
+        """Clear away what an earlier attempt left half-written.
+
+        `last` is the run's last step: up to there, nothing of somebody else's may be in the way.
+        """
         self.committed: int | None = None
         """The newest checkpoint that is whole, as far as this host knows."""
         self._folder = epath.Path(folder)
         self._keep, self._say = keep, say
         self._damaged: set[int] = set()
-        self._of_others: set[int] = set()
+        self._marks = Marks(folder)
+        self._last = last
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._waiting: threading.Thread | None = None
         self._failure: Exception | None = None
-        if jax.process_index() == 0:
-            for path in self._folder.iterdir():
-                if "orbax-checkpoint-tmp" in path.name or (
-                    path.name.isdigit() and not (path / COMMITTED).exists()
-                ):
-                    path.rmtree()
+        if _first():
+            self._clear()
         self._steps = set(as_host_0_says(sorted(self._there()) if _first() else []))
+        self._ours = set(as_host_0_says(sorted(self._marks.steps()) if _first() else []))
+        """What may be removed or written over."""
+        in_the_way = as_host_0_says(self._in_the_way() if _first() else [])
+        if in_the_way:
+            raise self._taken(in_the_way[0])
 
     def save(
         self, step: int, saved: Saved, mesh: Mesh, committed: Callable[[], None] = lambda: None
     ) -> None:
         """Begin to write a checkpoint. Returns when the state may be changed again."""
         self.wait()
+        if _first():
+            if step not in self._ours and self._path(step).exists():
+                raise self._taken(step)
+            self._marks.put(step, {})
+        self._ours.add(step)
         tree = _tree(saved.state, everywhere(mesh, np.asarray(saved.position, np.int32)))
         tree["digest"] = self._digest(mesh)(list(tree.values()))
         arguments = ocp.args.PyTreeSave(tree)
@@ -102,12 +123,15 @@ class Checkpoints:
             found, trouble = self._read(step, like, mesh)
             if found is not None:
                 self.committed = step
+                # Whole, of this recipe's shape, and with our sums: it is ours, marked or not.
+                self._ours.add(step)
+                foreign = self._damaged - self._ours
+                if foreign:
+                    raise self._taken(min(foreign))
                 return found
             troubles.append(f"checkpoint {step} {trouble}")
             self._say(f"{troubles[-1]}; trying the one before")
             self._damaged.add(step)
-            if trouble.startswith(_MISFIT):
-                self._of_others.add(step)
         if troubles:
             raise Mistake(
                 f"checkpoint: none of the {len(troubles)} in {self._folder} can be used: "
@@ -123,6 +147,27 @@ class Checkpoints:
     def _there(self) -> list[int]:
         names = (path.name for path in self._folder.iterdir() if (path / COMMITTED).exists())
         return [int(name) for name in names if name.isdigit()]
+
+    def _clear(self) -> None:
+        """Finish what a process that died was at: a checkpoint half-written, or half-removed."""
+        for path in self._folder.iterdir():
+            if _UNFINISHED.fullmatch(path.name):
+                path.rmtree()
+        self._marks.clear_drafts()
+        for step in self._marks.steps():
+            if not (self._path(step) / COMMITTED).exists():
+                self._remove(step)
+
+    def _in_the_way(self) -> list[int]:
+        """Steps whose place is taken by something that is no checkpoint."""
+        numbers = {int(path.name) for path in self._folder.iterdir() if path.name.isdigit()}
+        return sorted(n for n in numbers - self._steps if 0 < n <= self._last)
+
+    def _taken(self, step: int) -> Mistake:
+        return Mistake(
+            f"checkpoint: {self._path(step)} is no checkpoint of this program, and stands where "
+            f"step {step:,} would be saved; move it away, or name another folder"
+        )
 
     def _path(self, step: int) -> epath.Path:
         return self._folder / str(step)
@@ -195,19 +240,22 @@ class Checkpoints:
             self._damaged.discard(step)
             self._steps.add(step)
             keep = self._keep(self._steps - self._damaged)
-            # What another recipe left here is not ours to remove.
-            for old in self._steps - keep - self._of_others:
+            gone = (self._steps - keep) & self._ours
+            for old in gone:
                 if _first():
                     self._remove(old)
-            self._steps &= keep
+            self._steps -= gone
             committed()
         except Exception as error:
             self._failure = error
 
     def _remove(self, step: int) -> None:
-        # The mark first: one that is removed half-way must not look whole.
+        # Orbax's mark first: one that is removed half-way must not look whole. Ours last: it must
+        # not look like somebody else's either.
         (self._path(step) / COMMITTED).unlink(missing_ok=True)
-        self._path(step).rmtree()
+        if self._path(step).exists():
+            self._path(step).rmtree()
+        self._marks.remove(step)
 
 
 @contextmanager

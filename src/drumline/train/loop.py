@@ -213,7 +213,7 @@ class _Run:
         self.checkpoints: Checkpoints | None = None
         if folder is not None:
             keep = partial(kept, last=recipe.settings.keep_last, every=recipe.settings.keep_every)
-            self.checkpoints = Checkpoints(folder, keep, self.say)
+            self.checkpoints = Checkpoints(folder, keep, self.say, recipe.steps)
             closing.push(self.save_what_is_under_way)
         self.batches = Batches(self.placed)
         closing.callback(self.batches.close)
