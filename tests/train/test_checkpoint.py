@@ -40,7 +40,7 @@ class Found:
         assert isinstance(found, Saved)
         step = int(found.state.step)
         arrays, position = state_of(step)
-        assert found.position == position
+        assert found.taken == position
         assert found.state.key.tolist() == [0, step]
         for name, array in arrays.items():
             assert np.array_equal(found.state.params[name], array.astype(np.float32)), name
