@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax  # type: ignore[import-untyped]
 import pytest
 
+from drumline.models import MLP
 from drumline.train import (
     Data,
-    Functions,
     Mistake,
     Recipe,
     checkpoint,
@@ -22,7 +23,10 @@ from drumline.train import (
     fingerprint,
     fit,
 )
-from drumline.train.provenance import sampled
+from drumline.train.batches import Placed
+from drumline.train.loss import trace_loss
+from drumline.train.provenance import changes, provenance, sampled
+from drumline.train.state import layout, make_mesh
 from tests.train.toy import ROWS, SHARDED, toy
 
 
@@ -68,18 +72,61 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
         ),
     ],
 )
-def test_a_changed_recipe_is_told_and_refused(
-    six_steps: Path, change: Callable[[], Recipe], told: str
+def test_what_breaks_the_promise_is_told_in_the_recipes_words(
+    change: Callable[[], Recipe], told: str
 ) -> None:
+    (found,) = (change for change in changes(origin(toy(8)), origin(change())) if change.breaks)
+    assert told in found.told
+
+
+def origin(recipe: Recipe) -> dict[str, Any]:
+    """Where the checkpoints of a run would come from, without running it."""
+    mesh = make_mesh(recipe.mesh)
+    with jax.set_mesh(mesh):
+        places = layout(recipe, mesh)
+        batch = Placed(recipe.data, mesh, recipe.model.batch_spec()).shapes()
+        traced = trace_loss(recipe.model, places.params, batch).traced
+        found = provenance(recipe, mesh, places, traced)
+    assert json.loads(json.dumps(found)) == found
+    return found
+
+
+def test_a_changed_recipe_is_refused_and_nothing_is_touched(six_steps: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")}
     with pytest.raises(Mistake) as caught:
-        fit(change(), checkpoint=six_steps)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert said.startswith(f"checkpoint: step 6 in {six_steps} comes from another recipe (")
-    assert told in said
-    assert said.endswith("allow it with --allow-changes or fit(…, allow_changes=True)")
+        fit(replace(toy(8, seed=1), optimizer=optax.adam(0.01)), checkpoint=six_steps)
+    assert str(caught.value) == (
+        f"checkpoint: step 6 in {six_steps} comes from another recipe (seed 0 → 1; the "
+        "optimizer's numbers 0.02 → 0.01), and going on would give the result of neither; change "
+        "it back, name another folder, or allow it with --allow-changes or "
+        "fit(…, allow_changes=True)"
+    )
     assert {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")} == before
+
+
+def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
+    columns = {"image": np.zeros((8, 4), np.float32), "label": np.zeros(8, np.int32)}
+
+    def made(**sizes: Any) -> Recipe:
+        model = MLP(input_dim=4, num_classes=2, **sizes)
+        return replace(toy(8), model=model, data=data.arrays(columns, batch=8))
+
+    before = origin(made(hidden_sizes=(8,)))
+    (wider,) = changes(before, origin(made(hidden_sizes=(16,))))
+    assert wider.told == "model hidden_sizes (8,) → (16,)"
+    assert wider.breaks
+    (elsewhere,) = changes(before, origin(made(hidden_sizes=(8,), layout="fsdp")))
+    assert elsewhere.told == "model layout data → fsdp"
+    assert not elsewhere.breaks
+
+
+def test_across_versions_of_jax_programs_are_not_compared() -> None:
+    before, now = origin(toy(8)), origin(replace(toy(8), optimizer=optax.adam(0.01)))
+    old = {**before, "versions": {**before["versions"], "jax": "0.9.0"}}
+    found = changes(old, now)
+    assert not any(change.breaks for change in found)
+    assert "the optimizer, which cannot be compared across versions" in [c.told for c in found]
+    assert any(change.told.startswith("jax 0.9.0 → ") for change in found)
 
 
 def test_what_does_not_matter_is_said_and_not_refused(
@@ -188,11 +235,21 @@ def test_records_that_differ_each_time_say_nothing_about_the_data() -> None:
     assert steady != sampled(data.arrays(OTHER_ROWS, batch=16))
 
 
-def test_a_schedule_that_ends_elsewhere_is_another_optimizer(tmp_path: Path) -> None:
+def test_a_schedule_that_ends_elsewhere_is_another_optimizer() -> None:
     def made(steps: int) -> Recipe:
         optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps))
-        return replace(toy(steps), optimizer=optimizer, model=Functions(SHARDED.init, SHARDED.loss))
+        return replace(toy(steps), optimizer=optimizer)
 
-    fit(made(2), checkpoint=tmp_path)
-    with pytest.raises(Mistake, match=r"the optimizer's numbers 2 → 4\)"):
-        fit(made(4), checkpoint=tmp_path)
+    first, second = changes(origin(made(2)), origin(made(4)))
+    assert first.told == "the optimizer's numbers 2 → 4"
+    assert first.breaks
+    assert second.told == "steps 2 → 4"
+
+
+def test_a_rate_that_lives_in_the_optimizers_state_is_compared_too() -> None:
+    def made(rate: float) -> Recipe:
+        injected = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+        return replace(toy(8), optimizer=injected)
+
+    (found,) = changes(origin(made(0.1)), origin(made(0.2)))
+    assert found.told == "the optimizer's numbers 0.1 → 0.2"
