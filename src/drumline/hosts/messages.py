@@ -56,6 +56,8 @@ class Line(BaseModel):
 
     log: str | None = None
     offset: int = Field(default=0, ge=0)
+    at: float | None = Field(default=None, ge=0, le=1e11)
+    """When the log was written, by the host's clock."""
     status: Status | None = None
 
 

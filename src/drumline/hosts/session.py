@@ -154,11 +154,13 @@ class SliceSession:
         clock: Callable[[], float] = time.time,
         timing: Timing = USUAL,
         node: str | None = None,
+        log_limit: int | None = None,
     ) -> None:
         """Nothing is done before `start`.
 
         Host keys are pinned per slice, because clouds give addresses out again: `node` is its
-        name; without one they are pinned per attempt.
+        name; without one they are pinned per attempt. Of each host's log `log_limit` bytes are
+        kept.
         """
         chosen = range(len(addresses)) if program.hosts is None else sorted(set(program.hosts))
         if unknown := [host for host in chosen if not 0 <= host < len(addresses)]:
@@ -179,6 +181,7 @@ class SliceSession:
                 clock=clock,
                 timing=timing,
                 changed=self.changed.set,
+                log_limit=log_limit,
             )
             self._drivers.append(HostDriver(program, place, self._gate, means))
 

@@ -162,11 +162,26 @@ class Client:
         self,
         job: JobId,
         host: int | str | None = None,
-        attempt: int | None = None,
+        attempt: int | str | None = None,
         follow: bool = False,
+        *,
+        tail: int | None = None,
+        since: float | None = None,
+        times: bool = False,
     ) -> Iterator[bytes]:
-        """The program's output as it was written; with `follow`, on and on until the job ends."""
-        asked = {"host": host, "attempt": attempt, "follow": 1 if follow else None}
+        """The program's output as it was written; with `follow`, on and on until the job ends.
+
+        `attempt` is a number or `"all"`, else the last; `tail` asks for the last lines, `since`
+        for what was written from a moment on; with `times`, each line begins with its own.
+        """
+        asked = {
+            "host": host,
+            "attempt": attempt,
+            "follow": 1 if follow else None,
+            "tail": tail,
+            "since": since,
+            "times": 1 if times else None,
+        }
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         path = f"/jobs/{job_id(job)}/logs" + (f"?{query}" if query else "")
         started = False

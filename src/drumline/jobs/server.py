@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncssh
@@ -33,7 +32,7 @@ from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import Desk, Mistake
 from drumline.jobs.folders import Folders
-from drumline.jobs.logs import stream_logs
+from drumline.jobs.logs import stream_logs, wanted_of
 from drumline.jobs.store import Store
 from drumline.jobs.supervisor import Supervisor
 
@@ -72,22 +71,8 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         return JSONResponse(await desk.events(job_id(request), after, wait))
 
     async def logs(request: Request) -> Response:
-        attempt = request.query_params.get("attempt")
-        text = stream_logs(
-            desk,
-            job_id(request),
-            host=request.query_params.get("host", "0"),
-            attempt=int(attempt) if attempt else None,
-            follow=request.query_params.get("follow") == "1",
-        )
-        first = await anext(text, b"")
-
-        async def rest() -> AsyncIterator[bytes]:
-            yield first
-            async for part in text:
-                yield part
-
-        return StreamingResponse(rest(), media_type="text/plain; charset=utf-8")
+        text = stream_logs(desk, job_id(request), wanted_of(request.query_params))
+        return StreamingResponse(text, media_type="text/plain; charset=utf-8")
 
     async def verb(request: Request) -> Response:
         body = await request.json() if await request.body() else {}
