@@ -1,5 +1,8 @@
+import contextlib
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -253,12 +256,85 @@ def test_a_dry_run_tells_and_does_nothing(
 # logs, exec, ssh
 
 
+EVIL = b"\x1b]52;c;cm0gLXJmIH4=\x07\x1b]0;title\x07\x1b[31mred\x1b[0m \xff\r\n"
+
+
+def on_a_terminal(*words: str) -> bytes:
+    """What a command writes to a terminal that is its own."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from drumline.cli import main; main()", *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # what a pty says at its end
+            while piece := os.read(ours, 1 << 16):
+                written += piece
+        os.close(ours)
+        assert child.wait() == 0, written
+    return written
+
+
+def test_a_terminal_gets_no_escapes_out_of_a_log_unless_asked(server: Any) -> None:
+    server.answers["GET /jobs/000004/logs"] = EVIL
+    assert on_a_terminal("logs", "4") == "red \ufffd\r\n".encode()
+    assert EVIL.rstrip() in on_a_terminal("logs", "4", "--raw")
+
+
+def test_a_terminal_gets_no_escapes_out_of_a_command(server: Any) -> None:
+    evil = EVIL.decode("utf-8", "replace")
+    server.answers["POST /jobs/000004/exec"] = {"results": [result(0, 0, evil, evil)]}
+    assert on_a_terminal("exec", "4", "--", "ls") == "red \ufffd\r\n".encode() * 2
+    assert b"\x1b]52" in on_a_terminal("exec", "4", "--raw", "--", "ls")
+
+
+def test_an_answer_or_a_refusal_cannot_reach_the_terminal(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    evil = EVIL.decode("utf-8", "replace").rstrip()
+    server.holds(a_job())
+    server.answers["POST /jobs/000004/cancel"] = {"job": {}, "text": evil}
+    assert drumline("cancel", "4") == 0
+    server.answers["POST /jobs/000004/cancel"] = (409, {"error": evil})
+    assert drumline("cancel", "4") == 2
+    server.answers["GET /jobs/000004"] = (404, {"error": evil})
+    assert drumline("show", "4") == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines() == ["red \ufffd"]
+    assert told.err.splitlines() == ["red \ufffd"] * 2
+
+
+def test_json_carries_control_characters_escaped(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    name = "\x1b[2J\x9b2J\u202eevil"
+    server.holds(a_job(name=name))
+    assert drumline("list", "--json") == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert json.loads(out)[0]["name"] == name
+
+
 def test_logs_pass_through_raw(server: Any, drumline: Run, capfdbinary: Any) -> None:
     raw = b"\x1b[31mred\x1b[0m \xff\r\n"
     server.answers["GET /jobs/000004/logs"] = raw
     assert drumline("logs", "4", "--host", "all", "--attempt", "2", "--follow") == 0
     assert capfdbinary.readouterr().out == raw
     assert server.asked[0][1] == "/jobs/000004/logs?host=all&attempt=2&follow=1"
+
+
+def test_logs_ask_for_a_part(
+    server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    server.answers["GET /jobs/000004/logs"] = b""
+    monkeypatch.setattr("drumline.cli.access.time.time", lambda: 1000.0)
+    assert drumline("logs", "4", "--tail", "5", "--since", "10m", "-t", "--attempt", "all") == 0
+    assert server.asked[0][1] == "/jobs/000004/logs?attempt=all&tail=5&since=400.0&times=1"
+    assert drumline("logs", "4", "--since", "soon") == 2
+    assert drumline("logs", "4", "--attempt", "0") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "--since soon: give how long ago, such as 10m, or a time, such as 14:02",
+        "--attempt 0: give a number from 1 on, or all",
+    ]
 
 
 def test_a_host_is_a_number_or_all(server: Any, drumline: Run, capsys: Printed) -> None:

@@ -104,5 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except _mistakes() as mistake:
-        typer.echo(str(mistake), err=True)
+        from drumline.cli.text import harmless_lines
+
+        typer.echo(harmless_lines(str(mistake)), err=True)
         sys.exit(MISTAKE)
