@@ -1,15 +1,14 @@
-"""The verbs that reach into a job's slice: logs, exec, ssh."""
+"""The verbs that print what came from a job's hosts: logs and exec."""
 
 import os
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from drumline.cli.connect import connect, interruptible, on_terminal
-from drumline.cli.jobs import Id
+from drumline.cli.connect import connect, echo_json, interruptible, on_terminal
+from drumline.cli.jobs import AsJson, Id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,14 +88,20 @@ def run_command(
         typer.Argument(metavar="-- CMD...", help="One word is run by the host's shell."),
     ],
     host: HostOrAll = None,
+    no_stdin: Annotated[
+        bool, typer.Option("--no-stdin", "-n", help="Leave what is piped in to others.")
+    ] = False,
     raw: Raw = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a command on a host of the job's slice, or on all."""
     from drumline.cli.text import harmless_lines
 
     asked = command[0] if len(command) == 1 else command
-    results = connect().exec(job_id, asked, _host(host) or 0)
-    for result in results:
+    results = connect().exec(job_id, asked, _host(host) or 0, None if no_stdin else _piped_in())
+    if as_json:
+        echo_json(results)
+    for result in [] if as_json else results:
         prefix = f"[host {result['host']}] " if len(results) > 1 else ""
         for text, stream in ((result["stdout"], sys.stdout), (result["stderr"], sys.stderr)):
             shown = str(text) if raw or not stream.isatty() else harmless_lines(str(text))
@@ -110,46 +115,15 @@ def run_command(
         raise typer.Exit(255 if code is None else 128 - code if code < 0 else code)
 
 
-def ssh(
-    job_id: Id,
-    host: Annotated[int, typer.Option("--host", metavar="N", min=0, help="The host.")] = 0,
-) -> None:
-    """Log in to a host of the job's slice, with the key and the host key the server knows."""
-    from drumline.jobs.client import Refused
+def _piped_in() -> BinaryIO | None:
+    """What is piped in or redirected, if anything is; not what is typed, nor /dev/null."""
+    import stat
 
-    hosts = {int(one["index"]): one for one in connect().hosts(job_id)}
-    if host not in hosts:
-        raise Refused(f"--host {host}: the slice has hosts {_range(sorted(hosts))}")
-    arguments = ssh_arguments(hosts[host])
     try:
-        os.execvp(arguments[0], arguments)  # noqa: S606 - the user's own ssh takes over from here
-    except FileNotFoundError:
-        raise Refused("there is no ssh command on this machine; install OpenSSH's client") from None
-
-
-def ssh_arguments(host: dict[str, object]) -> list[str]:
-    """The command that logs in; nothing of the user's own SSH settings can weaken the check."""
-    return [
-        "ssh",
-        *("-i", str(Path(str(host["key"])))),
-        *("-p", str(host["ssh_port"])),
-        *("-o", f"UserKnownHostsFile={_quoted(str(host['known_hosts']))}"),
-        *("-o", "StrictHostKeyChecking=yes"),
-        *("-o", "IdentitiesOnly=yes"),
-        *("-l", str(host["user"])),
-        *("--", str(host["ssh_ip"])),
-    ]
-
-
-def _quoted(path: str) -> str:
-    """OpenSSH takes a space in this option for the gap between two files, and % for a token."""
-    return '"' + path.replace("%", "%%") + '"'
-
-
-def _range(numbers: list[int]) -> str:
-    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers)) or "none yet"
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return None  # closed, or no file at all
+    return None if stat.S_ISCHR(kind) else sys.stdin.buffer
 
 
 def _number(typed: str | None) -> bool:

@@ -113,6 +113,20 @@ def heard() -> Json:
     return value
 
 
+def heard_line() -> Json:
+    """The first line the caller sent, and not a byte more: the rest is for somebody else."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            break
+        line += byte
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise TypeError("expected an object")
+    return value
+
+
 def take_lock(path: str, shared: bool = False) -> int | None:
     """A lock that is held as long as any copy of the descriptor is open; None when taken."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -982,11 +996,12 @@ def free_port() -> None:
 
 def execute(folder: str) -> None:
     """Run a command for the user in the job's working copy; ends it when its time is up."""
-    wanted = heard()
+    wanted = heard_line()
     program = read_json(folder, "program.json")
     cwd = working_copy(program) if program else os.path.expanduser("~")
     command = ["bash", "-c", wanted["command"]]
-    child = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True)
+    stdin = None if wanted.get("stdin") else subprocess.DEVNULL
+    child = subprocess.Popen(command, cwd=cwd, stdin=stdin, start_new_session=True)
     try:
         code = child.wait(wanted.get("timeout"))
     except subprocess.TimeoutExpired:

@@ -9,7 +9,7 @@ import base64
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -318,11 +318,13 @@ class HostDriver:
         except TimeoutError:
             return
 
-    async def run(self, command: str, timeout: float | None) -> CompletedCommand:
+    async def run(
+        self, command: str, timeout: float | None, stdin: AsyncIterator[bytes] | None
+    ) -> CompletedCommand:
         """Run a command for the user."""
         agent = await self._reached()
-        sent = json.dumps({"command": command, "timeout": timeout}).encode()
-        return await agent.run("exec", self._folder, sent=sent)
+        wanted = {"command": command, "timeout": timeout, "stdin": stdin is not None}
+        return await agent.run_for_user(self._folder, json.dumps(wanted).encode(), stdin)
 
     async def _reached(self) -> RemoteAgent:
         while True:

@@ -87,7 +87,12 @@ def attempt_folder(program: Program) -> str:
 
 def work_folder(program: Program) -> str:
     """Where the code is unpacked on the host, below ~/.drumline."""
-    return f"work/{_safe(program.job_id)}/{(program.archive_sha or 'empty')[:12]}"
+    return working_copy(program.job_id, program.archive_sha)
+
+
+def working_copy(job_id: str, sha: str | None) -> str:
+    """Where the code of an archive is unpacked for a job, below ~/.drumline."""
+    return f"work/{_safe(job_id)}/{(sha or 'empty')[:12]}"
 
 
 def _safe(name: str) -> str:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -200,9 +200,15 @@ class SliceSession:
         self.start()
         await asyncio.gather(*(driver.stop(grace) for driver in self._drivers))
 
-    async def run(self, host: int, command: str, timeout: float | None = None) -> CompletedCommand:
+    async def run(
+        self,
+        host: int,
+        command: str,
+        timeout: float | None = None,
+        stdin: AsyncIterator[bytes] | None = None,
+    ) -> CompletedCommand:
         """Run a shell command in the job's working copy on one host, ended after `timeout`."""
-        return await self._drivers[host].run(command, timeout)
+        return await self._drivers[host].run(command, timeout, stdin)
 
     async def close(self) -> None:
         """Let go of the connections; the program goes on."""

@@ -9,19 +9,22 @@ moment: programs, slices and the store do not need it, and the next one takes up
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -39,6 +42,7 @@ from drumline.jobs.supervisor import Supervisor
 log = logging.getLogger(__name__)
 LONGEST_POLL = 30.0
 HOME_CHECK_SECONDS = 5.0
+LONGEST_LINE = 1 << 20
 
 
 def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
@@ -81,8 +85,12 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         )
 
     async def run_command(request: Request) -> Response:
-        body = await request.json()
-        results = await desk.run(job_id(request), body.get("host", 0), body["command"])
+        stdin = None
+        if request.headers.get("content-type") == "application/octet-stream":
+            body, stdin = await _line_and_rest(request.stream())
+        else:
+            body = await request.json()
+        results = await desk.run(job_id(request), body.get("host", 0), body["command"], stdin)
         return JSONResponse({"results": results})
 
     async def hosts(request: Request) -> Response:
@@ -110,6 +118,28 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         Route("/status", status),
         Route("/stop", stop_server, methods=["POST"]),
     ]
+
+
+async def _line_and_rest(body: AsyncIterator[bytes]) -> tuple[Any, AsyncIterator[bytes]]:
+    """A body of one line of JSON and bytes behind it, which are read when they are asked for."""
+    head = b""
+    async for piece in body:
+        head += piece
+        if b"\n" in head or len(head) > LONGEST_LINE:
+            break
+    line, _, begun = head.partition(b"\n")
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        raise Mistake("the first line is no JSON") from None
+
+    async def rest() -> AsyncIterator[bytes]:
+        yield begun
+        with contextlib.suppress(ClientDisconnect):
+            async for piece in body:
+                yield piece
+
+    return asked, rest()
 
 
 async def _mistake(_: Request, error: Exception) -> Response:
