@@ -488,6 +488,26 @@ def test_watch_tells_growth_soon_and_from_any_offset(machine: Machine) -> None:
     assert seen[-1]["status"]["exit_code"] == 3
 
 
+def test_a_log_that_is_read_late_still_tells_when_it_was_written(machine: Machine) -> None:
+    began = time.time()
+    machine.finish("echo first; sleep 1.5; echo second")
+    ended = time.time()
+    wait_for(lambda: time.time() > ended + 0.5, "later")
+    words = [sys.executable, "-I", str(AGENT), "watch", attempt_folder(machine.what), "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=machine.environment) as watching:
+        assert watching.stdout is not None
+        at: dict[bytes, float] = {}
+        while b"second" not in b"".join(at):
+            line = json.loads(watching.stdout.readline())
+            if "log" in line:
+                at[base64.b64decode(line["log"])] = line["at"]
+        watching.kill()
+    (first, then), (second, later) = at.items()
+    assert (first, second) == (b"first\n", b"second\n")
+    assert began <= then + 0.01
+    assert then + 1 < later <= ended
+
+
 def test_clear_ends_an_earlier_attempt_and_frees_the_chip(machine: Machine) -> None:
     devices = machine.home / "dev"
     (devices / "vfio").mkdir(parents=True)

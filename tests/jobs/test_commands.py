@@ -143,6 +143,40 @@ def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
     assert shell("exec", running, "--host", "9", "--", "true").code == 2
 
 
+def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, running: str) -> None:
+    text = "line\n" * 100_000
+    both = shell("exec", running, "--host", "all", "--", "wc -c", typed=text)
+    assert both.out.splitlines() == [f"[host {n}] {len(text)}" for n in (0, 1)]
+    # A command that reads nothing of a pipe that never ends.
+    words = [str(BIN / "drumline"), "exec", running, "--", "echo", "done"]
+    environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
+    with subprocess.Popen(
+        words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as open_end:
+        assert open_end.stdout is not None
+        assert open_end.stdout.read() == b"done\n"
+        assert open_end.wait(30) == 0
+
+
+@pytest.mark.skipif(shutil.which("scp") is None, reason="there is no scp command here")
+def test_cp_moves_files_to_and_from_a_host(shell: Shell, running: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a b.txt").write_text("hello")
+    assert shell("cp", str(tmp_path / "in"), f"{running}:given", "--host", "1").code == 0
+    seen = shell("exec", running, "--host", "1", "--", "cat given/*.txt; echo made > out")
+    assert seen.out == "hello"
+    back = shell("cp", f"{running}:out", str(tmp_path / "back"), "--host", "1")
+    assert back.code == 0, back.err
+    assert (tmp_path / "back").read_text() == "made\n"
+    assert shell("cp", f"{running}:not there", str(tmp_path)).code != 0
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh command here")
+def test_ssh_runs_a_command(shell: Shell, running: str) -> None:
+    told = shell("ssh", running, "-o", "LogLevel=ERROR", "--", "echo", "hello")
+    assert (told.code, told.out) == (0, "hello\n")
+
+
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh command here")
 def test_ssh_logs_in_to_the_host_that_was_named(shell: Shell, running: str) -> None:
     told = shell("ssh", running, "--host", "1", typed="echo at $HOME; exit\n")

@@ -46,17 +46,18 @@ def create(
     dry_run: DryRun = False,
 ) -> None:
     """Hand over a job file; the job runs until it is done, whatever the cloud does."""
+    from drumline.cli.text import harmless, harmless_lines
     from drumline.jobs.spec import SpecError
 
     client = connect()
     try:
         if dry_run:
-            lines = client.plan(file, overrides or ())
+            lines = [harmless(line) for line in client.plan(file, overrides or ())]
             echo_json({"lines": lines}) if as_json else echo_lines(lines)
             return
         job = client.create(file, overrides or ())
     except SpecError as mistake:
-        typer.echo(f"{mistake}\nnothing was created", err=True)
+        typer.echo(harmless_lines(f"{mistake}\nnothing was created"), err=True)
         raise typer.Exit(MISTAKE) from None
     if follow:
         _follow(client, job, as_json)
@@ -65,7 +66,6 @@ def create(
         echo_json(job)
         return
     from drumline.cli.follow import opening
-    from drumline.cli.text import harmless
 
     number = job["id"]
     typer.echo(opening(job))
@@ -202,6 +202,7 @@ def clean(job_ids: Ids, yes: Yes = False, dry_run: DryRun = False) -> None:
 def _act(verb: str, typed: list[str], dry_run: bool, asks: bool = False) -> None:
     """Do a verb to each job; all ids are looked up before the first is acted on."""
     from drumline.cli.plans import loss, standing, would
+    from drumline.cli.text import harmless, harmless_lines
     from drumline.jobs.client import Refused, job_id
 
     client = connect()
@@ -220,9 +221,9 @@ def _act(verb: str, typed: list[str], dry_run: bool, asks: bool = False) -> None
             # One at a time: what is refused for one job is no reason to leave the others.
             answer = client.resume(number) if verb == "resume" else getattr(client, verb)(number)[0]
         except Refused as mistake:
-            typer.echo(str(mistake), err=True)
+            typer.echo(harmless_lines(str(mistake)), err=True)
             refused = True
         else:
-            typer.echo(answer["text"])
+            typer.echo(harmless(answer["text"]))
     if refused:
         raise typer.Exit(MISTAKE)

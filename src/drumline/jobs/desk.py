@@ -8,14 +8,16 @@ import contextlib
 import getpass
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.code import CodeError, measure, pack
+from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
+from drumline.jobs.fanout import Fanout
 from drumline.jobs.quota import beyond_quota
 from drumline.jobs.search import Search
 from drumline.jobs.spec import JobSpec, SpecError, validate
@@ -319,8 +321,14 @@ class Desk:
 
     # --- hosts ------------------------------------------------------------------------------
 
-    async def run(self, job_id: str, host: int | str, command: Any) -> list[dict[str, Any]]:
-        """Run a command on one host or all."""
+    async def run(
+        self,
+        job_id: str,
+        host: int | str,
+        command: Any,
+        stdin: AsyncIterator[bytes] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Run a command on one host or all; each gets all of `stdin`."""
         record = self.record(job_id)
         session = self.supervisor.session(record.job)
         if session is None:
@@ -333,12 +341,24 @@ class Desk:
             if report.index in wanted and report.phase is HostPhase.CONNECTING:
                 raise Mistake(f"host {report.index} of {record.job.id} is not connected yet", 409)
         line = command if isinstance(command, str) else shlex.join(command)
+        fanout = Fanout(stdin, len(wanted)) if stdin is not None else None
+        inputs = [fanout.reader(n) if fanout else None for n in range(len(wanted))]
+        feeding = asyncio.create_task(fanout.run()) if fanout else None
         try:
             async with asyncio.timeout(EXEC_LIMIT):
-                done = await asyncio.gather(*(session.run(index, line) for index in wanted))
+                done = await asyncio.gather(
+                    *(
+                        session.run(index, line, stdin=given)
+                        for index, given in zip(wanted, inputs, strict=True)
+                    )
+                )
         except TimeoutError:
             told = f"no answer within {EXEC_LIMIT:.0f} s; drumline ssh is for longer"
             raise Mistake(told, 504) from None
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
         return [
             {"host": index, "exit_code": d.exit_code, "stdout": d.stdout, "stderr": d.stderr}
             for index, d in zip(wanted, done, strict=True)
@@ -350,6 +370,7 @@ class Desk:
         node = self.supervisor.node(record.job)
         if node is None or record.job.slice is None:
             raise Mistake(f"{record.job.id} is {record.job.status}: it holds no slice", 409)
+        sha = (record.spec.get("archive") or {}).get("sha")
         return [
             {
                 "index": index,
@@ -359,6 +380,7 @@ class Desk:
                 "user": "drumline",
                 "key": str(self.folders.key),
                 "known_hosts": str(self.folders.known_hosts(record.job.slice.name)),
+                "folder": f".drumline/{working_copy(record.job.id, sha)}",
             }
             for index, end in enumerate(node.endpoints)
         ]
