@@ -20,7 +20,7 @@ from drumline.hosts.session import SliceSession
 from drumline.hosts.values import Address, HostPhase, HostReport
 from drumline.jobs import lifecycle
 from drumline.jobs.actions import Actions, Budget
-from drumline.jobs.clock import SteadyClock
+from drumline.clock import SteadyClock
 from drumline.jobs.config import Config
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import trim
