@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from drumline.chips import slice_of
+from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud, CloudError, Node, SliceRequest
 from drumline.hosts.session import SliceSession
 from drumline.hosts.values import Address, HostPhase, HostReport
 from drumline.jobs import lifecycle
 from drumline.jobs.actions import Actions, Budget
-from drumline.clock import SteadyClock
 from drumline.jobs.config import Config
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import trim
