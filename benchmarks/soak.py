@@ -60,6 +60,11 @@ def wrong_with(job: dict[str, object], saved: Path) -> str | None:
     return None
 
 
+def held(emulator: Path) -> int:
+    """How many things the cloud holds."""
+    return sum(map(len, launch.control(emulator, "resources").values()))
+
+
 def main() -> int:
     """Print the table."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 50
@@ -68,7 +73,8 @@ def main() -> int:
         home, code = Path(folder) / "home", Path(folder) / "code"
         code.mkdir()
         (code / "count.py").write_text(PROGRAM)
-        url = launch.ensure_running(home / "emulator")
+        emulator = home / "emulator"
+        launch.ensure_running(emulator)
         client = Client(home)
         spec = {
             "name": "counts", "accelerator": ["v4-8"], "workdir": str(code),
@@ -82,7 +88,7 @@ def main() -> int:
                 kills += kill_server(client)
                 if preemptions < count // 2 and chance.random() < 0.7:
                     with contextlib.suppress(launch.EmulatorError):
-                        launch.control(url, "preempt", target=chance.choice(jobs))
+                        launch.control(emulator, "preempt", target=chance.choice(jobs))
                         preemptions += 1
                 if time.monotonic() - begin > 60 + 10 * count:
                     break
@@ -90,9 +96,11 @@ def main() -> int:
             saved = home / "emulator" / "buckets" / "soak" / "counts"
             wrong = {job: why for job in jobs if (why := wrong_with(ended[job], saved / job))}
             deadline = time.monotonic() + 30
-            while any(launch.control(url, "resources").values()) and time.monotonic() < deadline:
+            while (
+                any(launch.control(emulator, "resources").values()) and time.monotonic() < deadline
+            ):
                 time.sleep(0.2)
-            left = sum(map(len, launch.control(url, "resources").values()))
+            left = sum(map(len, launch.control(emulator, "resources").values()))
             print(f"{'jobs':32}{count:>6}")
             print(f"{'succeeded, nothing lost or doubled':32}{count - len(wrong):>6}")
             print(f"{'kill -9 of the server':32}{kills:>6}")

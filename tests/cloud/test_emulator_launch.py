@@ -31,7 +31,7 @@ def drumline(*arguments: str) -> tuple[int, str, str]:
 def at_home(start_emulator: Start, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     emulator = start_emulator()
     monkeypatch.setenv("DRUMLINE_HOME", str(emulator.home.parent))
-    monkeypatch.delenv("DRUMLINE_EMULATOR_URL", raising=False)
+    monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
     return emulator
 
 
@@ -50,7 +50,7 @@ def test_two_that_start_it_at_once_get_the_same_one(tmp_path: Path) -> None:
     try:
         assert first == second == launch.endpoint(tmp_path)
         announced = json.loads((tmp_path / "endpoint.json").read_text())
-        assert announced["pid"] == launch.control(first, "status")["pid"]
+        assert announced["pid"] == launch.control(tmp_path, "status")["pid"]
         assert "already runs" not in (tmp_path / "log").read_text()
     finally:
         assert launch.stop(tmp_path)
@@ -98,7 +98,7 @@ def test_without_an_emulator_the_commands_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRUMLINE_HOME", str(tmp_path))
-    monkeypatch.delenv("DRUMLINE_EMULATOR_URL", raising=False)
+    monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
     for arguments in (["resources"], ["preempt", "000001"], ["stop"]):
         code, _, told = drumline(*arguments)
         assert (code, told) == (2, "no emulator is running; drumline create starts one\n")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.desk import Mistake
 from drumline.jobs.logs import stream_logs
+from drumline.jobs.verbs import Mistake
 from tests.jobs.pretend import Office, play
 
 

@@ -68,6 +68,7 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     held = Slice("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
     release = Effect(EffectKind.RELEASE, held)
+    store.save(Decision(replace(job, slice=held)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()
     assert (row.name, row.ready, row.released) == (held.name, 3.0, 10.0)
@@ -89,7 +90,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     job = store.add("lab", "a", {}, new_job).job
     attempt = Attempt(1, started_at=2.0, running_at=3.0)
     held = Slice("s", "local-a", "v4-8", 1, asked_at=2.0)
-    store.save(Decision(replace(job, attempt=attempt, slice=held)), 2.0)
+    store.save(Decision(replace(job, attempt=attempt, slice=held)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
     store.save(Decision(done, ended=(Ended(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)

@@ -84,6 +84,19 @@ def test_preempted_three_times_at_random_moments(world: World, seed: int) -> Non
     world.cloud_is_empty()
 
 
+def test_a_plain_script_survives_a_notice_without_any_allowance(world: World) -> None:
+    """It has no handler: the SIGTERM of a host that goes down ends it."""
+    job = world.create("echo attempt $DRUMLINE_ATTEMPT; sleep 600", retry={"failures": 0})
+    world.reaches(job, "RUNNING")
+    world.emulator("preempt", target=job, notice=20.0)
+    world.until(lambda: world.client.show(job)["preemptions"] == 1, 15, "the notice to be heard")
+    world.until(lambda: world.client.show(job)["attempts_made"] == 2, 40, "the next attempt")
+    world.reaches(job, "RUNNING")
+    assert world.client.show(job)["failures"] == 0
+    world.client.delete(job)
+    world.cloud_is_empty()
+
+
 def test_the_server_is_killed_again_and_again_and_nobody_notices(world: World) -> None:
     chance = random.Random(1)
     jobs = [world.count(60, accelerator="v4-8", pace=0.1) for _ in range(6)]
@@ -191,10 +204,10 @@ def test_from_the_preemption_to_the_next_first_line_in_under_five_seconds(world:
 
 
 def test_two_servers_in_one_project_leave_each_other_alone(world: World, tmp_path: Path) -> None:
-    url = world.url
+    world.start_emulator()
     with a_world(tmp_path / "other") as other:
         other.home.mkdir(exist_ok=True)
-        (other.home / "config.yaml").write_text(f"endpoint: {url}\n")
+        (other.home / "config.yaml").write_text(f"endpoint: {world.home / 'emulator'}\n")
         mine = world.count(60, accelerator="v4-8", pace=0.1)
         theirs = other.count(60, accelerator="v4-8", pace=0.1)
         assert mine == theirs, "the same job id, to make a clash possible"

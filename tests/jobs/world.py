@@ -46,12 +46,12 @@ class World:
         self.client = Client(home)
         jobs.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def url(self) -> str:
-        return launch.ensure_running(self.home / "emulator")
+    def start_emulator(self) -> None:
+        launch.ensure_running(self.home / "emulator")
 
     def emulator(self, verb: str, **given: Any) -> dict[str, Any]:
-        return launch.control(self.url, verb, **given)
+        self.start_emulator()
+        return launch.control(self.home / "emulator", verb, **given)
 
     def resources(self) -> list[Any]:
         """Everything the cloud holds."""

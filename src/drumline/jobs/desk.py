@@ -119,8 +119,14 @@ class Desk:
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
             "unreadable": [asdict(one) for one in self.store.set_aside()],
-            "trouble": dict(self.supervisor.looks.trouble),
+            "trouble": self._trouble(),
         }
+
+    def _trouble(self) -> dict[str, str]:
+        """What is amiss, by place: a zone, a slice that cannot be released, or the disk."""
+        supervisor = self.supervisor
+        disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
+        return {**disk, **supervisor.looks.trouble, **supervisor.releases.trouble}
 
     # --- new jobs ---------------------------------------------------------------------------
 

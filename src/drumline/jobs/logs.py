@@ -45,7 +45,7 @@ async def stream_logs(
 
     With `follow` and no attempt named, goes on through later attempts until the job has ended.
     """
-    from drumline.jobs.desk import Mistake
+    from drumline.jobs.verbs import Mistake
 
     record = desk.record(job_id)
     number = attempt or max(record.job.attempts, 1)

@@ -32,7 +32,7 @@ from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
-from drumline.jobs.desk import RECENT, Desk, Mistake
+from drumline.jobs.desk import RECENT, Desk
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs
 from drumline.jobs.schema import SchemaError
@@ -40,6 +40,7 @@ from drumline.jobs.search import UNREADABLE, Search
 from drumline.jobs.state import Status
 from drumline.jobs.store import Store
 from drumline.jobs.supervisor import Supervisor
+from drumline.jobs.verbs import Mistake
 
 log = logging.getLogger(__name__)
 LONGEST_POLL = 30.0
@@ -171,9 +172,13 @@ def connect(config: Config) -> Cloud:
     """The cloud the settings name; the emulator is started when it is not running."""
     if config.local:
         from drumline.cloud.emulator import launch
+        from drumline.cloud.local import emulated_cloud
 
-        url = config.endpoint or launch.ensure_running(Folders(config.home).emulator)
-        return TpuApi(config.project, base_url=url, storage_url=url, ssh_port=None)
+        if config.endpoint:
+            return emulated_cloud(config.project, Path(config.endpoint))
+        home = Folders(config.home).emulator
+        launch.ensure_running(home)
+        return emulated_cloud(config.project, home)
     from drumline.cloud.credentials import GoogleCredentials
 
     url = config.endpoint or GOOGLE

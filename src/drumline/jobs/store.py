@@ -19,7 +19,7 @@ from drumline.hosts.values import HostReport
 from drumline.jobs.course import Course
 from drumline.jobs.schema import upgrade
 from drumline.jobs.search import MOST_ENDED, Search, where
-from drumline.jobs.state import Decision, EffectKind, Event, Job, Slice
+from drumline.jobs.state import Attempt, Decision, EffectKind, Event, Job, Slice
 
 _JOB = TypeAdapter(Job)
 _COURSE = TypeAdapter(Course)
@@ -95,6 +95,10 @@ class Store:
         """Which server this is, among all that share a project: eight characters, for ever."""
         row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
         return str(row["value"])
+
+    def check_writable(self) -> None:
+        """Write something that changes nothing; raises where the disk is full."""
+        self._db.execute("UPDATE meta SET value = value WHERE key = 'owner'")
 
     def close(self) -> None:
         """Close the file."""
@@ -207,26 +211,22 @@ class Store:
                 )
             self._write_events(job, decision.events, now)
             for ended in decision.ended:
-                self._write_attempt(job, ended.attempt.number, ended.attempt.started_at)
+                self._write_attempt(job, ended.attempt, now)
                 self._db.execute(
-                    "UPDATE attempts SET running = ?, ended = ?, outcome = ?, detail = ?, hosts = ?"
+                    "UPDATE attempts SET ended = ?, outcome = ?, detail = ?, hosts = ?"
                     " WHERE job = ? AND number = ?",
                     (
-                        ended.attempt.running_at, now, ended.outcome.value, ended.detail, hosts,
+                        now, ended.outcome.value, ended.detail, hosts,
                         job.id, ended.attempt.number,
                     ),
                 )  # fmt: skip
             if job.attempt is not None:
-                self._write_attempt(job, job.attempt.number, job.attempt.started_at)
-                self._db.execute(
-                    "UPDATE attempts SET running = ? WHERE job = ? AND number = ?",
-                    (job.attempt.running_at, job.id, job.attempt.number),
-                )
+                self._write_attempt(job, job.attempt, now)
             if job.slice is not None:
-                self._write_slice(job.id, job.slice)
+                self._write_slice(job.id, job.slice, now)
             for effect in decision.effects:
                 if effect.kind is EffectKind.RELEASE:
-                    self._write_slice(job.id, effect.slice)
+                    self._write_slice(job.id, effect.slice, now)
                     self._db.execute(
                         "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
                         (now, effect.slice.name),
@@ -418,23 +418,29 @@ class Store:
             [(job.id, now, event.kind, event.text) for event in events],
         )
 
-    def _write_attempt(self, job: Job, number: int, started: float) -> None:
+    # The times in a job's state order what happens and come from a clock that never steps. The
+    # rows are for showing: they take the wall time at which something was written down first.
+
+    def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
         zone = job.slice.zone if job.slice else None
         accelerator = job.slice.accelerator if job.slice else None
+        running = None if attempt.running_at is None else now
         self._db.execute(
-            "INSERT INTO attempts (job, number, zone, accelerator, started) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (job, number) DO UPDATE SET"
+            "INSERT INTO attempts (job, number, zone, accelerator, started, running)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET"
             " zone = coalesce(excluded.zone, zone),"
-            " accelerator = coalesce(excluded.accelerator, accelerator)",
-            (job.id, number, zone, accelerator, started),
+            " accelerator = coalesce(excluded.accelerator, accelerator),"
+            " running = coalesce(running, excluded.running)",
+            (job.id, attempt.number, zone, accelerator, now, running),
         )
 
-    def _write_slice(self, job_id: str, one: Slice) -> None:
+    def _write_slice(self, job_id: str, held: Slice, now: float) -> None:
+        ready = None if held.ready_at is None else now
         self._db.execute(
             "INSERT INTO slices (name, job, zone, accelerator, asked, ready)"
             " VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
-            (one.name, job_id, one.zone, one.accelerator, one.asked_at, one.ready_at),
+            (held.name, job_id, held.zone, held.accelerator, now, ready),
         )
 
 

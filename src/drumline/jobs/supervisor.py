@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ from drumline.cloud.protocol import Cloud, CloudError, Node, SliceRequest
 from drumline.hosts.session import SliceSession
 from drumline.hosts.values import Address, HostPhase, HostReport
 from drumline.jobs import lifecycle
+from drumline.jobs.actions import Actions, Budget
+from drumline.jobs.clock import SteadyClock
 from drumline.jobs.config import Config
 from drumline.jobs.folders import Folders
 from drumline.jobs.looks import Looks
@@ -62,13 +64,20 @@ class Supervisor:
         cloud: Cloud,
         config: Config,
         public_key: str,
-        clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take up every job where the store left it."""
+        """Take up every job where the store left it.
+
+        Order and duration come from the `monotonic` clock; the `wall` is for showing.
+        """
+        clock = SteadyClock(wall, monotonic)
         self.store = store
         self.config = config
         self.folders = Folders(config.home)
-        self.records: dict[str, Record] = {r.job.id: r for r in store.living()}
+        self.records: dict[str, Record] = {
+            r.job.id: replace(r, job=lifecycle.drawn_back(r.job, clock())) for r in store.living()
+        }
         """Jobs that have not ended or hold a slice; the others are in the store alone."""
         living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
         self.folders.forget_other_secrets(living)
@@ -77,65 +86,77 @@ class Supervisor:
         self.pulses = Pulses(store, self.folders, clock)
         self.changed = asyncio.Condition()
         self._public_key = public_key
+        self.actions = Actions(clock, self.wake)
         self._clock = clock
+        self._wall = wall
         self._owner = store.owner
-        self._ask_after: dict[str, float] = {}
+        self._asks = Budget(config.asks_a_minute, clock)
         self._book = ZoneBook(scale=config.zone_rest_scale)
         self._open_zones: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
         self._zones_before: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
         self._waiting: dict[str, Standing] = {}
         """What the last decision on a job without a slice went by."""
-        self._tokens = config.asks_a_minute
-        self._tokens_at = clock()
         self._sessions: dict[tuple[str, int], SliceSession] = {}
         self._listening_since: dict[tuple[str, int], float] = {}
         self._stopped: set[tuple[str, int]] = set()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._swept_at = float("-inf")
         self._prune_at = clock() + FIRST_PRUNE
-        self._releases = Releases(store, cloud, self.looks, self.folders)
+        self.releases = Releases(store, cloud, self.looks, self.folders, wall)
 
     # --- the loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Go on until cancelled. An error with one job is logged and does not touch the others."""
+        """Go on until cancelled. What goes wrong with one step or job does not touch the others."""
         while True:
             self._wake.clear()
-            now = self._clock()
-            self._releases.begin_round()
-            self._look_at_zones(now)
-            self._release_slices(now)
-            self._prune(now)
-            try:
-                self.pulses.write()
-            except Exception:
-                log.exception("what programs told could not be written")
+            began, attempt = self._clock(), self.actions.attempt
+            if self.actions.unwritable:
+                attempt("writing", self._try_to_write)
+            attempt("reading what is to be released", self._begin_round)
+            attempt("looking at zones", self._look_at_zones)
+            attempt("releasing slices", self._release_slices)
+            attempt("pruning", self._prune)
+            attempt("writing what programs told", self.pulses.write)
             pending = self._pending()
             self._open_zones.clear()
             for job_id in list(self.records):
-                try:
-                    self._settle(job_id, pending)
-                except Exception:
-                    log.exception("job %s", job_id)
+                attempt(f"deciding {job_id}", partial(self._settle, job_id, pending), job_id)
             async with self.changed:
                 self.changed.notify_all()
-            await asyncio.sleep(ROUND_PAUSE)
-            await self._sleep()
+            await self._rest(began)
 
-    async def _sleep(self) -> None:
+    def _begin_round(self) -> None:
+        self.releases.begin_round(self._clock())
+
+    def _try_to_write(self) -> None:
+        self.store.check_writable()
+        self.actions.writable_again()
+
+    async def _rest(self, began: float) -> None:
+        """Until there is news or something is due, after a round that began at that time."""
+        await asyncio.sleep(ROUND_PAUSE)
+        waits = (self.looks.next_due(), self.actions.next_try())
+        planned = max(0.01, min(wait for wait in waits if wait is not None))
         # Not wait_for, which in Python 3.11 swallows a cancellation that comes with the news.
         try:
-            async with asyncio.timeout(max(self.looks.next_due(), 0.01)):
+            async with asyncio.timeout(planned):
                 await self._wake.wait()
         except TimeoutError:
-            return
+            pass
+        overslept = self._clock() - began - planned
+        if overslept > self.config.patience.silence / 4:
+            self._woke_up(overslept)
+
+    def _woke_up(self, overslept: float) -> None:
+        """We could not listen: the machine slept, or was too busy. Nobody was silent meanwhile."""
+        log.info("nothing was heard for %.0f s, by no fault of the hosts", overslept)
+        now = self._clock()
+        self._listening_since = dict.fromkeys(self._listening_since, now)
 
     async def close(self) -> None:
         """Let go of everything; programs and slices go on without us."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.actions.close()
         await asyncio.gather(*(s.close() for s in self._sessions.values()), return_exceptions=True)
         await self.cloud.close()
         self.pulses.write(everything=True)
@@ -144,51 +165,41 @@ class Supervisor:
         """Something changed: go round now."""
         self._wake.set()
 
-    def _do(self, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `work` in a task of its own, unless the same is under way."""
-        if key in self._tasks:
-            return
-
-        async def guarded() -> None:
-            try:
-                await work()
-            except Exception:
-                log.exception(key)
-            finally:
-                self._tasks.pop(key, None)
-                self._wake.set()
-
-        self._tasks[key] = asyncio.create_task(guarded(), name=key)
-
-    def _prune(self, now: float) -> None:
+    def _prune(self) -> None:
         """Forget what nobody will miss, now and then; not at the start, which shall be quick."""
+        now = self._clock()
         if now < self._prune_at:
             return
         self._prune_at = now + PRUNE_SECONDS
         archives = [r.spec.get("archive") for r in self.records.values()]
-        prune_code(self.folders.code, {one["sha"] for one in archives if one}, time.time())
-        self._do("prune", partial(prune_rows, self.store, now))
+        prune_code(self.folders.code, {one["sha"] for one in archives if one}, self._wall())
+        self.actions.start("prune", partial(prune_rows, self.store, self._wall()))
 
     # --- observe ----------------------------------------------------------------------------
 
     def _zones_of_interest(self) -> set[str]:
         held = {r.job.slice.zone for r in self.records.values() if r.job.slice}
-        return held | {row.zone for row in self._releases.rows}
+        return held | {row.zone for row in self.releases.rows}
 
-    def _look_at_zones(self, now: float) -> None:
-        zones = self._zones_of_interest()
+    def _look_at_zones(self) -> None:
+        now, zones = self._clock(), self._zones_of_interest()
         if now - self._swept_at > SWEEP_SECONDS:
             zones |= set(self.config.zones) | self.store.zones_used()
             self._swept_at = now
         for zone in self.looks.due(zones):
-            self._do(f"look {zone}", partial(self._look, zone))
+            self.actions.start(f"look {zone}", partial(self._look, zone))
 
     async def _look(self, zone: str) -> None:
-        look = await self.looks.look(zone)
+        expected = self._held_in(zone) | {r.name for r in self.releases.rows if r.zone == zone}
+        look = await self.looks.look(zone, expected)
         if look is not None:
-            held = {r.job.slice.name for r in self.records.values() if r.job.slice}
-            held |= self.store.held_aside()
-            self._releases.take_in_strays(look, held)
+            held = self._held_in(zone) | self.store.held_aside()
+            self.releases.take_in_strays(look, held)
+
+    def _held_in(self, zone: str) -> set[str]:
+        """The names of the slices that jobs hold or wait for in a zone."""
+        slices = (record.job.slice for record in self.records.values())
+        return {held.name for held in slices if held and held.zone == zone}
 
     def _seen(self, job: Job, pending: Counter[Choice]) -> Seen:
         waits = job.slice is None or job.slice.phase is not SlicePhase.READY
@@ -199,7 +210,7 @@ class Supervisor:
             if job.attempt
             else None,
             zones=self._zones(job.choices, pending) if waits else {},
-            old_slice_alive=job.slice is None and self._releases.may_still_run(job.id),
+            old_slice_alive=job.slice is None and self.releases.may_still_run(job.id),
             stopped=job.attempt is not None and (job.id, job.attempt.number) in self._stopped,
             course=self.pulses.course(job.id, job.attempt.number) if job.attempt else None,
         )
@@ -229,7 +240,7 @@ class Supervisor:
         return (
             job,
             self._zones(job.choices, pending),
-            self._releases.may_still_run(job.id),
+            self.releases.may_still_run(job.id),
             self._clock() >= job.not_before,
         )
 
@@ -264,6 +275,12 @@ class Supervisor:
         look = self.looks.newest(job.slice.zone) if job.slice else None
         return look.nodes.get(job.slice.name) if look and job.slice else None
 
+    def kept_for(self, job: Job) -> float | None:
+        """Seconds until the slice that a cancelled job keeps is released; None if it has none."""
+        if job.slice is None or job.kept_until is None or not job.status.ended:
+            return None
+        return max(0.0, job.kept_until - self._clock())
+
     # --- decide -----------------------------------------------------------------------------
 
     def _settle(self, job_id: str, pending: Counter[Choice]) -> None:
@@ -291,6 +308,7 @@ class Supervisor:
         """Nothing more happens to this job of itself: the store keeps what there is to know."""
         self.records.pop(job_id, None)
         self._waiting.pop(job_id, None)
+        self.actions.forget(job_id)
         self.pulses.forget(job_id)
 
     def change(
@@ -318,6 +336,9 @@ class Supervisor:
     def apply(self, before: Job, decision: Decision, spec: Mapping[str, Any] | None = None) -> None:
         """Write a decision down, then do what follows from it."""
         job = decision.job
+        if job.status.ended and not before.status.ended:
+            job = replace(job, ended_at=self._wall())
+            decision = replace(decision, job=job)
         record = self.records[job.id]
         changed = job is not before and job != before
         # Why a job waits is only told. A thousand that wait for a zone learn of its news together,
@@ -326,7 +347,7 @@ class Supervisor:
         if (changed and not only_told) or decision.events or decision.ended or spec is not None:
             events = told_events(decision.events, job, record.spec)
             told = replace(decision, events=events)
-            self.store.save(told, self._clock(), self.reports(before), spec)
+            self.store.save(told, self._wall(), self.reports(before), spec)
             self.wake()
         if changed or spec is not None:
             given = record.spec if spec is None else spec
@@ -349,40 +370,39 @@ class Supervisor:
         self._stopped.discard((job_id, attempt))
         self._listening_since.pop((job_id, attempt), None)
         if session is not None:
-            self._do(f"close {job_id}/{attempt}", session.close)
+            self.actions.start(f"close {job_id}/{attempt}", session.close)
 
     # --- act --------------------------------------------------------------------------------
 
     def _act(self, job: Job, effect: Effect) -> None:
-        one = effect.slice
+        held = effect.slice
         match effect.kind:
             case EffectKind.ASK:
-                if self._clock() >= self._ask_after.get(one.name, 0.0) and self._may_ask():
-                    self._do(f"ask {one.name}", lambda: self._ask(job.id, one))
+                key = f"ask {held.name}"
+                if self.actions.may_start(key) and self._asks.take():
+                    self.actions.start(key, lambda: self._ask(job.id, held), job.id)
             case EffectKind.DRIVE:
                 if job.attempt and (job.id, job.attempt.number) not in self._sessions:
-                    self._do(f"drive {one.name}", lambda: self._drive(job.id, one))
+                    key = f"drive {held.name}"
+                    self.actions.start(key, lambda: self._drive(job.id, held), job.id)
             case EffectKind.STOP:
                 if job.attempt and (job.id, job.attempt.number) not in self._stopped:
-                    number = job.attempt.number
-                    self._do(f"stop {job.id}/{number}", lambda: self._stop(job.id, number, one))
+                    self._stop_soon(job.id, job.attempt.number, held)
             case EffectKind.LOOK:
-                self.looks.soon(one.zone)
+                self.looks.soon(held.zone)
             case EffectKind.SHORT:
-                self._book.short(Choice(one.accelerator, one.zone), effect.why, self._clock())
+                self._book.short(Choice(held.accelerator, held.zone), effect.why, self._clock())
                 self._open_zones.clear()
             case EffectKind.RELEASE:
-                self.looks.soon(one.zone)
+                self.looks.soon(held.zone)
 
-    def _may_ask(self) -> bool:
-        """A token for each create call, refilled by the minute: the cloud limits these."""
-        now, rate = self._clock(), self.config.asks_a_minute
-        self._tokens = min(rate, self._tokens + (now - self._tokens_at) * rate / 60)
-        self._tokens_at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+    def _stop_soon(self, job_id: str, number: int, held: Slice) -> None:
+        """Stop the program; a server that has just started must first see where its hosts are."""
+        if (job_id, number) not in self._sessions and self.looks.of(held) is None:
+            self.looks.soon(held.zone)
+            return
+        key = f"stop {job_id}/{number}"
+        self.actions.start(key, lambda: self._stop(job_id, number, held), job_id)
 
     async def _ask(self, job_id: str, one: Slice) -> None:
         record = self.records[job_id]
@@ -405,9 +425,9 @@ class Supervisor:
             def refused(record: Record) -> Decision | None:
                 if record.job.slice != one:
                     return None
-                return lifecycle.refused(record.job, code, said, self._clock())
+                now, patience = self._clock(), self.config.patience
+                return lifecycle.refused(record.job, code, said, now, patience)
 
-            self._ask_after[one.name] = self._clock() + self.config.look_seconds
             self.change(job_id, refused)
             return
         self.looks.asked_for(one)
@@ -449,7 +469,7 @@ class Supervisor:
         )
         self._listening_since[(job_id, attempt.number)] = self._clock()
         session.start()
-        self._do(
+        self.actions.start(
             f"listen {job_id}/{attempt.number}",
             lambda: self._listen(job_id, attempt.number, one.zone, session),
         )
@@ -491,11 +511,10 @@ class Supervisor:
                 log.warning("job %s: some hosts did not confirm the stop", job_id)
         self._stopped.add((job_id, number))
 
-    def _release_slices(self, now: float) -> None:
-        asking = {key.removeprefix("ask ") for key in self._tasks if key.startswith("ask ")}
-        for row in self._releases.due(now, asking):
-            self._ask_after.pop(row.name, None)
-            self._do(f"release {row.name}", partial(self._releases.release, row))
+    def _release_slices(self) -> None:
+        asking = self.actions.under_way("ask ")
+        for row in self.releases.due(self._clock(), asking):
+            self.actions.start(f"release {row.name}", partial(self.releases.release, row))
 
 
 STOP_LIMIT = 10.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from drumline.chips import slice_of
 from drumline.jobs import lifecycle
 from drumline.jobs.costs import per_hour
+from drumline.jobs.endings import in_minutes
 from drumline.jobs.spec import JobSpec
 from drumline.jobs.state import (
     Allowance,
@@ -49,6 +50,7 @@ class Settings:
     choices: tuple[Choice, ...]
     allowance: Allowance
     grace: float
+    keep: float
     stuck_after: float | None
 
     @classmethod
@@ -60,6 +62,7 @@ class Settings:
             choices,
             Allowance(*(None if count == "unlimited" else count for count in counts)),
             spec.stop_grace,
+            spec.keep,
             None if spec.stuck_after == "never" else spec.stuck_after,
         )
 
@@ -71,6 +74,7 @@ class Settings:
             next_choice=job.next_choice if self.choices == job.choices else 0,
             allowance=self.allowance,
             grace=self.grace,
+            keep=self.keep,
             stuck_after=self.stuck_after,
         )
 
@@ -88,11 +92,14 @@ def cancel(record: Record) -> Answer:
     chips = slice_of(job.slice.accelerator).chips
     rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
-    return Answer(
-        f"{job.id} is being stopped; its slice ({chips} chips in {job.slice.zone}) is kept"
-        f" for a resume{cost}; drumline delete {job.id} releases it",
-        decision,
-    )
+    of_it = f"its slice ({chips} chips in {job.slice.zone})"
+    becomes = f"{of_it} is released"
+    if job.keep > 0:
+        becomes = (
+            f"{of_it} is kept {in_minutes(job.keep)} for a resume{cost};"
+            f" drumline delete {job.id} releases it now"
+        )
+    return Answer(f"{job.id} is being stopped; {becomes}", decision)
 
 
 def delete(record: Record) -> Answer:

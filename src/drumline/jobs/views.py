@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from drumline.chips import slice_of
 from drumline.jobs.costs import cost, cost_lost, per_hour
 from drumline.jobs.course import steps_again
+from drumline.jobs.endings import in_minutes
 from drumline.jobs.program import checkpoint_of
 from drumline.jobs.search import UNREADABLE
 from drumline.jobs.state import Choice, Job
@@ -32,7 +33,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "zone": job.slice.zone if job.slice else None,
         "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
         "status": job.status.value,
-        "reason": _reason(supervisor, job),
+        "reason": _reason(supervisor, job, record.spec),
         "progress": supervisor.pulses.progress(job.id),
         "created": job.created_at,
         "ended": job.ended_at,
@@ -57,12 +58,23 @@ def unreadable(aside: SetAside) -> dict[str, Any]:
     return known | {"reason": f"its row cannot be read: {aside.reason}"} | nothing | counts
 
 
-def _reason(supervisor: "Supervisor", job: Job) -> str:
-    """Why it waits. Trouble with the cloud comes first: it holds everything up."""
-    trouble = supervisor.looks.trouble.get(job.slice.zone) if job.slice else None
+def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
+    """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
+    trouble = supervisor.actions.unwritable
+    if job.slice and not trouble:
+        trouble = supervisor.looks.trouble.get(job.slice.zone, "")
+    trouble = trouble or supervisor.actions.trouble(job.id)
+    unreleased = supervisor.releases.trouble_of(job.id)
+    if job.status.ended and unreleased:
+        return f"{job.reason}; {unreleased}" if job.reason else unreleased
     if trouble and not job.status.ended:
         seen = job.reason not in {"", trouble}
         return f"{trouble}; last seen: {job.reason}" if seen else trouble
+    left = supervisor.kept_for(job)
+    if left is not None and job.slice is not None:
+        rate = per_hour(job.slice.accelerator, job.slice.zone, spec)
+        cost = f", about ${rate:,.2f} an hour" if rate else ""
+        return f"{job.reason}, {in_minutes(left)} left{cost}"
     return job.reason or supervisor.pulses.trouble.get(job.id, "")
 
 
@@ -121,6 +133,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             "accelerator": held.accelerator,
             "state": held.phase.value,
             "held_since": held.ready_at,
+            "kept_for": supervisor.kept_for(job),
             "per_hour": per_hour(held.accelerator, held.zone, record.spec),
         }
         if held

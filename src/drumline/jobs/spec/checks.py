@@ -271,6 +271,14 @@ def pause(value: object) -> float | str:
     return found
 
 
+def keep(value: object) -> float:
+    """How long something that costs money is kept: `0`, `30m`, `2h`."""
+    found = _length_of_time(value, "a time, like 30m, 2h, or 0")
+    if not 0 <= found <= _LONGEST_PAUSE:
+        raise Wrong(f"is {shown(value)}; it takes 0 s to 7 days")
+    return found
+
+
 def _length_of_time(value: object, takes: str) -> float:
     found = plain(value)
     if isinstance(found, str) and (parts := _SECONDS.fullmatch(found.strip()[:40])):

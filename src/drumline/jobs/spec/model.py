@@ -23,6 +23,9 @@ from drumline.jobs.spec import zones as zone_checks
 from drumline.jobs.spec.checks import Wrong, shown
 from drumline.jobs.spec.yaml_lines import Path as KeyPath
 
+KEEP_SECONDS = 3600.0
+"""Time to mend a bug, and not a night's bill."""
+
 Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(checks.allowance)]
 
 
@@ -217,6 +220,12 @@ class JobSpec(BaseModel):
         description="How long the program has between SIGTERM and SIGKILL when it is ended: "
         "seconds, or `30s`, `2m`. Default: `30`.",
         examples=["2m"],
+    )
+    keep: Annotated[float, BeforeValidator(checks.keep)] = Field(
+        default=KEEP_SECONDS,
+        description="How long a cancelled job keeps its slice for a `resume`, at your cost: "
+        "seconds, `30m`, `2h`; `0` releases it at once. Default: `1h`.",
+        examples=["10m"],
     )
     progress: Annotated[str | None, _or_none(checks.progress)] = Field(
         default=None,
