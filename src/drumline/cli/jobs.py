@@ -42,6 +42,10 @@ def create(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
     ] = None,
+    begin_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ID", help="Begin with the checkpoints of that job."),
+    ] = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -52,10 +56,11 @@ def create(
     client = connect()
     try:
         if dry_run:
-            lines = [harmless(line) for line in client.plan(file, overrides or ())]
+            planned = client.plan(file, overrides or (), begin_from=begin_from)
+            lines = [harmless(line) for line in planned]
             echo_json({"lines": lines}) if as_json else echo_lines(lines)
             return
-        job = client.create(file, overrides or ())
+        job = client.create(file, overrides or (), begin_from=begin_from)
     except SpecError as mistake:
         typer.echo(harmless_lines(f"{mistake}\nnothing was created"), err=True)
         raise typer.Exit(MISTAKE) from None
@@ -179,9 +184,39 @@ def wait(
     raise typer.Exit(0 if set(statuses.values()) == {"SUCCEEDED"} else 1)
 
 
-def resume(job_id: Id, dry_run: DryRun = False) -> None:
-    """Start a job again that has ended: on the slice it kept, or on a new one."""
-    _act("resume", [job_id], dry_run)
+def resume(
+    job_id: Id,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Another job file for it.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Start a job again that has ended, by its job file as it is now."""
+    from drumline.cli.plans import would
+    from drumline.cli.text import harmless
+    from drumline.jobs.spec import SpecError
+
+    client = connect()
+    try:
+        if dry_run:
+            changed = client.resume_changes(job_id, file, overrides or ())
+            answer = {"text": would("resume", client.show(job_id)), "changes": changed}
+        else:
+            answer = client.resume(job_id, file=file, overrides=overrides or ())
+    except SpecError as mistake:
+        typer.echo(f"{mistake}\nnothing was resumed", err=True)
+        raise typer.Exit(MISTAKE) from None
+    if as_json:
+        echo_json(answer)
+        return
+    typer.echo(answer["text"])
+    for line in answer.get("changes") or ():
+        typer.echo(f"  changed  {harmless(line)}")
 
 
 def cancel(job_ids: Ids, dry_run: DryRun = False) -> None:
@@ -219,7 +254,7 @@ def _act(verb: str, typed: list[str], dry_run: bool, asks: bool = False) -> None
     for number in numbers:
         try:
             # One at a time: what is refused for one job is no reason to leave the others.
-            answer = client.resume(number) if verb == "resume" else getattr(client, verb)(number)[0]
+            answer = getattr(client, verb)(number)[0]
         except Refused as mistake:
             typer.echo(harmless_lines(str(mistake)), err=True)
             refused = True

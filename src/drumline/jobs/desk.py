@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from drumline.cloud.protocol import CloudError
@@ -18,16 +19,17 @@ from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
 from drumline.jobs.fanout import Fanout
+from drumline.jobs.program import checkpoint_of
 from drumline.jobs.quota import beyond_quota
 from drumline.jobs.search import Search
-from drumline.jobs.spec import JobSpec, SpecError, validate
+from drumline.jobs.spec import JobSpec, SpecError, changes, validate
 from drumline.jobs.spec.places import (
     bucket_uses,
     candidates,
     checkpoint_problem,
     region_conflicts,
 )
-from drumline.jobs.state import Allowance, Choice, Decision, Event, Job
+from drumline.jobs.state import Choice, Decision, Event, Job
 from drumline.jobs.store import Record, SetAside, Unreadable
 from drumline.jobs.supervisor import Supervisor
 from drumline.jobs.verbs import Mistake
@@ -130,11 +132,14 @@ class Desk:
 
     # --- new jobs ---------------------------------------------------------------------------
 
-    async def _checked(self, raw: Mapping[str, Any]) -> tuple[JobSpec, tuple[Choice, ...]]:
+    def _valid(self, raw: Mapping[str, Any]) -> JobSpec:
         try:
-            spec = validate(raw)
+            return validate(raw)
         except SpecError as wrong:
             raise Mistake(str(wrong)) from None
+
+    async def _checked(self, raw: Mapping[str, Any]) -> tuple[JobSpec, tuple[Choice, ...]]:
+        spec = self._valid(raw)
         config = self.supervisor.config
         if not config.local and spec.project not in {None, config.project}:
             raise Mistake(
@@ -162,37 +167,39 @@ class Desk:
         return spec, left
 
     async def create(
-        self, raw: Mapping[str, Any], secrets: Mapping[str, str], user: str
+        self,
+        raw: Mapping[str, Any],
+        secrets: Mapping[str, str],
+        user: str,
+        origin: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Take in a job: its code is packed now, so that later edits do not change it."""
+        """Take in a job: its code is packed now, so that later edits do not change it.
+
+        `origin` says where it comes from: `file` and `overrides` for a later resume, and `from`,
+        the job whose checkpoints it takes over.
+        """
+        kept_origin = dict(origin or {})
+        if kept_origin.get("from"):
+            raw, kept_origin = self._taking_over(raw, kept_origin)
         spec, choices = await self._checked(raw)
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        kept = spec.model_dump(mode="json") | {"archive": await self._pack(spec)}
-        allowance = Allowance(
-            *(
-                None if count == "unlimited" else count
-                for count in (spec.retry.failures, spec.retry.bad_hosts, spec.retry.preemptions)
-            )
-        )
+        archive = await self._pack(spec)
+        kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
+        settings = verbs.Settings.of(spec, choices)
         now = time.time()
         until_written = contextlib.ExitStack()
 
         def make(job_id: str) -> Job:
             given = {name: secrets[name] for name in spec.secrets}
             until_written.enter_context(self.folders.new_secrets(job_id, given))
-            return Job(
-                id=job_id,
-                owner=self.store.owner,
-                choices=choices,
-                created_at=now,
-                allowance=allowance,
-                grace=spec.stop_grace,
-                keep=spec.keep,
-                stuck_after=None if spec.stuck_after == "never" else spec.stuck_after,
-            )
+            made = Job(id=job_id, owner=self.store.owner, choices=choices, created_at=now)
+            return settings.applied(made)
 
+        # From here on nothing is awaited.
+        if kept_origin.get("checkpoint"):
+            self._nobody_writes_to(kept_origin["checkpoint"], "")
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
         self.supervisor.records[record.job.id] = record
@@ -201,6 +208,33 @@ class Desk:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings}
+
+    def _taking_over(
+        self, raw: Mapping[str, Any], origin: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A job file and its origin, with the checkpoints of the job that it begins from."""
+        other = self.record(str(origin["from"]))
+        folder = checkpoint_of(other.spec, other.job.id)
+        if folder is None:
+            raise Mistake(
+                f"{other.job.id} has no checkpoints to begin from: its job file sets no checkpoint"
+            )
+        self._nobody_writes_to(folder, "")
+        taken = {"checkpoint": other.spec["checkpoint"]}
+        return {**raw, **taken}, {**origin, "from": other.job.id, "checkpoint": folder}
+
+    def _nobody_writes_to(self, folder: str, job_id: str) -> None:
+        """Two programs that save into one folder would ruin both."""
+        for other in self.supervisor.records.values():
+            job = other.job
+            if job.id == job_id or job.status.ended:
+                continue
+            if checkpoint_of(other.spec, job.id) == folder:
+                raise Mistake(
+                    f"{job.id} is {job.status} and keeps its checkpoints in {folder};"
+                    f" drumline cancel {job.id} first",
+                    409,
+                )
 
     def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...]) -> list[str]:
         config = self.supervisor.config
@@ -224,12 +258,19 @@ class Desk:
             raise Mistake(str(wrong)) from None
         return {"files": files, "bytes": size}
 
-    async def plan(self, raw: Mapping[str, Any]) -> list[str]:
+    async def plan(
+        self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
+    ) -> list[str]:
         """What `create` would do, in a few lines."""
+        begins = []
+        if origin and origin.get("from"):
+            raw, origin = self._taking_over(raw, origin)
+            folder = origin["checkpoint"]
+            begins = [f"would begin with the checkpoints of {origin['from']} in {folder}"]
         spec, choices = await self._checked(raw)
         archive = await self._measure(spec)
         warned = [f"! {warning}" for warning in self._warnings(spec, choices)]
-        return [*views.plan_lines(spec, choices, archive), *warned]
+        return [*views.plan_lines(spec, choices, archive), *begins, *warned]
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -244,7 +285,7 @@ class Desk:
         self.record(job_id)
         match verb:
             case "resume":
-                text = await self._resume(job_id, body.get("secrets", {}))
+                return await self._resume(job_id, body)
             case "cancel":
                 text = self._change(job_id, verbs.cancel)
             case "delete":
@@ -292,20 +333,49 @@ class Desk:
         self.supervisor.wake()
         return answers[0].text
 
-    async def _resume(self, job_id: str, secrets: Mapping[str, str]) -> str:
+    async def _resume(self, job_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a job again, by the job file as it is now where the caller has read it."""
         record = self.record(job_id)
-        asked = record.job
+        asked, before = record.job, _given(record.spec)
         goes_on = verbs.resumable(asked)
         if goes_on is not None:
-            return goes_on
-        spec = validate({k: v for k, v in record.spec.items() if k != "archive"})
+            return self._answer(record, goes_on)
+        origin = record.spec.get("origin")
+        if body.get("spec") is not None:
+            raw = dict(body["spec"])
+            if origin and origin.get("from"):
+                raw["checkpoint"] = before["checkpoint"]
+            spec, choices = await self._checked(raw)
+            origin = {**(origin or {}), **(body.get("origin") or {})}
+        else:
+            spec, choices = self._valid(before), asked.choices
+        secrets = body.get("secrets", {})
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        kept = spec.model_dump(mode="json") | {"archive": await self._pack(spec)}
+        after = spec.model_dump(mode="json")
+        changed = changes(before, after)
+        self._may_change_now(asked, before, after)
+        kept = after | {"archive": await self._pack(spec), "origin": origin}
+        settings = verbs.Settings.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.
+        folder = checkpoint_of(kept, job_id)
+        if folder is not None:
+            self._nobody_writes_to(folder, job_id)
         with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
-            return self._change(job_id, lambda now: verbs.resume(now, asked), kept)
+            verb = partial(verbs.resume, asked=asked, settings=settings, changed=changed)
+            text = self._change(job_id, verb, kept)
+        return self._answer(self.record(job_id), text) | {"changes": changed}
+
+    def _may_change_now(
+        self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> None:
+        if job.slice is not None and before["capacity"] != after["capacity"]:
+            raise Mistake(
+                f"capacity: {job.id} holds a slice of {before['capacity']} capacity;"
+                f" drumline delete {job.id} releases it, then resume",
+                409,
+            )
 
     async def _clean(self, job_id: str) -> dict[str, Any]:
         record = self.record(job_id)
@@ -384,6 +454,11 @@ class Desk:
             }
             for index, end in enumerate(node.endpoints)
         ]
+
+
+def _given(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user gave for a job, without what was added to it."""
+    return {key: value for key, value in spec.items() if key not in {"archive", "origin"}}
 
 
 EXEC_LIMIT = 300.0

@@ -53,7 +53,7 @@ from drumline.jobs.troubles import failure, silent, stuck
 def decide(job: Job, seen: Seen, now: float, patience: Patience) -> Decision:
     """The next state of a job. Without anything new the job comes back as it is."""
     if job.wish is Wish.RESTART and (job.slice is None or job.slice.phase is not SlicePhase.READY):
-        return resumed(job, "on a new slice")
+        return resumed(job)
     if job.slice is None:
         return _without_slice(job, seen, now)
     if job.status.ended:
@@ -317,7 +317,7 @@ def _stop_for_user(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
     if job.wish is Wish.DELETE:
         return give_up_slice(job, held, now)
     if job.wish is Wish.RESTART:
-        return resumed(job, f"on the slice kept in {held.zone}")
+        return resumed(job)
     if job.keep <= 0:
         return give_up_slice(job, held, now)
     kept = f"slice {held.accelerator} in {held.zone} kept for a resume"
@@ -367,9 +367,25 @@ def resume(job: Job) -> Job:
     )
 
 
-def resumed(job: Job, where: str) -> Decision:
-    """The user resumed it: whatever was under way is over, and the next attempt begins."""
-    return Decision(resume(job), events=(Event("resumed", where),), ended=cut_short(job))
+def resumed(job: Job) -> Decision:
+    """The user resumed it: whatever was under way is over, and the next attempt begins.
+
+    A slice that the job file no longer asks for is released.
+    """
+    held, again = job.slice, resume(job)
+    if held is None or not fits(job):
+        effects = () if held is None else (Effect(EffectKind.RELEASE, held, "another is wanted"),)
+        event = Event("resumed", "on a new slice")
+        return Decision(replace(again, slice=None), effects, (event,), cut_short(job))
+    kept = "kept" if held.phase is SlicePhase.READY else "asked for"
+    event = Event("resumed", f"on the slice {kept} in {held.zone}")
+    return Decision(again, events=(event,), ended=cut_short(job))
+
+
+def fits(job: Job) -> bool:
+    """Whether the slice a job holds is one that it asks for."""
+    held = job.slice
+    return held is not None and Choice(held.accelerator, held.zone) in job.choices
 
 
 def drawn_back(job: Job, now: float) -> Job:

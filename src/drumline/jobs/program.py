@@ -26,8 +26,6 @@ def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> P
     steps: tuple[Step, ...] = (*mount_steps(spec["mounts"]), *python_steps(python, job_id))
     if spec["setup"]:
         steps += (setup_step(python, job_id, spec["setup"]),)
-    # Two jobs from one file must not write over each other's checkpoints.
-    checkpoint = f"{spec['checkpoint'].rstrip('/')}/{job_id}" if spec["checkpoint"] else None
     return Program(
         job_id=job_id,
         name=record.name,
@@ -40,9 +38,19 @@ def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> P
         environment=spec["environment"],
         secrets=folders.secrets(job_id),
         hosts=None if spec["hosts"] == "all" else tuple(spec["hosts"]),
-        checkpoint=checkpoint,
+        checkpoint=checkpoint_of(spec, job_id),
         wrap=run_wrap(python, job_id, spec["mounts"]),
     )
+
+
+def checkpoint_of(spec: Mapping[str, Any], job_id: str) -> str | None:
+    """Where a job keeps its checkpoints: a folder of its own, or that of the job it began from."""
+    taken_over = (spec.get("origin") or {}).get("checkpoint")
+    if taken_over:
+        return str(taken_over)
+    # Two jobs from one file must not write over each other's checkpoints.
+    root = spec.get("checkpoint")
+    return f"{root.rstrip('/')}/{job_id}" if root else None
 
 
 def told_events(events: tuple[Event, ...], job: Job, spec: Mapping[str, Any]) -> tuple[Event, ...]:

@@ -61,12 +61,14 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
 
     async def create(request: Request) -> Response:
         body = await request.json()
-        shown = await desk.create(body["spec"], body.get("secrets", {}), body.get("user", ""))
+        shown = await desk.create(
+            body["spec"], body.get("secrets", {}), body.get("user", ""), body.get("origin")
+        )
         return JSONResponse(shown, status_code=201)
 
     async def plan(request: Request) -> Response:
         body = await request.json()
-        return JSONResponse({"lines": await desk.plan(body["spec"])})
+        return JSONResponse({"lines": await desk.plan(body["spec"], body.get("origin"))})
 
     async def show(request: Request) -> Response:
         return JSONResponse(desk.show(job_id(request)))

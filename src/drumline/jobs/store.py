@@ -206,7 +206,8 @@ class Store:
             self._write_state(job, now)
             if spec is not None:
                 self._db.execute(
-                    "UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(spec), int(job.id))
+                    "UPDATE jobs SET spec = ?, name = coalesce(?, name) WHERE number = ?",
+                    (json.dumps(spec), spec.get("name"), int(job.id)),
                 )
             self._write_events(job, decision.events, now)
             for ended in decision.ended:

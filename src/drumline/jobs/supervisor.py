@@ -352,7 +352,8 @@ class Supervisor:
             self.wake()
         if changed or spec is not None:
             given = record.spec if spec is None else spec
-            self.records[job.id] = replace(record, job=job, spec=given)
+            name = str(given.get("name", record.name))
+            self.records[job.id] = replace(record, job=job, spec=given, name=name)
         for ended in decision.ended:
             self.pulses.end(job.id, ended.attempt.number)
             self._end_session(job.id, ended.attempt.number)

@@ -5,13 +5,24 @@ everything slow is done, so none of them can write over what another one said me
 comes too late is a `Mistake`, and nothing is changed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from drumline.chips import slice_of
 from drumline.jobs import lifecycle
 from drumline.jobs.costs import per_hour
 from drumline.jobs.endings import in_minutes
-from drumline.jobs.state import Decision, Event, Job, SlicePhase, Status, Wish
+from drumline.jobs.spec import JobSpec
+from drumline.jobs.state import (
+    Allowance,
+    Choice,
+    Decision,
+    Event,
+    Job,
+    SlicePhase,
+    Status,
+    Wish,
+)
 from drumline.jobs.store import Record
 
 
@@ -30,6 +41,42 @@ class Answer:
 
     text: str
     decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of a job file decides how its job goes on."""
+
+    choices: tuple[Choice, ...]
+    allowance: Allowance
+    grace: float
+    keep: float
+    stuck_after: float | None
+
+    @classmethod
+    def of(cls, spec: JobSpec, choices: tuple[Choice, ...]) -> "Settings":
+        """Out of a job file, with the slices that would do."""
+        retry = spec.retry
+        counts = (retry.failures, retry.bad_hosts, retry.preemptions)
+        return cls(
+            choices,
+            Allowance(*(None if count == "unlimited" else count for count in counts)),
+            spec.stop_grace,
+            spec.keep,
+            None if spec.stuck_after == "never" else spec.stuck_after,
+        )
+
+    def applied(self, job: Job) -> Job:
+        """The job by these settings."""
+        return replace(
+            job,
+            choices=self.choices,
+            next_choice=job.next_choice if self.choices == job.choices else 0,
+            allowance=self.allowance,
+            grace=self.grace,
+            keep=self.keep,
+            stuck_after=self.stuck_after,
+        )
 
 
 def cancel(record: Record) -> Answer:
@@ -84,10 +131,11 @@ def resumable(job: Job) -> str | None:
     return f"{job.id} is {job.status} already"
 
 
-def resume(record: Record, asked: Job) -> Answer:
-    """Run a job again; `asked` is the job as it was when the user asked for it.
+def resume(record: Record, asked: Job, settings: Settings, changed: Sequence[str] = ()) -> Answer:
+    """Run a job again by these settings; `asked` is the job as it was when the user asked for it.
 
     One whose program is being stopped for a `cancel` goes on when that is done, on its slice.
+    `changed` are the lines of the job file that became different.
     """
     job = record.job
     if job.wish is Wish.DELETE and asked.wish is not Wish.DELETE:
@@ -95,16 +143,30 @@ def resume(record: Record, asked: Job) -> Answer:
     goes_on = resumable(job)
     if goes_on is not None:
         raise Mistake(f"{job.id} was resumed meanwhile: {goes_on}", 409)
-    ready = job.slice is not None and job.slice.phase is SlicePhase.READY
-    where = "on a new slice"
-    if job.slice is not None:
-        where = f"on the slice {'kept' if ready else 'asked for'} in {job.slice.zone}"
-    text = f"{job.id} goes on {where}, with the code as it is now"
-    if ready and not job.status.ended:
+    job = settings.applied(job)
+    keys = ", ".join(line.partition(":")[0] for line in changed)
+    notes = (Event("note", f"changed in the job file: {keys}"),) if keys else ()
+    stopping = not job.status.ended and job.slice is not None
+    if stopping and job.slice and job.slice.phase is SlicePhase.READY:
+        where = _where(job)
         event = Event("note", "resume asked for; it goes on once its program has stopped")
-        later = Decision(replace(job, wish=Wish.RESTART), events=(event,))
-        return Answer(f"{text}, once its program has stopped", later)
-    return Answer(text, lifecycle.resumed(job, where))
+        later = Decision(replace(job, wish=Wish.RESTART), events=(*notes, event))
+        return Answer(
+            f"{job.id} goes on {where}, with the code as it is now, once its program has stopped",
+            later,
+        )
+    decision = lifecycle.resumed(job)
+    told = replace(decision, events=(*notes, *decision.events))
+    return Answer(f"{job.id} goes on {_where(job)}, with the code as it is now", told)
+
+
+def _where(job: Job) -> str:
+    if job.slice is None:
+        return "on a new slice"
+    if not lifecycle.fits(job):
+        return f"on a new slice (that in {job.slice.zone} is not what the job file asks for)"
+    kept = "kept" if job.slice.phase is SlicePhase.READY else "asked for"
+    return f"on the slice {kept} in {job.slice.zone}"
 
 
 def removable(job: Job) -> bool:

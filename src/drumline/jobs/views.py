@@ -9,6 +9,7 @@ from drumline.chips import slice_of
 from drumline.jobs.costs import cost, cost_lost, per_hour
 from drumline.jobs.course import steps_again
 from drumline.jobs.endings import in_minutes
+from drumline.jobs.program import checkpoint_of
 from drumline.jobs.search import UNREADABLE
 from drumline.jobs.state import Choice, Job
 from drumline.jobs.store import Record, SetAside
@@ -118,8 +119,10 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         ]
     held, slices = job.slice, store.slices(job.id)
     return summary(supervisor, record) | {
-        "spec": {key: value for key, value in record.spec.items() if key != "archive"},
+        "spec": {k: v for k, v in record.spec.items() if k not in {"archive", "origin"}},
         "code": record.spec.get("archive"),
+        "origin": record.spec.get("origin"),
+        "checkpoint": checkpoint_of(record.spec, job.id),
         "cloud": supervisor.config.cloud,
         "cause": asdict(job.cause) if job.cause else None,
         "attempts": attempts,

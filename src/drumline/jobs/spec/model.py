@@ -231,7 +231,8 @@ class JobSpec(BaseModel):
         default=None,
         description="A regular expression that finds the step in the log, for programs without a "
         "heartbeat. It has a group `step`; other groups (`loss`, `total`, `rate`) are shown and "
-        "plotted as a heartbeat's are.",
+        "plotted as a heartbeat's are. One that takes too long for a line is refused, or given up "
+        "when the log shows it.",
         examples=[r"step (?P<step>\d+)", r"completed step: (?P<step>\d+), .*loss: (?P<loss>\S+)"],
     )
     stuck_after: Annotated[float | Literal["never"], BeforeValidator(checks.pause)] = Field(
