@@ -15,6 +15,7 @@ from typing import Any
 from drumline.chips import slice_of
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.code import CodeError, pack
+from drumline.hosts.companion import Companion, companion
 from drumline.hosts.values import HostPhase
 from drumline.jobs import lifecycle, views
 from drumline.jobs.costs import per_hour
@@ -174,30 +175,49 @@ class Desk:
 
         record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
         self.supervisor.records[record.job.id] = record
-        warnings = self._warnings(spec, choices)
+        warnings = self._warnings(spec, choices, await self._companion(spec))
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings}
 
-    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...]) -> list[str]:
+    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...], along: Companion) -> list[str]:
         config = self.supervisor.config
-        return [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        return [*short, along.warning] if along.warning else short
 
-    async def _pack(self, spec: JobSpec) -> dict[str, Any] | None:
-        if spec.workdir is None:
-            return None
+    async def _companion(self, spec: JobSpec) -> Companion:
+        """Whether Drumline's own package goes to the hosts with the code."""
+        scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
+        local = self.supervisor.config.local
         try:
-            packed = await asyncio.to_thread(pack, spec.workdir, self.folders.code)
+            return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
         except CodeError as wrong:
             raise Mistake(str(wrong)) from None
-        return {"sha": packed.sha256, "files": packed.files, "bytes": packed.bytes}
+
+    async def _pack(self, spec: JobSpec) -> dict[str, Any] | None:
+        along = await self._companion(spec)
+        if spec.workdir is None and along.package is None:
+            return None
+        try:
+            packed = await asyncio.to_thread(
+                pack, spec.workdir, self.folders.code, package=along.package
+            )
+        except CodeError as wrong:
+            raise Mistake(str(wrong)) from None
+        return {
+            "sha": packed.sha256,
+            "files": packed.files,
+            "bytes": packed.bytes,
+            "drumline": along.use,
+        }
 
     async def plan(self, raw: Mapping[str, Any]) -> list[str]:
         """What `create` would do, in a few lines."""
         spec, choices = await self._checked(raw)
         archive = await self._pack(spec)
-        warned = [f"! {warning}" for warning in self._warnings(spec, choices)]
+        along = await self._companion(spec)
+        warned = [f"! {warning}" for warning in self._warnings(spec, choices, along)]
         return [*views.plan_lines(spec, choices, archive), *warned]
 
     # --- verbs ------------------------------------------------------------------------------
