@@ -15,6 +15,7 @@ from typing import Any
 
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.code import CodeError, measure, pack
+from drumline.hosts.companion import Companion, companion
 from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
@@ -185,7 +186,8 @@ class Desk:
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        archive = await self._pack(spec)
+        along = await self._companion(spec)
+        archive = await self._pack(spec, along)
         kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
         settings = verbs.Settings.of(spec, choices)
         now = time.time()
@@ -203,7 +205,7 @@ class Desk:
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
         self.supervisor.records[record.job.id] = record
-        warnings = self._warnings(spec, choices)
+        warnings = self._warnings(spec, choices, along)
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
@@ -236,27 +238,46 @@ class Desk:
                     409,
                 )
 
-    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...]) -> list[str]:
+    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...], along: Companion) -> list[str]:
         config = self.supervisor.config
-        return [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        return [*short, along.warning] if along.warning else short
 
-    async def _pack(self, spec: JobSpec) -> dict[str, Any] | None:
-        if spec.workdir is None:
-            return None
+    async def _companion(self, spec: JobSpec) -> Companion:
+        """Whether Drumline's own package goes to the hosts with the code."""
+        scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
+        local = self.supervisor.config.local
         try:
-            packed = await asyncio.to_thread(pack, spec.workdir, self.folders.code)
+            return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
         except CodeError as wrong:
             raise Mistake(str(wrong)) from None
-        return {"sha": packed.sha256, "files": packed.files, "bytes": packed.bytes}
 
-    async def _measure(self, spec: JobSpec) -> dict[str, Any] | None:
-        if spec.workdir is None:
+    async def _pack(self, spec: JobSpec, along: Companion) -> dict[str, Any] | None:
+        if spec.workdir is None and along.package is None:
             return None
+        try:
+            packed = await asyncio.to_thread(
+                pack, spec.workdir, self.folders.code, package=along.package
+            )
+        except CodeError as wrong:
+            raise Mistake(str(wrong)) from None
+        return {
+            "sha": packed.sha256,
+            "files": packed.files,
+            "bytes": packed.bytes,
+            "drumline": along.use,
+        }
+
+    async def _measure(self, spec: JobSpec, along: Companion) -> dict[str, Any] | None:
+        """What `_pack` would send, with nothing written."""
+        if spec.workdir is None:
+            nothing = {"files": 0, "bytes": 0, "drumline": along.use}
+            return None if along.package is None else nothing
         try:
             files, size = await asyncio.to_thread(measure, spec.workdir)
         except CodeError as wrong:
             raise Mistake(str(wrong)) from None
-        return {"files": files, "bytes": size}
+        return {"files": files, "bytes": size, "drumline": along.use}
 
     async def plan(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
@@ -268,8 +289,9 @@ class Desk:
             folder = origin["checkpoint"]
             begins = [f"would begin with the checkpoints of {origin['from']} in {folder}"]
         spec, choices = await self._checked(raw)
-        archive = await self._measure(spec)
-        warned = [f"! {warning}" for warning in self._warnings(spec, choices)]
+        along = await self._companion(spec)
+        archive = await self._measure(spec, along)
+        warned = [f"! {warning}" for warning in self._warnings(spec, choices, along)]
         return [*views.plan_lines(spec, choices, archive), *begins, *warned]
 
     # --- verbs ------------------------------------------------------------------------------
@@ -356,7 +378,8 @@ class Desk:
         after = spec.model_dump(mode="json")
         changed = changes(before, after)
         self._may_change_now(asked, before, after)
-        kept = after | {"archive": await self._pack(spec), "origin": origin}
+        archive = await self._pack(spec, await self._companion(spec))
+        kept = after | {"archive": archive, "origin": origin}
         settings = verbs.Settings.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.
         folder = checkpoint_of(kept, job_id)
