@@ -123,8 +123,10 @@ class World:
             os.kill(int(status["pid"]), signal.SIGKILL)
 
     def stop(self) -> None:
-        self.client.stop_server()
-        launch.stop(self.home / "emulator")
+        try:
+            self.client.stop_server()
+        finally:
+            launch.stop(self.home / "emulator")
 
 
 @contextmanager
