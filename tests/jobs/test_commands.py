@@ -42,7 +42,7 @@ class Shell:
             input=typed,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=240,
         )
         assert "Traceback" not in done.stderr
         return Said(done.returncode, done.stdout, done.stderr)

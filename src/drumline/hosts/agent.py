@@ -1033,10 +1033,17 @@ def unpacked(sha: str, work: str) -> bool:
 
 
 def free_port() -> None:
-    """A port nobody uses at this moment."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        say({"port": one.getsockname()[1]})
+    """A port nobody uses, and that no connection gets by chance before the program listens there.
+
+    The system gives connections ports from 32768 on, or from 49152, and a program takes seconds
+    until it listens.
+    """
+    while True:
+        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            say({"port": port})
+            return
 
 
 def execute(folder: str) -> None:

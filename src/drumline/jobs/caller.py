@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 SERVER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "drumline.jobs.server")
-# A cold start of the server imports its web and SSH libraries: under 1 s here, several on a laptop
-# that has just woken up.
-START_SECONDS = 15.0
+# A cold start of the server imports its web and SSH libraries and may start the emulator: 2 s here,
+# many on a machine whose cores are taken. One that died is noticed at once, so patience is free.
+START_SECONDS = 60.0
 # Far above any healthy answer; below it a busy disk or a slow bucket lookup must not look dead.
 ANSWER_SECONDS = 60.0
 # sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
