@@ -182,6 +182,61 @@ def test_resume_takes_the_secrets_from_the_environment_again(
     assert capsys.readouterr().out == "000004 goes on\n"
 
 
+@pytest.mark.parametrize(
+    ("verb", "chosen"),
+    [
+        ("cancel", ["000001"]),
+        ("delete", ["000001", "000003"]),
+        ("resume", ["000003", "000004"]),
+        ("clean", ["000002", "000003", "000004"]),
+    ],
+)
+def test_all_are_those_the_verb_is_for(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str, chosen: list[str]
+) -> None:
+    gone = {"chips_held": 0, "progress": None}
+    server.holds(
+        a_job("000001"),
+        a_job("000002", status="SUCCEEDED", **gone),
+        a_job("000003", status="CANCELLED"),
+        a_job("000004", status="FAILED", **gone),
+    )
+    for number in range(1, 5):
+        done = {"job": {}, "text": f"{number:06}"}
+        server.answers[f"POST /jobs/{number:06}/{verb}"] = done
+    assert drumline(verb, "--all") == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert drumline(verb, "--all", "--yes") == 0
+    assert capsys.readouterr().out.split() == chosen
+    assert drumline(verb, "--all", "--yes", "--json") == 0
+    assert [one["text"] for one in json.loads(capsys.readouterr().out)] == chosen
+    assert drumline(verb, "--all", "--dry-run", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == chosen
+
+
+@pytest.mark.parametrize("verb", ["wait", "cancel", "delete", "resume", "clean"])
+def test_ids_or_all_but_not_both_and_not_nothing(
+    server: Any, drumline: Run, capsys: Printed, verb: str
+) -> None:
+    told = f"{verb}: name the jobs by their ids, or all of them by --all\n"
+    for words in ((), ("4", "--all")):
+        assert drumline(verb, *words) == 2
+        assert capsys.readouterr().err == told
+    server.holds()
+    assert drumline(verb, "--all", *(() if verb == "wait" else ("--yes",))) == 0
+    if verb != "wait":
+        assert capsys.readouterr().out == f"there is no job to {verb}\n"
+
+
+def test_wait_for_all_that_have_not_ended_as_json(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    server.holds(a_job("000001"), a_job("000002", status="FAILED"))
+    server.answers["GET /jobs/000001/events"] = events_of(a_job("000001", status="SUCCEEDED"))
+    assert drumline("wait", "--all", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"000001": "SUCCEEDED"}
+
+
 @pytest.mark.parametrize("verb", ["delete", "clean"])
 def test_without_a_terminal_to_ask_on_yes_is_needed(
     server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str
@@ -539,7 +594,8 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert ended.returncode == 0, ended.stderr
     shown = {line.split()[0] for line in ended.stdout.splitlines() if line.startswith("  ")}
     assert shown >= {"create", "list", "show", "plot", "logs", "wait", "resume", "cancel", "delete",
-                     "clean", "ssh", "cp", "exec", "server", "init", "emulator", "chips"}  # fmt: skip
+                     "clean", "ssh", "cp", "exec", "server", "init", "emulator",
+                     "chips"}  # fmt: skip
 
 
 def test_a_command_there_is_not(drumline: Run, capsys: Printed) -> None:

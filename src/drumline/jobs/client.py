@@ -234,10 +234,28 @@ class Client:
             time.sleep(0.02)
         return True
 
-    def list(self, all: bool = False) -> "list[Json]":  # noqa: A002 - the verb and its option
+    def list(
+        self,
+        all: bool = False,  # noqa: A002 - the verb and its option
+        status: Sequence[str] = (),
+        name: str | None = None,
+        user: str | None = None,
+        limit: int | None = None,
+        before: JobId | None = None,
+    ) -> "list[Json]":
         # Defined last of the verbs: from here on, `list` in a signature would mean this method.
-        """A summary of each job; without `all`, those that ended over a day ago are left out."""
-        answer: Any = self._server.ask("GET", "/jobs?all=1" if all else "/jobs")
+        """A summary of each job looked for, oldest first.
+
+        Without `all`, a `status` or `before`, those that ended over a day ago are left out. `name`
+        is part of one, or a pattern with * and ?. `limit` takes the newest so many, and `before`
+        those older than a job: the first of one page is the `before` of the next. Without a limit,
+        all that have not ended are there, and the newest 1,000 of the others.
+        """
+        older = None if before is None else job_id(before)
+        asked = {"all": 1 if all else None, "name": name, "user": user}
+        asked |= {"limit": limit, "before": older, "status": ",".join(status) or None}
+        query = urlencode({key: value for key, value in asked.items() if value is not None})
+        answer: Any = self._server.ask("GET", f"/jobs?{query}" if query else "/jobs")
         return [*answer]
 
     # Speaking to the server

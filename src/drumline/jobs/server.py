@@ -16,7 +16,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         return str(request.path_params["id"])
 
     async def list_jobs(request: Request) -> Response:
-        return JSONResponse(desk.overview(everything=request.query_params.get("all") == "1"))
+        asked = request.query_params
+        everything = asked.get("all") == "1" or "status" in asked or "before" in asked
+        return JSONResponse(_looked_for(desk.overview(everything), asked))
 
     async def create(request: Request) -> Response:
         body = await request.json()
@@ -118,6 +121,22 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         Route("/status", status),
         Route("/stop", stop_server, methods=["POST"]),
     ]
+
+
+def _looked_for(jobs: list[dict[str, Any]], asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The jobs that fit: status, name, user, before an id, and the newest so many of them."""
+    states = {one for one in asked.get("status", "").split(",") if one}
+    name, user, before = asked.get("name", ""), asked.get("user"), asked.get("before")
+    pattern = name if set(name) & set("*?") else f"*{name}*"
+    fitting = [
+        job
+        for job in jobs
+        if (not states or job["status"] in states)
+        and fnmatchcase(job["name"], pattern.replace("[", "[[]"))
+        and user in {None, job["user"]}
+        and (before is None or job["id"] < before)
+    ]
+    return fitting[-int(asked["limit"]) :] if asked.get("limit", "").isdecimal() else fitting
 
 
 async def _line_and_rest(body: AsyncIterator[bytes]) -> tuple[Any, AsyncIterator[bytes]]:
