@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -596,6 +597,26 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert shown >= {"create", "list", "show", "plot", "logs", "wait", "resume", "cancel", "delete",
                      "clean", "ssh", "cp", "exec", "server", "init", "emulator",
                      "chips"}  # fmt: skip
+
+
+def test_every_command_that_prints_speaks_json() -> None:
+    """ssh and cp hand over to OpenSSH, `server run` becomes the server: they print nothing."""
+    from drumline.cli import COMMANDS, app
+
+    def without(command: Any, name: str) -> list[str]:
+        if hasattr(command, "list_commands"):
+            parts = command.list_commands(None)
+            return [
+                one
+                for part in parts
+                for one in without(command.get_command(None, part), f"{name} {part}".strip())
+            ]
+        options = {option for parameter in command.params for option in parameter.opts}
+        return [] if "--json" in options else [name]
+
+    whole: Any = typer.main.get_command(app)
+    assert set(whole.list_commands(None)) == set(COMMANDS)
+    assert set(without(whole, "")) == {"ssh", "cp", "server run"}
 
 
 def test_a_command_there_is_not(drumline: Run, capsys: Printed) -> None:

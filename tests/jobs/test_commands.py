@@ -111,7 +111,9 @@ def test_list_finds_jobs_by_status_name_and_user(shell: Shell, running: str) -> 
     assert listed("--name", "d [1") == listed("--name", "odd*") == {job}
     assert listed("--user", "nobody-at-all") == set()
     assert listed("--limit", "1") == {max(listed())}
-    assert shell("list", "--status", "lost").code in {0, 2}
+    wrong = shell("list", "--status", "lost")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "status: 'LOST' is none; there are QUEUED, WAITING" in wrong.err
 
 
 def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:

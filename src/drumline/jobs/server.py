@@ -37,6 +37,7 @@ from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import Desk, Mistake
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs, wanted_of
+from drumline.jobs.state import Status
 from drumline.jobs.store import Store
 from drumline.jobs.supervisor import Supervisor
 
@@ -126,6 +127,8 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
 def _looked_for(jobs: list[dict[str, Any]], asked: Mapping[str, str]) -> list[dict[str, Any]]:
     """The jobs that fit: status, name, user, before an id, and the newest so many of them."""
     states = {one for one in asked.get("status", "").split(",") if one}
+    if unknown := states - {*Status}:
+        raise Mistake(f"status: {min(unknown)!r} is none; there are {', '.join(Status)}")
     name, user, before = asked.get("name", ""), asked.get("user"), asked.get("before")
     pattern = name if set(name) & set("*?") else f"*{name}*"
     fitting = [
