@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -180,6 +181,61 @@ def test_resume_takes_the_secrets_from_the_environment_again(
     assert drumline("resume", "4") == 0
     assert server.asked[-1][2] == {"secrets": {"WANDB_KEY": "s3cret"}}
     assert capsys.readouterr().out == "000004 goes on\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "chosen"),
+    [
+        ("cancel", ["000001"]),
+        ("delete", ["000001", "000003"]),
+        ("resume", ["000003", "000004"]),
+        ("clean", ["000002", "000003", "000004"]),
+    ],
+)
+def test_all_are_those_the_verb_is_for(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str, chosen: list[str]
+) -> None:
+    gone = {"chips_held": 0, "progress": None}
+    server.holds(
+        a_job("000001"),
+        a_job("000002", status="SUCCEEDED", **gone),
+        a_job("000003", status="CANCELLED"),
+        a_job("000004", status="FAILED", **gone),
+    )
+    for number in range(1, 5):
+        done = {"job": {}, "text": f"{number:06}"}
+        server.answers[f"POST /jobs/{number:06}/{verb}"] = done
+    assert drumline(verb, "--all") == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert drumline(verb, "--all", "--yes") == 0
+    assert capsys.readouterr().out.split() == chosen
+    assert drumline(verb, "--all", "--yes", "--json") == 0
+    assert [one["text"] for one in json.loads(capsys.readouterr().out)] == chosen
+    assert drumline(verb, "--all", "--dry-run", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == chosen
+
+
+@pytest.mark.parametrize("verb", ["wait", "cancel", "delete", "resume", "clean"])
+def test_ids_or_all_but_not_both_and_not_nothing(
+    server: Any, drumline: Run, capsys: Printed, verb: str
+) -> None:
+    told = f"{verb}: name the jobs by their ids, or all of them by --all\n"
+    for words in ((), ("4", "--all")):
+        assert drumline(verb, *words) == 2
+        assert capsys.readouterr().err == told
+    server.holds()
+    assert drumline(verb, "--all", *(() if verb == "wait" else ("--yes",))) == 0
+    if verb != "wait":
+        assert capsys.readouterr().out == f"there is no job to {verb}\n"
+
+
+def test_wait_for_all_that_have_not_ended_as_json(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    server.holds(a_job("000001"), a_job("000002", status="FAILED"))
+    server.answers["GET /jobs/000001/events"] = events_of(a_job("000001", status="SUCCEEDED"))
+    assert drumline("wait", "--all", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"000001": "SUCCEEDED"}
 
 
 @pytest.mark.parametrize("verb", ["delete", "clean"])
@@ -539,7 +595,28 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert ended.returncode == 0, ended.stderr
     shown = {line.split()[0] for line in ended.stdout.splitlines() if line.startswith("  ")}
     assert shown >= {"create", "list", "show", "plot", "logs", "wait", "resume", "cancel", "delete",
-                     "clean", "ssh", "cp", "exec", "server", "init", "emulator", "chips"}  # fmt: skip
+                     "clean", "ssh", "cp", "exec", "server", "init", "emulator",
+                     "chips"}  # fmt: skip
+
+
+def test_every_command_that_prints_speaks_json() -> None:
+    """ssh and cp hand over to OpenSSH, `server run` becomes the server: they print nothing."""
+    from drumline.cli import COMMANDS, app
+
+    def without(command: Any, name: str) -> list[str]:
+        if hasattr(command, "list_commands"):
+            parts = command.list_commands(None)
+            return [
+                one
+                for part in parts
+                for one in without(command.get_command(None, part), f"{name} {part}".strip())
+            ]
+        options = {option for parameter in command.params for option in parameter.opts}
+        return [] if "--json" in options else [name]
+
+    whole: Any = typer.main.get_command(app)
+    assert set(whole.list_commands(None)) == set(COMMANDS)
+    assert set(without(whole, "")) == {"ssh", "cp", "server run"}
 
 
 def test_a_command_there_is_not(drumline: Run, capsys: Printed) -> None:

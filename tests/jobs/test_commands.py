@@ -97,6 +97,25 @@ def test_create_list_and_show_speak_json_with_the_keys_users_rely_on(shell: Shel
     assert shell("logs", job).out.splitlines()[-1] == "hello"
 
 
+def test_list_finds_jobs_by_status_name_and_user(shell: Shell, running: str) -> None:
+    path = shell.world.write_job("exit 3", accelerator="v4-8", name="odd [1]")
+    job = shell("create", str(path), "--json", "--set", "retry.failures=0").json["id"]
+    assert shell("wait", job).code == 1
+
+    def listed(*words: str) -> set[str]:
+        return {one["id"] for one in shell("list", "--json", *words).json}
+
+    assert job in listed("--status", "failed")
+    assert running not in listed("--status", "failed")
+    assert {running, job} <= listed("--status", "failed,running")
+    assert listed("--name", "d [1") == listed("--name", "odd*") == {job}
+    assert listed("--user", "nobody-at-all") == set()
+    assert listed("--limit", "1") == {max(listed())}
+    wrong = shell("list", "--status", "lost")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "status: 'LOST' is none; there are QUEUED, WAITING" in wrong.err
+
+
 def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
     good = shell.create("true")
     bad = shell.create("exit 3", retry={"failures": 0})

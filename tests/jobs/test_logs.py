@@ -1,6 +1,7 @@
 """Reading logs while they appear, host by host, attempt by attempt, however long they are."""
 
 import asyncio
+import json
 import time
 import tracemalloc
 from dataclasses import dataclass, field, replace
@@ -231,6 +232,13 @@ def test_times_stand_before_each_line(shelf: Shelf, monkeypatch: pytest.MonkeyPa
     shelf.write(b"c\n", at=1_700_000_000.7, host=1)
     hosts = [line.split()[1:3] for line in shelf.read(host="all", times=True).splitlines()]
     assert hosts == [[b"[host", b"0]"], [b"[host", b"1]"], [b"[host", b"0]"]]
+
+
+def test_lines_as_objects(shelf: Shelf) -> None:
+    shelf.write(b"caf\xc3\xa9 \x1b[0m\nno end", at=5.0)
+    told = [json.loads(line) for line in shelf.read(json=True).splitlines()]
+    known = {"attempt": 1, "host": 0, "time": 5.0}
+    assert told == [known | {"text": "café \x1b[0m"}, known | {"text": "no end"}]
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 3, 50])

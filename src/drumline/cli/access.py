@@ -42,6 +42,9 @@ def logs(
         bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")
     ] = False,
     raw: Raw = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Each line as an object: attempt, host, time, text.")
+    ] = False,
 ) -> None:
     """Print what the program wrote, on one host or all."""
     from drumline.cli.text import moment
@@ -57,9 +60,8 @@ def logs(
         raise Refused(
             f"--since {since}: give how long ago, such as 10m, or a time, such as 14:02"
         ) from None
-    pieces = connect().logs(
-        number, _host(host), attempt, follow, tail=tail, since=begin, times=timestamps
-    )
+    part = {"tail": tail, "since": begin, "times": timestamps, "as_json": as_json}
+    pieces = connect().logs(number, _host(host), attempt, follow, **part)
     with interruptible(f"{number} goes on; drumline logs {number} --follow comes back to it"):
         _print(pieces, raw)
 

@@ -2,11 +2,11 @@
 
 import os
 import time
-from typing import Annotated
 
 import typer
 
 from drumline.cli.connect import connect, echo_json
+from drumline.cli.jobs import AsJson
 
 app = typer.Typer(
     help="The process that watches over jobs; commands start it when they need it.",
@@ -26,9 +26,7 @@ def run() -> None:
 
 
 @app.command()
-def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def status(as_json: AsJson = False) -> None:
     """Say whether a server runs, and which; exit code 1 where none does."""
     from drumline.cli.text import duration
 
@@ -50,10 +48,13 @@ def status(
 
 
 @app.command()
-def stop() -> None:
-    """Stop the server; programs on their slices go on, but nobody watches over them."""
+def stop(as_json: AsJson = False) -> None:
+    """Stop the server; programs go on, but nobody watches over them."""
     client = connect(autostart=False)
-    if client.stop_server():
+    stopped = client.stop_server()
+    if as_json:
+        echo_json({"stopped": stopped})
+    elif stopped:
         typer.echo(
             "server stopped; running programs go on, lost slices are replaced "
             "once the next command starts it again"

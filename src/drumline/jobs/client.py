@@ -83,7 +83,7 @@ class Client:
         origin = _origin(job, overrides) or {}
         if begin_from is not None:
             origin["from"] = job_id(begin_from)
-        asked = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
+        asked: Json = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
         asked["origin"] = origin or None
         return self._server.ask("POST", "/jobs", asked, timeout=PACK_SECONDS)
 
@@ -236,11 +236,13 @@ class Client:
         tail: int | None = None,
         since: float | None = None,
         times: bool = False,
+        as_json: bool = False,
     ) -> Iterator[bytes]:
         """The program's output as it was written; with `follow`, on and on until the job ends.
 
         `attempt` is a number or `"all"`, else the last; `tail` asks for the last lines, `since`
-        for what was written from a moment on; with `times`, each line begins with its own.
+        for what was written from a moment on; with `times`, each line begins with its own; with
+        `as_json`, each is an object `{attempt, host, time, text}`.
         """
         asked = {
             "host": host,
@@ -249,6 +251,7 @@ class Client:
             "tail": tail,
             "since": since,
             "times": 1 if times else None,
+            "json": 1 if as_json else None,
         }
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         path = f"/jobs/{job_id(job)}/logs" + (f"?{query}" if query else "")

@@ -8,6 +8,7 @@ goes on through preemptions and failures until the job has ended.
 import asyncio
 import contextlib
 import heapq
+import json
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -48,6 +49,8 @@ class Wanted:
     """What was written from this moment on, in any attempt."""
     times: bool = False
     """Whether each line begins with when it was written."""
+    json: bool = False
+    """Whether each line is an object of attempt, host, time and text."""
 
 
 def wanted_of(query: Mapping[str, str]) -> Wanted:
@@ -73,6 +76,7 @@ def wanted_of(query: Mapping[str, str]) -> Wanted:
         tail=None if tail is None else int(tail),
         since=moment,
         times=query.get("times") == "1",
+        json=query.get("json") == "1",
     )
 
 
@@ -116,7 +120,7 @@ async def _stream(
     folder = desk.folders.logs(job_id)
     readings = await asyncio.to_thread(_opened, folder, wanted, attempts)
     for reading in readings:
-        if len(readings) > 1:
+        if len(readings) > 1 and not wanted.json:
             reading.heading = _heading(reading.attempt)
         pieces = reading.pieces(ended=reading is not readings[-1] or not wanted.follow)
         while piece := await asyncio.to_thread(next, pieces, b""):
@@ -136,7 +140,7 @@ async def _stream(
             [reading] = await asyncio.to_thread(
                 _opened, folder, replace(wanted, tail=None, since=None), range(number, number + 1)
             )
-            reading.heading = _heading(number)
+            reading.heading = b"" if wanted.json else _heading(number)
         elif done:
             return
         else:
@@ -246,7 +250,7 @@ class _Reading:
     def _plain(self) -> bool:
         """Whether the bytes are passed on as they are."""
         one = self._wanted.host != "all" or not self._several
-        return one and not self._wanted.times
+        return one and not self._wanted.times and not self._wanted.json
 
     @property
     def _several(self) -> bool:
@@ -258,7 +262,10 @@ class _Reading:
 
     def _mark(self, tail: "_Tail", lines: list[Timed]) -> list[Timed]:
         """Put the time and the host before each line, as far as they are wanted."""
-        host = tail.host if self._wanted.host == "all" and self._several else b""
+        if self._wanted.json:
+            return [(at, _object(self.attempt, tail.number, at, line)) for at, line in lines]
+        several = self._wanted.host == "all" and self._several
+        host = b"[host %d] " % tail.number if several else b""
         if not self._wanted.times:
             return [(at, host + line) for at, line in lines]
         return [(at, _clock(at) + b" " + host + line) for at, line in lines]
@@ -268,7 +275,7 @@ class _Tail:
     """One host's log, read as far as it has come."""
 
     def __init__(self, path: Path, place: int) -> None:
-        self.host = f"[{path.stem.replace('-', ' ')}] ".encode()
+        self.number = int(path.stem.rpartition("-")[2])
         self._path = path
         self._place = place
         """Where reading goes on."""
@@ -350,6 +357,12 @@ def _clock(moment: float) -> bytes:
     if not moment:
         return b"-"
     return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="milliseconds").encode()
+
+
+def _object(attempt: int, host: int, at: float, line: bytes) -> bytes:
+    text = line.decode("utf-8", "replace").removesuffix("\n")
+    told = {"attempt": attempt, "host": host, "time": at or None, "text": text}
+    return json.dumps(told).encode() + b"\n"
 
 
 def _line_since(path: Path, moment: float) -> int:
