@@ -109,10 +109,12 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # A disk that is full may show at the commit, and SQLite may have gone back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def add(
         self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
