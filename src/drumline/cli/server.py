@@ -2,11 +2,11 @@
 
 import os
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from drumline.cli.connect import connect, echo_json
+from drumline.cli.connect import MISTAKE, confirm, connect, echo_json, echo_lines
 
 app = typer.Typer(
     help="The process that watches over jobs; commands start it when they need it.",
@@ -30,7 +30,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say whether a server runs, and which; exit code 1 where none does."""
-    from drumline.cli.text import duration
+    from drumline.cli.text import duration, harmless
 
     client = connect(autostart=False)
     found = client.server_status()
@@ -44,9 +44,63 @@ def status(
         typer.echo(f"up       {duration(time.time() - found['started'])}")
         typer.echo(f"home     {found['home']}")
         typer.echo(f"cloud    {cloud}")
-        typer.echo(f"jobs     {found['jobs']}")
+        typer.echo(f"jobs     {found['jobs']:,}, of them {found['living']:,} in hand")
+        for one in found["unreadable"]:
+            typer.echo(harmless(f"! {one['id']} cannot be read: {one['reason']}"))
+        if found["strays"]:
+            count = len(found["strays"])
+            typer.echo(f"! {count} slices of a lost database; drumline server strays lists them")
     if found is None:
         raise typer.Exit(1)
+
+
+@app.command()
+def strays(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Slices; all by default.")
+    ] = None,
+    release: Annotated[bool, typer.Option("--release", help="Release them.")] = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Give each to a new job.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List slices of a job database that was lost; release or adopt them."""
+    client = connect()
+    if release and adopt:
+        typer.echo("--release or --adopt, not both", err=True)
+        raise typer.Exit(MISTAKE)
+    found = client.strays()
+    if not (release or adopt):
+        echo_json(found) if as_json else echo_lines(_stray_lines(found))
+        return
+    chosen = [one for one in found["strays"] if not names or one["name"] in names]
+    if release and chosen:
+        told = "\n".join(_stray_line(one) for one in chosen)
+        question = f"{told}\nthis ends what runs there; another home may know of it. Go on?"
+        confirm("release", question, yes)
+    lines = client.settle_strays("release" if release else "adopt", names or ())
+    echo_json({"text": lines}) if as_json else echo_lines(lines)
+
+
+def _stray_lines(found: dict[str, Any]) -> list[str]:
+    from drumline.cli.text import harmless
+
+    lines = [_stray_line(one) for one in found["strays"]]
+    if lines:
+        lines.append("next: drumline server strays --release · drumline server strays --adopt")
+    else:
+        lines = ["no slice of a lost database was found"]
+    return [
+        *lines,
+        *(f"! {zone} not seen: {harmless(why)}" for zone, why in found["not_seen"].items()),
+    ]
+
+
+def _stray_line(one: dict[str, Any]) -> str:
+    from drumline.cli.text import harmless
+
+    was = f"job {one['job']} of database {one['owner']}"
+    return harmless(f"{one['name']}  {one['accelerator']} in {one['zone']}, {one['state']}, {was}")
 
 
 @app.command()

@@ -8,8 +8,8 @@ import contextlib
 import getpass
 import shlex
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,8 @@ from drumline.jobs.spec.places import (
     region_conflicts,
 )
 from drumline.jobs.state import Choice, Decision, Event, Job
-from drumline.jobs.store import Record, SetAside, Unreadable
+from drumline.jobs.store import Record, SetAside, SliceRow, Unreadable
+from drumline.jobs.strays import Stray
 from drumline.jobs.supervisor import Supervisor
 from drumline.jobs.verbs import Mistake
 
@@ -119,6 +120,7 @@ class Desk:
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
             "unreadable": [asdict(one) for one in self.store.set_aside()],
+            "strays": [one.told() for one in self._strays()],
             "trouble": self._trouble(),
         }
 
@@ -200,12 +202,16 @@ class Desk:
             self._nobody_writes_to(kept_origin["checkpoint"], "")
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
-        self.supervisor.records[record.job.id] = record
+        self._take_in(record)
         warnings = self._warnings(spec, choices)
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings}
+
+    def _take_in(self, record: Record) -> None:
+        self.supervisor.records[record.job.id] = record
+        self.supervisor.strays.gave(record.job.id)
 
     def _taking_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
@@ -339,12 +345,17 @@ class Desk:
         if goes_on is not None:
             return self._answer(record, goes_on)
         origin = record.spec.get("origin")
+        adopted = (origin or {}).get("adopted")
+        if adopted and body.get("spec") is None:
+            raise Mistake(
+                f"{job_id} was adopted without its job file; drumline resume {job_id} --file FILE"
+            )
         if body.get("spec") is not None:
             raw = dict(body["spec"])
             if origin and origin.get("from"):
                 raw["checkpoint"] = before["checkpoint"]
             spec, choices = await self._checked(raw)
-            origin = {**(origin or {}), **(body.get("origin") or {})}
+            origin = {**(origin or {}), **(body.get("origin") or {}), "adopted": None}
         else:
             spec, choices = self._valid(before), asked.choices
         secrets = body.get("secrets", {})
@@ -352,8 +363,9 @@ class Desk:
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
         after = spec.model_dump(mode="json")
-        changed = changes(before, after)
-        self._may_change_now(asked, before, after)
+        changed = [] if adopted else changes(before, after)
+        if not adopted:
+            self._may_change_now(asked, before, after)
         kept = after | {"archive": await self._pack(spec), "origin": origin}
         settings = verbs.Settings.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.
@@ -386,6 +398,70 @@ class Desk:
         record = self.record(job_id)
         self._remove(job_id)
         return self._answer(record, f"{job_id} and its logs are gone")
+
+    # --- slices of a database that was lost ----------------------------------------------------
+
+    def _strays(self) -> list[Stray]:
+        return self.supervisor.strays.all(self.supervisor.known_slices())
+
+    async def strays(self) -> dict[str, Any]:
+        """What bears the label of a database this home had and is known to none here."""
+        await self.supervisor.look_everywhere()
+        return {
+            "strays": [one.told() for one in self._strays()],
+            "not_seen": dict(self.supervisor.looks.trouble),
+        }
+
+    async def settle_strays(self, verb: str, names: Sequence[str], user: str) -> dict[str, Any]:
+        """`release` or `adopt` strays: those named, or all."""
+        if verb not in {"release", "adopt"}:
+            raise Mistake(f"{verb!r} is nothing one can do to a slice", 404)
+        await self.supervisor.look_everywhere()
+        found = {one.name: one for one in self._strays()}
+        unknown = [name for name in names if name not in found]
+        if unknown:
+            raise Mistake(f"{unknown[0]} is no stray slice; drumline server strays lists them", 404)
+        chosen = [found[name] for name in names] or [*found.values()]
+        if verb == "release":
+            told = [self._release_stray(stray) for stray in chosen]
+        else:
+            told = [self._adopt(stray, user) for stray in chosen]
+        self.supervisor.wake()
+        return {"text": told or ["there are no stray slices"]}
+
+    def _release_stray(self, stray: Stray) -> str:
+        now = time.time()
+        # Under no job: its number means another one in this database.
+        row = SliceRow(stray.name, "", stray.zone, stray.accelerator, now, None, now, None)
+        self.store.adopt_stray(row)
+        return f"{stray.name} in {stray.zone} is being released"
+
+    def _adopt(self, stray: Stray, user: str) -> str:
+        """Give a stray to a new job, which holds it as one that was cancelled does."""
+        if not stray.adoptable:
+            return f"{stray.name} in {stray.zone} is {stray.state}: it can only be released"
+        name = f"adopted-{stray.job or stray.name}"
+        spec = self._valid(
+            {
+                "name": name, "accelerator": [stray.accelerator], "zones": [stray.zone],
+                "workdir": None, "run": "true",
+            }
+        )  # fmt: skip
+        kept = spec.model_dump(mode="json")
+        kept |= {"archive": None, "origin": {"adopted": stray.name}}
+        choices = (Choice(stray.accelerator, stray.zone),)
+        job = verbs.adopted(verbs.Settings.of(spec, choices), stray, self.store.owner, time.time())
+        record = self.store.add(
+            user or getpass.getuser(), name, kept, lambda job_id: replace(job, id=job_id)
+        )
+        self._take_in(record)
+        event = Event("note", f"adopted {stray.name}, a slice of a database that was lost")
+        self.supervisor.change(record.job.id, lambda now: Decision(now.job, events=(event,)))
+        number = record.job.id
+        return (
+            f"{number} holds {stray.name} in {stray.zone}; drumline resume {number} --file FILE"
+            f" goes on on it, drumline delete {number} releases it"
+        )
 
     # --- hosts ------------------------------------------------------------------------------
 

@@ -169,6 +169,18 @@ class Store:
         rows = self._db.execute("SELECT * FROM jobs WHERE trouble IS NOT NULL ORDER BY number")
         return [_aside(row, row["trouble"]) for row in rows]
 
+    def last_number(self) -> int:
+        """The highest number that a job was ever given."""
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+        return int(row["seq"]) if row else 0
+
+    def skip_to(self, number: int) -> None:
+        """The next job gets a number above this one."""
+        if number > self.last_number():
+            with self._transaction():
+                self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+                self._db.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (number,))
+
     def count(self) -> int:
         """How many jobs there are, of any age."""
         return int(self._db.execute("SELECT count(*) FROM jobs").fetchone()[0])

@@ -40,6 +40,7 @@ from drumline.jobs.state import (
     Zone,
 )
 from drumline.jobs.store import Record, Store
+from drumline.jobs.strays import Owners, Strays
 from drumline.jobs.zones import ZoneBook
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,11 @@ class Supervisor:
         self._swept_at = float("-inf")
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(store, cloud, self.looks, self.folders, wall)
+        owners = Owners(self.folders.owners)
+        self.strays = Strays(store.owner, owners, store.last_number())
+        # Numbers are never given twice, not even by an older copy of the database.
+        store.skip_to(owners.last_jobs.get(store.owner, 0))
+        owners.remember(store.owner, store.last_number(), store.zones_used())
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -184,16 +190,31 @@ class Supervisor:
     def _look_at_zones(self) -> None:
         now, zones = self._clock(), self._zones_of_interest()
         if now - self._swept_at > SWEEP_SECONDS:
-            zones |= set(self.config.zones) | self.store.zones_used()
+            zones |= self._all_zones()
             self._swept_at = now
         for zone in self.looks.due(zones):
             self.actions.start(f"look {zone}", partial(self._look, zone))
+
+    def _all_zones(self) -> set[str]:
+        """Where a slice of ours may be."""
+        return set(self.config.zones) | self.store.zones_used() | self.strays.zones
+
+    async def look_everywhere(self) -> None:
+        """Look at every zone where a slice of ours may be, now."""
+        await asyncio.gather(*(self._look(zone) for zone in self._all_zones()))
+
+    def known_slices(self) -> set[str]:
+        """Slices that a job holds or that are to go."""
+        slices = (record.job.slice for record in self.records.values())
+        held = {held.name for held in slices if held}
+        return held | {row.name for row in self.store.releasing()}
 
     async def _look(self, zone: str) -> None:
         expected = self._held_in(zone) | {r.name for r in self.releases.rows if r.zone == zone}
         look = await self.looks.look(zone, expected)
         if look is not None:
-            held = self._held_in(zone) | self.store.held_aside()
+            self.strays.see(look)
+            held = self._held_in(zone) | self.store.held_aside() | self.strays.names()
             self.releases.take_in_strays(look, held)
 
     def _held_in(self, zone: str) -> set[str]:

@@ -19,11 +19,13 @@ from drumline.jobs.state import (
     Decision,
     Event,
     Job,
+    Slice,
     SlicePhase,
     Status,
     Wish,
 )
 from drumline.jobs.store import Record
+from drumline.jobs.strays import Stray
 
 
 class Mistake(Exception):
@@ -167,6 +169,19 @@ def _where(job: Job) -> str:
         return f"on a new slice (that in {job.slice.zone} is not what the job file asks for)"
     kept = "kept" if job.slice.phase is SlicePhase.READY else "asked for"
     return f"on the slice {kept} in {job.slice.zone}"
+
+
+def adopted(settings: Settings, stray: Stray, owner: str, now: float) -> Job:
+    """A job that holds a slice of a database that was lost, as one that was cancelled does."""
+    held = Slice(
+        stray.name, stray.zone, stray.accelerator, stray.hosts,
+        asked_at=now, phase=SlicePhase.READY, ready_at=now,
+    )  # fmt: skip
+    begun = settings.applied(Job(id="", owner=owner, choices=settings.choices, created_at=now))
+    reason = f"slice {stray.accelerator} in {stray.zone} adopted, kept for a resume"
+    return replace(
+        begun, wish=Wish.CANCEL, status=Status.CANCELLED, reason=reason, slice=held, ended_at=now
+    )
 
 
 def removable(job: Job) -> bool:
