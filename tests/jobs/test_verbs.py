@@ -58,7 +58,7 @@ def slow_to_pack(office: Office) -> Door:
     async def pack(_: object) -> None:
         await door.passed()
 
-    office.desk._pack = pack  # type: ignore[method-assign,assignment]
+    office.desk.files.pack = pack  # type: ignore[method-assign,assignment]
     return door
 
 
@@ -235,7 +235,7 @@ async def _overtaken(office: Office, job: str) -> None:
 
 
 async def _not_packed(office: Office, job: str) -> None:
-    office.desk._pack = _unpackable  # type: ignore[method-assign,assignment]
+    office.desk.files.pack = _unpackable  # type: ignore[method-assign,assignment]
     await do(office, job, "resume", secrets={"TOKEN": "s3cret"})
 
 

@@ -8,28 +8,20 @@ import contextlib
 import getpass
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from drumline.cloud.protocol import CloudError
-from drumline.hosts.code import CodeError, measure, pack
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
+from drumline.jobs.jobfiles import JobFiles
+from drumline.jobs.lost import LostSlices
 from drumline.jobs.program import checkpoint_of
-from drumline.jobs.quota import beyond_quota
 from drumline.jobs.search import Search
-from drumline.jobs.spec import JobSpec, SpecError, changes, validate
-from drumline.jobs.spec.places import (
-    bucket_uses,
-    candidates,
-    checkpoint_problem,
-    region_conflicts,
-)
-from drumline.jobs.state import Choice, Decision, Event, Job
-from drumline.jobs.store import Record, SetAside, SliceRow, Unreadable
-from drumline.jobs.strays import Stray
+from drumline.jobs.spec import changes
+from drumline.jobs.state import Decision, Event, Job
+from drumline.jobs.store import Record, SetAside, Unreadable
 from drumline.jobs.supervisor import Supervisor
 from drumline.jobs.verbs import Mistake
 
@@ -48,6 +40,8 @@ class Desk:
         self.supervisor = supervisor
         self.store = supervisor.store
         self.folders = supervisor.folders
+        self.files = JobFiles(supervisor.config, supervisor.cloud, self.folders.code)
+        self.lost = LostSlices(supervisor, self.files)
 
     # --- views ------------------------------------------------------------------------------
 
@@ -120,7 +114,7 @@ class Desk:
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
             "unreadable": [asdict(one) for one in self.store.set_aside()],
-            "strays": [one.told() for one in self._strays()],
+            "strays": [one.told() for one in self.lost.seen()],
             "trouble": self._trouble(),
         }
 
@@ -131,40 +125,6 @@ class Desk:
         return {**disk, **supervisor.looks.trouble, **supervisor.releases.trouble}
 
     # --- new jobs ---------------------------------------------------------------------------
-
-    def _valid(self, raw: Mapping[str, Any]) -> JobSpec:
-        try:
-            return validate(raw)
-        except SpecError as wrong:
-            raise Mistake(str(wrong)) from None
-
-    async def _checked(self, raw: Mapping[str, Any]) -> tuple[JobSpec, tuple[Choice, ...]]:
-        spec = self._valid(raw)
-        config = self.supervisor.config
-        if not config.local and spec.project not in {None, config.project}:
-            raise Mistake(
-                f"project: this server works in {config.project}, not {spec.project};"
-                " use another DRUMLINE_HOME for another project"
-            )
-        problem = checkpoint_problem(spec, local=config.local)
-        if problem:
-            raise Mistake(problem)
-        choices = candidates(spec, local=config.local)
-        if spec.zones == "any" and not config.local and config.zones:
-            choices = tuple(c for c in choices if c.zone in config.zones)
-        locations: dict[str, str | None] = {}
-        for use in bucket_uses(spec):
-            try:
-                locations[use.bucket] = await self.supervisor.cloud.bucket_location(use.bucket)
-            except CloudError:
-                locations[use.bucket] = None
-        left, refusal = region_conflicts(spec, choices, locations)
-        if refusal:
-            raise Mistake(refusal)
-        if not left:
-            wanted = ", ".join(spec.accelerator)
-            raise Mistake(f"zones: none of your zones has {wanted}; drumline chips says which do")
-        return spec, left
 
     async def create(
         self,
@@ -181,11 +141,11 @@ class Desk:
         kept_origin = dict(origin or {})
         if kept_origin.get("from"):
             raw, kept_origin = self._taking_over(raw, kept_origin)
-        spec, choices = await self._checked(raw)
+        spec, choices = await self.files.checked(raw)
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        archive = await self._pack(spec)
+        archive = await self.files.pack(spec)
         kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
         settings = verbs.Settings.of(spec, choices)
         now = time.time()
@@ -202,16 +162,12 @@ class Desk:
             self._nobody_writes_to(kept_origin["checkpoint"], "")
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
-        self._take_in(record)
-        warnings = self._warnings(spec, choices)
+        self.supervisor.take_in(record)
+        warnings = self.files.warnings(spec, choices)
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings}
-
-    def _take_in(self, record: Record) -> None:
-        self.supervisor.records[record.job.id] = record
-        self.supervisor.strays.gave(record.job.id)
 
     def _taking_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
@@ -240,28 +196,6 @@ class Desk:
                     409,
                 )
 
-    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...]) -> list[str]:
-        config = self.supervisor.config
-        return [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
-
-    async def _pack(self, spec: JobSpec) -> dict[str, Any] | None:
-        if spec.workdir is None:
-            return None
-        try:
-            packed = await asyncio.to_thread(pack, spec.workdir, self.folders.code)
-        except CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-        return {"sha": packed.sha256, "files": packed.files, "bytes": packed.bytes}
-
-    async def _measure(self, spec: JobSpec) -> dict[str, Any] | None:
-        if spec.workdir is None:
-            return None
-        try:
-            files, size = await asyncio.to_thread(measure, spec.workdir)
-        except CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-        return {"files": files, "bytes": size}
-
     async def plan(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
     ) -> list[str]:
@@ -271,9 +205,9 @@ class Desk:
             raw, origin = self._taking_over(raw, origin)
             folder = origin["checkpoint"]
             begins = [f"would begin with the checkpoints of {origin['from']} in {folder}"]
-        spec, choices = await self._checked(raw)
-        archive = await self._measure(spec)
-        warned = [f"! {warning}" for warning in self._warnings(spec, choices)]
+        spec, choices = await self.files.checked(raw)
+        archive = await self.files.measure(spec)
+        warned = [f"! {warning}" for warning in self.files.warnings(spec, choices)]
         return [*views.plan_lines(spec, choices, archive), *begins, *warned]
 
     # --- verbs ------------------------------------------------------------------------------
@@ -354,10 +288,10 @@ class Desk:
             raw = dict(body["spec"])
             if origin and origin.get("from"):
                 raw["checkpoint"] = before["checkpoint"]
-            spec, choices = await self._checked(raw)
+            spec, choices = await self.files.checked(raw)
             origin = {**(origin or {}), **(body.get("origin") or {}), "adopted": None}
         else:
-            spec, choices = self._valid(before), asked.choices
+            spec, choices = self.files.valid(before), asked.choices
         secrets = body.get("secrets", {})
         missing = set(spec.secrets) - set(secrets)
         if missing:
@@ -366,7 +300,7 @@ class Desk:
         changed = [] if adopted else changes(before, after)
         if not adopted:
             self._may_change_now(asked, before, after)
-        kept = after | {"archive": await self._pack(spec), "origin": origin}
+        kept = after | {"archive": await self.files.pack(spec), "origin": origin}
         settings = verbs.Settings.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.
         folder = checkpoint_of(kept, job_id)
@@ -398,70 +332,6 @@ class Desk:
         record = self.record(job_id)
         self._remove(job_id)
         return self._answer(record, f"{job_id} and its logs are gone")
-
-    # --- slices of a database that was lost ----------------------------------------------------
-
-    def _strays(self) -> list[Stray]:
-        return self.supervisor.strays.all(self.supervisor.known_slices())
-
-    async def strays(self) -> dict[str, Any]:
-        """What bears the label of a database this home had and is known to none here."""
-        await self.supervisor.look_everywhere()
-        return {
-            "strays": [one.told() for one in self._strays()],
-            "not_seen": dict(self.supervisor.looks.trouble),
-        }
-
-    async def settle_strays(self, verb: str, names: Sequence[str], user: str) -> dict[str, Any]:
-        """`release` or `adopt` strays: those named, or all."""
-        if verb not in {"release", "adopt"}:
-            raise Mistake(f"{verb!r} is nothing one can do to a slice", 404)
-        await self.supervisor.look_everywhere()
-        found = {one.name: one for one in self._strays()}
-        unknown = [name for name in names if name not in found]
-        if unknown:
-            raise Mistake(f"{unknown[0]} is no stray slice; drumline server strays lists them", 404)
-        chosen = [found[name] for name in names] or [*found.values()]
-        if verb == "release":
-            told = [self._release_stray(stray) for stray in chosen]
-        else:
-            told = [self._adopt(stray, user) for stray in chosen]
-        self.supervisor.wake()
-        return {"text": told or ["there are no stray slices"]}
-
-    def _release_stray(self, stray: Stray) -> str:
-        now = time.time()
-        # Under no job: its number means another one in this database.
-        row = SliceRow(stray.name, "", stray.zone, stray.accelerator, now, None, now, None)
-        self.store.adopt_stray(row)
-        return f"{stray.name} in {stray.zone} is being released"
-
-    def _adopt(self, stray: Stray, user: str) -> str:
-        """Give a stray to a new job, which holds it as one that was cancelled does."""
-        if not stray.adoptable:
-            return f"{stray.name} in {stray.zone} is {stray.state}: it can only be released"
-        name = f"adopted-{stray.job or stray.name}"
-        spec = self._valid(
-            {
-                "name": name, "accelerator": [stray.accelerator], "zones": [stray.zone],
-                "workdir": None, "run": "true",
-            }
-        )  # fmt: skip
-        kept = spec.model_dump(mode="json")
-        kept |= {"archive": None, "origin": {"adopted": stray.name}}
-        choices = (Choice(stray.accelerator, stray.zone),)
-        job = verbs.adopted(verbs.Settings.of(spec, choices), stray, self.store.owner, time.time())
-        record = self.store.add(
-            user or getpass.getuser(), name, kept, lambda job_id: replace(job, id=job_id)
-        )
-        self._take_in(record)
-        event = Event("note", f"adopted {stray.name}, a slice of a database that was lost")
-        self.supervisor.change(record.job.id, lambda now: Decision(now.job, events=(event,)))
-        number = record.job.id
-        return (
-            f"{number} holds {stray.name} in {stray.zone}; drumline resume {number} --file FILE"
-            f" goes on on it, drumline delete {number} releases it"
-        )
 
     # --- hosts ------------------------------------------------------------------------------
 

@@ -115,13 +115,13 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         return JSONResponse(facts | desk.status())
 
     async def strays(_: Request) -> Response:
-        return JSONResponse(await desk.strays())
+        return JSONResponse(await desk.lost.found())
 
     async def settle_strays(request: Request) -> Response:
         body = await request.json() if await request.body() else {}
         verb = str(request.path_params["verb"])
         names, user = body.get("names", ()), body.get("user", "")
-        return JSONResponse(await desk.settle_strays(verb, names, user))
+        return JSONResponse(await desk.lost.settle(verb, names, user))
 
     async def stop_server(_: Request) -> Response:
         stop.set()

@@ -325,6 +325,12 @@ class Supervisor:
         """A job as it is now, whether it has ended or not; None where there is none of that id."""
         return self.records.get(job_id) or self.store.record(job_id)
 
+    def take_in(self, record: Record) -> None:
+        """A new job: from now on it is kept moving."""
+        self.records[record.job.id] = record
+        self.strays.gave(record.job.id)
+        self.wake()
+
     def forget(self, job_id: str) -> None:
         """Nothing more happens to this job of itself: the store keeps what there is to know."""
         self.records.pop(job_id, None)
