@@ -19,7 +19,6 @@ from drumline.jobs.jobfiles import JobFiles
 from drumline.jobs.lost import LostSlices
 from drumline.jobs.program import checkpoint_of
 from drumline.jobs.search import Search
-from drumline.jobs.spec import changes
 from drumline.jobs.state import Decision, Event, Job
 from drumline.jobs.store import Record, SetAside, Unreadable
 from drumline.jobs.supervisor import Supervisor
@@ -273,6 +272,8 @@ class Desk:
 
     async def _resume(self, job_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Run a job again, by the job file as it is now where the caller has read it."""
+        from drumline.jobs.spec import changes
+
         record = self.record(job_id)
         asked, before = record.job, _given(record.spec)
         goes_on = verbs.resumable(asked)

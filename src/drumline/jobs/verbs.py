@@ -7,12 +7,12 @@ comes too late is a `Mistake`, and nothing is changed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from drumline.chips import slice_of
 from drumline.jobs import lifecycle
 from drumline.jobs.costs import per_hour
 from drumline.jobs.endings import in_minutes
-from drumline.jobs.spec import JobSpec
 from drumline.jobs.state import (
     Allowance,
     Choice,
@@ -26,6 +26,9 @@ from drumline.jobs.state import (
 )
 from drumline.jobs.store import Record
 from drumline.jobs.strays import Stray
+
+if TYPE_CHECKING:
+    from drumline.jobs.spec import JobSpec
 
 
 class Mistake(Exception):
@@ -56,7 +59,7 @@ class Settings:
     stuck_after: float | None
 
     @classmethod
-    def of(cls, spec: JobSpec, choices: tuple[Choice, ...]) -> "Settings":
+    def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "Settings":
         """Out of a job file, with the slices that would do."""
         retry = spec.retry
         counts = (retry.failures, retry.bad_hosts, retry.preemptions)
