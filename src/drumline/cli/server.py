@@ -44,12 +44,13 @@ def status(
         typer.echo(f"up       {duration(time.time() - found['started'])}")
         typer.echo(f"home     {found['home']}")
         typer.echo(f"cloud    {cloud}")
-        typer.echo(f"jobs     {found['jobs']:,}, of them {found['living']:,} in hand")
-        for one in found["unreadable"]:
+        in_hand = f", {found['living']:,} in hand" if "living" in found else ""
+        typer.echo(f"jobs     {found['jobs']:,}{in_hand}")
+        for one in found.get("unreadable") or ():
             typer.echo(harmless(f"! {one['id']} cannot be read: {one['reason']}"))
-        if found["strays"]:
-            count = len(found["strays"])
-            typer.echo(f"! {count} slices of a lost database; drumline server strays lists them")
+        if count := len(found.get("strays") or ()):
+            slices = "1 slice" if count == 1 else f"{count} slices"
+            typer.echo(f"! {slices} of a lost database; drumline server strays lists them")
     if found is None:
         raise typer.Exit(1)
 
