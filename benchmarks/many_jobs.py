@@ -120,15 +120,15 @@ def write_history(home: Path) -> None:
 
 
 @contextmanager
-def a_home(settings: str) -> Iterator[tuple[Path, str]]:
+def a_home(settings: str) -> Iterator[Path]:
     """A home with settings, and its emulator; both go in the end."""
     with tempfile.TemporaryDirectory(prefix="dl-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         home.chmod(0o700)
         (home / "config.yaml").write_text(settings)
-        url = launch.ensure_running(home / "emulator")
+        launch.ensure_running(home / "emulator")
         try:
-            yield home, url
+            yield home
         finally:
             Client(home).stop_server()
             launch.stop(home / "emulator")
@@ -163,15 +163,17 @@ def waiting_table() -> None:
     """Finished and waiting jobs."""
     settings = f"pace: google\nzones: [{', '.join(ZONES)}]\n"
     starts = []
-    with a_home(settings) as (home, _):
+    with a_home(settings) as home:
         for _ in range(3):
             empty = start_seconds(home)
             Client(home).stop_server()
             starts.append(empty)
     empty, starts = statistics.median(starts), []
-    with a_home(settings) as (home, url):
+    with a_home(settings) as home:
         for zone in ZONES:
-            launch.control(url, "capacity", zone=zone, accelerator=ACCELERATOR, chips=0)
+            launch.control(
+                home / "emulator", "capacity", zone=zone, accelerator=ACCELERATOR, chips=0
+            )
         write_history(home)
         for _ in range(3):
             Client(home, autostart=False).stop_server()
@@ -197,9 +199,11 @@ def waiting_table() -> None:
 
 def running_table() -> None:
     """Jobs that run on one host each."""
-    with a_home("pace: google\n") as (home, url):
+    with a_home("pace: google\n") as home:
         for zone in ("local-a", "local-b", "local-c"):
-            launch.control(url, "capacity", zone=zone, accelerator="v4-8", chips=4 * RUNNING)
+            launch.control(
+                home / "emulator", "capacity", zone=zone, accelerator="v4-8", chips=4 * RUNNING
+            )
         client = Client(home)
         spec = {
             "accelerator": "v4-8", "workdir": None, "run": STEPS,

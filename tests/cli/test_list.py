@@ -62,6 +62,14 @@ def test_list_as_json_has_the_promised_keys(
     assert server.asked == [("GET", "/jobs?all=1", None)]
 
 
+def test_list_asks_for_those_that_fit(server: Any, drumline: Run) -> None:
+    server.holds()
+    words = ("--status", "running,Failed", "--name", "llama-*", "--user", "lab", "--limit", "5")
+    assert drumline("list", *words) == 0
+    [(_, path, _)] = server.asked
+    assert path == "/jobs?name=llama-%2A&user=lab&limit=5&status=RUNNING%2CFAILED"
+
+
 def test_an_empty_list_says_how_to_begin(
     server: Any, drumline: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

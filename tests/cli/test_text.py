@@ -2,7 +2,19 @@ import time
 
 import pytest
 
-from drumline.cli.text import clock, count, cut, dollars, duration, harmless, short, width
+from drumline.cli.text import (
+    HarmlessStream,
+    clock,
+    count,
+    cut,
+    dollars,
+    duration,
+    harmless,
+    harmless_lines,
+    moment,
+    short,
+    width,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,3 +86,52 @@ def test_the_clock_names_the_day_only_when_it_is_not_today(
     assert clock(now - 3600, now) == "21:13"
     assert clock(now - 3600, now, seconds=True) == "21:13:20"
     assert clock(now - 86400, now) == "13 Nov 22:13"
+
+
+CLIPBOARD = b"\x1b]52;c;cm0gLXJmIH4=\x07"
+
+STREAMS = [
+    (b"plain\ttext\n", "plain\ttext\n"),
+    (b"\x1b[31mred\x1b[0m\n", "red\n"),
+    (b"a" + CLIPBOARD + b"b\n", "ab\n"),
+    (b"\x1b]0;title\x1b\\after\n", "after\n"),
+    (b"\x1b]never closed\nthe next line\n", "never closed\nthe next line\n"),
+    (b"\x1bPq#0\x1b\\sixel\n", "sixel\n"),
+    ("größe 模型\n".encode(), "größe 模型\n"),
+    (b"\xff\xfe bad bytes\n", "\ufffd\ufffd bad bytes\n"),
+    (b"10%\r20%\r\n30%\n", "10%\n20%\n30%\n"),
+    ("\x9b2J\x85\u202egnp.exe\n".encode(), "gnp.exe\n"),
+    (b"cut off \x1b]52;c;", "cut off 52;c;"),
+    (b"a\x08\x08b\x07\x00\n", "ab\n"),
+]
+
+
+@pytest.mark.parametrize(("sent", "shown"), STREAMS)
+def test_a_stream_is_made_harmless_wherever_it_is_cut_into_pieces(sent: bytes, shown: str) -> None:
+    assert harmless_lines(sent.decode("utf-8", "replace")) == shown
+    for size in (1, 2, 3, 1000):
+        stream = HarmlessStream()
+        pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
+        text = "".join(stream.feed(piece) for piece in pieces) + stream.feed(b"", last=True)
+        assert text == shown
+
+
+def test_an_opening_that_is_never_closed_is_not_held_back_for_ever() -> None:
+    stream = HarmlessStream()
+    shown = stream.feed(b"\x1b]") + "".join(stream.feed(b"x" * 1000) for _ in range(10))
+    assert len(shown) >= 5000
+    assert "\x1b" not in shown
+
+
+def test_a_moment_is_so_long_ago_or_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    noon = 1_700_049_600.0  # 2023-11-15 12:00
+    assert moment("10m", noon) == noon - 600
+    assert moment("1.5h", noon) == noon - 5400
+    assert moment("11:30", noon) == noon - 1800
+    assert moment("12:30", noon) == noon + 1800 - 86400
+    assert moment("2023-11-15T11:00", noon) == noon - 3600
+    for wrong in ("", "ten", "10", "25:99", "yesterday"):
+        with pytest.raises(ValueError, match=r"[Ii]nvalid|must be|range|format"):
+            moment(wrong, noon)

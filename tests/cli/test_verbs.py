@@ -1,5 +1,8 @@
+import contextlib
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -179,6 +183,61 @@ def test_resume_takes_the_secrets_from_the_environment_again(
     assert capsys.readouterr().out == "000004 goes on\n"
 
 
+@pytest.mark.parametrize(
+    ("verb", "chosen"),
+    [
+        ("cancel", ["000001"]),
+        ("delete", ["000001", "000003"]),
+        ("resume", ["000003", "000004"]),
+        ("clean", ["000002", "000003", "000004"]),
+    ],
+)
+def test_all_are_those_the_verb_is_for(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str, chosen: list[str]
+) -> None:
+    gone = {"chips_held": 0, "progress": None}
+    server.holds(
+        a_job("000001"),
+        a_job("000002", status="SUCCEEDED", **gone),
+        a_job("000003", status="CANCELLED"),
+        a_job("000004", status="FAILED", **gone),
+    )
+    for number in range(1, 5):
+        done = {"job": {}, "text": f"{number:06}"}
+        server.answers[f"POST /jobs/{number:06}/{verb}"] = done
+    assert drumline(verb, "--all") == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert drumline(verb, "--all", "--yes") == 0
+    assert capsys.readouterr().out.split() == chosen
+    assert drumline(verb, "--all", "--yes", "--json") == 0
+    assert [one["text"] for one in json.loads(capsys.readouterr().out)] == chosen
+    assert drumline(verb, "--all", "--dry-run", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == chosen
+
+
+@pytest.mark.parametrize("verb", ["wait", "cancel", "delete", "resume", "clean"])
+def test_ids_or_all_but_not_both_and_not_nothing(
+    server: Any, drumline: Run, capsys: Printed, verb: str
+) -> None:
+    told = f"{verb}: name the jobs by their ids, or all of them by --all\n"
+    for words in ((), ("4", "--all")):
+        assert drumline(verb, *words) == 2
+        assert capsys.readouterr().err == told
+    server.holds()
+    assert drumline(verb, "--all", *(() if verb == "wait" else ("--yes",))) == 0
+    if verb != "wait":
+        assert capsys.readouterr().out == f"there is no job to {verb}\n"
+
+
+def test_wait_for_all_that_have_not_ended_as_json(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    server.holds(a_job("000001"), a_job("000002", status="FAILED"))
+    server.answers["GET /jobs/000001/events"] = events_of(a_job("000001", status="SUCCEEDED"))
+    assert drumline("wait", "--all", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"000001": "SUCCEEDED"}
+
+
 @pytest.mark.parametrize("verb", ["delete", "clean"])
 def test_without_a_terminal_to_ask_on_yes_is_needed(
     server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str
@@ -253,12 +312,85 @@ def test_a_dry_run_tells_and_does_nothing(
 # logs, exec, ssh
 
 
+EVIL = b"\x1b]52;c;cm0gLXJmIH4=\x07\x1b]0;title\x07\x1b[31mred\x1b[0m \xff\r\n"
+
+
+def on_a_terminal(*words: str) -> bytes:
+    """What a command writes to a terminal that is its own."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from drumline.cli import main; main()", *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # what a pty says at its end
+            while piece := os.read(ours, 1 << 16):
+                written += piece
+        os.close(ours)
+        assert child.wait() == 0, written
+    return written
+
+
+def test_a_terminal_gets_no_escapes_out_of_a_log_unless_asked(server: Any) -> None:
+    server.answers["GET /jobs/000004/logs"] = EVIL
+    assert on_a_terminal("logs", "4") == "red \ufffd\r\n".encode()
+    assert EVIL.rstrip() in on_a_terminal("logs", "4", "--raw")
+
+
+def test_a_terminal_gets_no_escapes_out_of_a_command(server: Any) -> None:
+    evil = EVIL.decode("utf-8", "replace")
+    server.answers["POST /jobs/000004/exec"] = {"results": [result(0, 0, evil, evil)]}
+    assert on_a_terminal("exec", "4", "--", "ls") == "red \ufffd\r\n".encode() * 2
+    assert b"\x1b]52" in on_a_terminal("exec", "4", "--raw", "--", "ls")
+
+
+def test_an_answer_or_a_refusal_cannot_reach_the_terminal(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    evil = EVIL.decode("utf-8", "replace").rstrip()
+    server.holds(a_job())
+    server.answers["POST /jobs/000004/cancel"] = {"job": {}, "text": evil}
+    assert drumline("cancel", "4") == 0
+    server.answers["POST /jobs/000004/cancel"] = (409, {"error": evil})
+    assert drumline("cancel", "4") == 2
+    server.answers["GET /jobs/000004"] = (404, {"error": evil})
+    assert drumline("show", "4") == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines() == ["red \ufffd"]
+    assert told.err.splitlines() == ["red \ufffd"] * 2
+
+
+def test_json_carries_control_characters_escaped(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    name = "\x1b[2J\x9b2J\u202eevil"
+    server.holds(a_job(name=name))
+    assert drumline("list", "--json") == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert json.loads(out)[0]["name"] == name
+
+
 def test_logs_pass_through_raw(server: Any, drumline: Run, capfdbinary: Any) -> None:
     raw = b"\x1b[31mred\x1b[0m \xff\r\n"
     server.answers["GET /jobs/000004/logs"] = raw
     assert drumline("logs", "4", "--host", "all", "--attempt", "2", "--follow") == 0
     assert capfdbinary.readouterr().out == raw
     assert server.asked[0][1] == "/jobs/000004/logs?host=all&attempt=2&follow=1"
+
+
+def test_logs_ask_for_a_part(
+    server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    server.answers["GET /jobs/000004/logs"] = b""
+    monkeypatch.setattr("drumline.cli.access.time.time", lambda: 1000.0)
+    assert drumline("logs", "4", "--tail", "5", "--since", "10m", "-t", "--attempt", "all") == 0
+    assert server.asked[0][1] == "/jobs/000004/logs?attempt=all&tail=5&since=400.0&times=1"
+    assert drumline("logs", "4", "--since", "soon") == 2
+    assert drumline("logs", "4", "--attempt", "0") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "--since soon: give how long ago, such as 10m, or a time, such as 14:02",
+        "--attempt 0: give a number from 1 on, or all",
+    ]
 
 
 def test_a_host_is_a_number_or_all(server: Any, drumline: Run, capsys: Printed) -> None:
@@ -293,22 +425,122 @@ def test_exec_on_one_host(
     assert server.asked[0][2] == {"host": 2, "command": "echo $HOME | wc"}
 
 
+def test_exec_as_json(server: Any, drumline: Run, capsys: Printed) -> None:
+    server.answers["POST /jobs/000004/exec"] = {"results": [result(0, 3, "a\n", "b\n")]}
+    assert drumline("exec", "4", "--json", "--", "ls") == 3
+    assert json.loads(capsys.readouterr().out) == [result(0, 3, "a\n", "b\n")]
+
+
+FILES = {"key": "/h/my home/id", "known_hosts": "/h/my home/100%"}
+CHECKED = (
+    '-i /h/my home/id -o Port=2201 -o User=drumline -o UserKnownHostsFile="/h/my home/100%%" '
+    "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+)
+
+
+def a_host(index: int = 1) -> dict[str, Any]:
+    where = {"ssh_ip": "127.0.0.1", "ssh_port": 2201, "user": "drumline", **FILES}
+    return {"index": index, "folder": ".drumline/work/000004/abc", **where}
+
+
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command lines this process turned into."""
+    lines: list[str] = []
+    monkeypatch.setattr("os.execvp", lambda _, arguments: lines.append(" ".join(arguments)))
+    return lines
+
+
 def test_ssh_becomes_the_ssh_command_with_our_key_and_the_pinned_host_key(
-    server: Any, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    server: Any, drumline: Run, capsys: Printed, became: list[str]
 ) -> None:
-    files = {"key": "/h/my home/id", "known_hosts": "/h/my home/100%"}
-    host = {"index": 1, "ssh_ip": "127.0.0.1", "ssh_port": 2201, "user": "drumline", **files}
-    server.answers["GET /jobs/000004/hosts"] = [host]
-    became: list[list[str]] = []
-    monkeypatch.setattr("os.execvp", lambda _, arguments: became.append(arguments))
+    server.answers["GET /jobs/000004/hosts"] = [a_host()]
     assert drumline("ssh", "4", "--host", "1") == 0
-    line = " ".join(became[0])
-    assert line == (
-        'ssh -i /h/my home/id -p 2201 -o UserKnownHostsFile="/h/my home/100%%" '
-        "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes -l drumline -- 127.0.0.1"
-    )
+    assert became == [f"ssh {CHECKED} -- 127.0.0.1"]
     assert drumline("ssh", "4") == 2
     assert capsys.readouterr().err == "--host 0: the slice has hosts 1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "command"),
+    [
+        ("-L 6006:localhost:6006", "-L 6006:localhost:6006", ""),
+        ("-NL6006:localhost:6006", "-NL6006:localhost:6006", ""),
+        ("-N -L 1:a:1 -D 1080", "-N -L 1:a:1 -D 1080", ""),
+        ("-t htop", "-t", "htop"),
+        ("-o ServerAliveInterval=5 -- ls -l", "-o ServerAliveInterval=5", "ls -l"),
+        ("-- ls -l", "", "ls -l"),
+        ("nvidia-smi -L", "", "nvidia-smi -L"),
+    ],
+)
+def test_ssh_passes_on_its_own_options_and_a_command(
+    server: Any, drumline: Run, became: list[str], words: str, options: str, command: str
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    assert drumline("ssh", "4", "--host", "1", *words.split()) == 0
+    [line] = became
+    before, _, behind = line.partition(" -- 127.0.0.1")
+    assert before == f"ssh {CHECKED} {options}".rstrip()
+    assert behind.strip() == command
+
+
+@pytest.mark.parametrize(
+    ("words", "copied"),
+    [
+        ("4:out.txt .", "drumline@127.0.0.1:.drumline/work/000004/abc/out.txt ."),
+        ("000004:/tmp/x y/", "drumline@127.0.0.1:/tmp/x ./y/"),
+        ("4:~/notes n", "drumline@127.0.0.1:notes ./n"),
+        ("a:b.txt 4:~", "./a:b.txt drumline@127.0.0.1:."),
+        ("/data/in 4:in", "/data/in drumline@127.0.0.1:.drumline/work/000004/abc/in"),
+    ],
+)
+def test_cp_copies_from_and_to_a_host(
+    server: Any, drumline: Run, became: list[str], words: str, copied: str
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    assert drumline("cp", *words.split()) == 0
+    assert became == [f"scp -r {CHECKED} -- {copied}"]
+
+
+def test_cp_to_and_from_all_hosts(
+    server: Any, drumline: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert not check
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0 if len(ran) == 1 else 3)
+
+    monkeypatch.setattr("subprocess.run", run)
+    assert drumline("cp", "4:log", str(tmp_path / "logs"), "--host", "all") == 3
+    assert [command[-1] for command in ran] == [str(tmp_path / f"logs/host-{n}") for n in (0, 1)]
+    assert (tmp_path / "logs" / "host-1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("a", "b"), "one of FROM and TO is on a host: write it as ID:PATH, such as 12:out.txt"),
+        (("4:a", "5:b"), "one of FROM and TO is on a host"),
+        (("4:", "b"), "4: names no file; 4:. is the folder the program runs in"),
+        (("4:a", "b", "--host", "x"), "--host x: give a host's number, or all"),
+        (("4:a", "b", "--host", "7"), "--host 7: the slice has hosts 0 to 1"),
+    ],
+)
+def test_what_cp_cannot_do_is_said(
+    server: Any,
+    drumline: Run,
+    capsys: Printed,
+    became: list[str],
+    words: tuple[str, ...],
+    told: str,
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    assert drumline("cp", *words) == 2
+    assert capsys.readouterr().err.startswith(told)
+    assert became == []
 
 
 # the server, and the whole
@@ -363,7 +595,28 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert ended.returncode == 0, ended.stderr
     shown = {line.split()[0] for line in ended.stdout.splitlines() if line.startswith("  ")}
     assert shown >= {"create", "list", "show", "plot", "logs", "wait", "resume", "cancel", "delete",
-                     "clean", "ssh", "exec", "server", "init", "emulator", "chips"}  # fmt: skip
+                     "clean", "ssh", "cp", "exec", "server", "init", "emulator",
+                     "chips"}  # fmt: skip
+
+
+def test_every_command_that_prints_speaks_json() -> None:
+    """ssh and cp hand over to OpenSSH, `server run` becomes the server: they print nothing."""
+    from drumline.cli import COMMANDS, app
+
+    def without(command: Any, name: str) -> list[str]:
+        if hasattr(command, "list_commands"):
+            parts = command.list_commands(None)
+            return [
+                one
+                for part in parts
+                for one in without(command.get_command(None, part), f"{name} {part}".strip())
+            ]
+        options = {option for parameter in command.params for option in parameter.opts}
+        return [] if "--json" in options else [name]
+
+    whole: Any = typer.main.get_command(app)
+    assert set(whole.list_commands(None)) == set(COMMANDS)
+    assert set(without(whole, "")) == {"ssh", "cp", "server run"}
 
 
 def test_a_command_there_is_not(drumline: Run, capsys: Printed) -> None:

@@ -57,7 +57,7 @@ def connect(emulator: Emulator, host: Host, **more: Any) -> Any:
 def run(emulator: Emulator, host: Host, command: str, **more: Any) -> Any:
     async def go() -> Any:
         async with connect(emulator, host) as connection:
-            return await asyncio.wait_for(connection.run(command, **more), 30)
+            return await asyncio.wait_for(connection.run(command, **more), 180)
 
     return asyncio.run(go())
 

@@ -62,11 +62,23 @@ def test_asked_to_end_it_ends_its_hosts_and_takes_its_address_away(start_emulato
     emulator = start_emulator()
     emulator.slice("some", "v4-16")
     os.kill(emulator.control("status")["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (emulator.home / "endpoint.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert not (emulator.home / "hosts").exists()
+
+
+def test_one_that_hangs_is_stopped_all_the_same(
+    start_emulator: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = start_emulator()
+    pid = emulator.control("status")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(launch, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "_STOP_SECONDS", 0.1)
+    assert launch.stop(emulator.home)
+    assert launch.find(emulator.home) is None
 
 
 def test_looking_for_it_imports_the_standard_library_only() -> None:

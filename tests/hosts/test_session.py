@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from drumline.hosts.code import pack
+from drumline.hosts.kept_log import SMALLEST, parts_of
 from drumline.hosts.session import HostPhase, HostReport, SliceSession, Step
 
 from .stand_in import Slice, program, until
@@ -23,7 +24,7 @@ def on_hosts(folder: Path, hosts: int, story: Story) -> None:
     """Play a story on a slice of stand-ins."""
 
     async def play() -> None:
-        async with asyncio.timeout(40), Slice(folder, hosts) as stand_ins:
+        async with asyncio.timeout(180), Slice(folder, hosts) as stand_ins:
             await story(stand_ins)
 
     asyncio.run(play())
@@ -34,7 +35,7 @@ def phases(session: SliceSession) -> set[HostPhase]:
 
 
 async def reach(session: SliceSession, phase: HostPhase) -> tuple[HostReport, ...]:
-    await until(lambda: phases(session) == {phase}, f"all hosts {phase}: {session.reports()}", 15)
+    await until(lambda: phases(session) == {phase}, f"all hosts {phase}: {session.reports()}")
     return session.reports()
 
 
@@ -131,6 +132,25 @@ def test_cut_connections_cost_no_byte_of_the_log(tmp_path: Path) -> None:
         expected = "".join(f"line {i}\n" for i in range(1, lines + 1))
         assert slice_.log(0).decode() == expected
         assert (work(slice_.hosts[0].home) / "starts").read_text() == "x\n"
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_of_a_log_beyond_its_limit_both_ends_are_kept(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        session = slice_.session(program(run="seq 100000; echo the end"), log_limit=SMALLEST)
+        session.start()
+        await reach(session, HostPhase.EXITED)
+        head, *tail = parts_of(slice_.folder / "logs" / "host-0.log")
+        assert head.path.read_bytes().startswith(b"1\n2\n3\n")
+        assert tail[-1].path.read_bytes().endswith(b"100000\nthe end\n")
+        assert sum(part.size for part in (head, *tail)) <= SMALLEST
+        await session.close()
+        # The next session asks for what it does not have, not for what it did not keep.
+        again = slice_.session(program(run="seq 100000; echo the end"), log_limit=SMALLEST)
+        again.start()
+        await reach(again, HostPhase.EXITED)
+        assert parts_of(slice_.folder / "logs" / "host-0.log")[-1] == tail[-1]
 
     on_hosts(tmp_path, 1, story)
 

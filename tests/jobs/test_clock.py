@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from drumline.clock import SteadyClock
 from drumline.jobs import lifecycle
-from drumline.jobs.clock import SteadyClock
 from tests.jobs.pretend import HOUR, JumpingLoop, Office, play
 from tests.jobs.story import Story
 

@@ -42,7 +42,7 @@ class Shell:
             input=typed,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=240,
         )
         assert "Traceback" not in done.stderr
         return Said(done.returncode, done.stdout, done.stderr)
@@ -97,6 +97,25 @@ def test_create_list_and_show_speak_json_with_the_keys_users_rely_on(shell: Shel
     assert shell("logs", job).out.splitlines()[-1] == "hello"
 
 
+def test_list_finds_jobs_by_status_name_and_user(shell: Shell, running: str) -> None:
+    path = shell.world.write_job("exit 3", accelerator="v4-8", name="odd [1]")
+    job = shell("create", str(path), "--json", "--set", "retry.failures=0").json["id"]
+    assert shell("wait", job).code == 1
+
+    def listed(*words: str) -> set[str]:
+        return {one["id"] for one in shell("list", "--json", *words).json}
+
+    assert job in listed("--status", "failed")
+    assert running not in listed("--status", "failed")
+    assert {running, job} <= listed("--status", "failed,running")
+    assert listed("--name", "d [1") == listed("--name", "odd*") == {job}
+    assert listed("--user", "nobody-at-all") == set()
+    assert listed("--limit", "1") == {max(listed())}
+    wrong = shell("list", "--status", "lost")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "status: 'LOST' is none; there are QUEUED, WAITING" in wrong.err
+
+
 def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
     good = shell.create("true")
     bad = shell.create("exit 3", retry={"failures": 0})
@@ -141,6 +160,40 @@ def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
     failing = shell("exec", running, "--host", "1", "--", "echo oops >&2; exit 7")
     assert (failing.code, failing.err) == (7, "oops\n")
     assert shell("exec", running, "--host", "9", "--", "true").code == 2
+
+
+def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, running: str) -> None:
+    text = "line\n" * 100_000
+    both = shell("exec", running, "--host", "all", "--", "wc -c", typed=text)
+    assert both.out.splitlines() == [f"[host {n}] {len(text)}" for n in (0, 1)]
+    # A command that reads nothing of a pipe that never ends.
+    words = [str(BIN / "drumline"), "exec", running, "--", "echo", "done"]
+    environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
+    with subprocess.Popen(
+        words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as open_end:
+        assert open_end.stdout is not None
+        assert open_end.stdout.read() == b"done\n"
+        assert open_end.wait(30) == 0
+
+
+@pytest.mark.skipif(shutil.which("scp") is None, reason="there is no scp command here")
+def test_cp_moves_files_to_and_from_a_host(shell: Shell, running: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a b.txt").write_text("hello")
+    assert shell("cp", str(tmp_path / "in"), f"{running}:given", "--host", "1").code == 0
+    seen = shell("exec", running, "--host", "1", "--", "cat given/*.txt; echo made > out")
+    assert seen.out == "hello"
+    back = shell("cp", f"{running}:out", str(tmp_path / "back"), "--host", "1")
+    assert back.code == 0, back.err
+    assert (tmp_path / "back").read_text() == "made\n"
+    assert shell("cp", f"{running}:not there", str(tmp_path)).code != 0
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh command here")
+def test_ssh_runs_a_command(shell: Shell, running: str) -> None:
+    told = shell("ssh", running, "-o", "LogLevel=ERROR", "--", "echo", "hello")
+    assert (told.code, told.out) == (0, "hello\n")
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh command here")

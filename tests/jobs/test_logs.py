@@ -1,16 +1,27 @@
-"""Reading logs while they appear, host by host."""
+"""Reading logs while they appear, host by host, attempt by attempt, however long they are."""
 
+import asyncio
+import json
+import time
+import tracemalloc
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from drumline.jobs.logs import stream_logs
+from drumline.hosts.kept_log import SMALLEST, KeptLog
+from drumline.jobs.desk import Desk
+from drumline.jobs.folders import Folders
+from drumline.jobs.logs import Wanted, stream_logs, trim, wanted_of
+from drumline.jobs.state import Attempt, Choice, Job, Slice, SlicePhase, Status
+from drumline.jobs.store import Record
 from drumline.jobs.verbs import Mistake
 from tests.jobs.pretend import Office, play
 
 
 async def read(office: Office, job: str, host: str, follow: bool = False) -> bytes:
-    pieces = stream_logs(office.desk, job, host=host, attempt=None, follow=follow)
+    pieces = stream_logs(office.desk, job, Wanted(host=host, follow=follow))
     return b"".join([piece async for piece in pieces])
 
 
@@ -64,3 +75,290 @@ def test_after_the_end_the_logs_say_which_hosts_there_were(tmp_path: Path) -> No
             await read(office, job, "2")
 
     play(tmp_path, story)
+
+
+# Longer logs, on a desk that holds one job
+
+
+@dataclass
+class Shelf:
+    """The logs of job 000001 on a slice of two hosts, and what the desk knows of the job."""
+
+    home: Path
+    job: Job = field(
+        default_factory=lambda: Job(
+            id="000001",
+            owner="me",
+            choices=(Choice("v4-16", "local-a"),),
+            created_at=0.0,
+            status=Status.RUNNING,
+            attempts=1,
+            attempt=Attempt(1, 0.0),
+            slice=Slice("dl-1", "local-a", "v4-16", 2, 0.0, SlicePhase.READY, 0.0),
+        )
+    )
+
+    @property
+    def folders(self) -> Folders:
+        return Folders(self.home)
+
+    def record(self, job_id: str) -> Record:
+        assert job_id == "000001"
+        return Record(self.job, "lab", "digits", {})
+
+    def attempt(self, number: int) -> None:
+        self.job = replace(self.job, attempts=number, attempt=Attempt(number, 0.0))
+
+    def ends(self) -> None:
+        self.job = replace(self.job, status=Status.SUCCEEDED, attempt=None, slice=None)
+
+    def path(self, host: int = 0, attempt: int = 1) -> Path:
+        return self.folders.logs("000001", attempt) / f"host-{host}.log"
+
+    def write(
+        self,
+        text: bytes,
+        at: float = 1.0,
+        host: int = 0,
+        attempt: int = 1,
+        limit: int | None = None,
+    ) -> None:
+        log = KeptLog(self.path(host, attempt), limit)
+        log.append(text, at)
+        log.close()
+
+    def stream(self, **wanted: Any) -> Any:
+        return stream_logs(cast(Desk, self), "000001", Wanted(**wanted))
+
+    def read(self, **wanted: Any) -> bytes:
+        async def all_of_it() -> bytes:
+            return b"".join([piece async for piece in self.stream(**wanted)])
+
+        return asyncio.run(all_of_it())
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+class Follower:
+    """Somebody who follows the logs, in a task of its own."""
+
+    def __init__(self, shelf: Shelf, **wanted: Any) -> None:
+        self.seen = b""
+        self._reading = asyncio.create_task(self._read(shelf.stream(follow=True, **wanted)))
+
+    async def _read(self, pieces: Any) -> None:
+        async for piece in pieces:
+            self.seen += piece
+
+    async def sees(self, text: bytes) -> None:
+        deadline = time.monotonic() + 10
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            await asyncio.sleep(0.01)
+
+    async def ended(self) -> bytes:
+        await asyncio.wait_for(self._reading, 10)
+        return self.seen
+
+
+def test_following_goes_on_over_a_preemption_to_the_end_of_the_job(shelf: Shelf) -> None:
+    async def story() -> None:
+        shelf.write(b"step 1\n")
+        follower = Follower(shelf)
+        await follower.sees(b"step 1\n")
+        shelf.write(b"last words")
+        shelf.attempt(2)
+        await follower.sees(b"last words")
+        shelf.write(b"step 2\n", attempt=2)
+        await follower.sees(b"step 2\n")
+        shelf.attempt(3)
+        shelf.write(b"step 3\n", attempt=3)
+        shelf.ends()
+        assert await follower.ended() == (
+            b"step 1\nlast words--- attempt 2\nstep 2\n--- attempt 3\nstep 3\n"
+        )
+
+    asyncio.run(story())
+
+
+def test_following_one_attempt_ends_with_it(shelf: Shelf) -> None:
+    async def story() -> None:
+        shelf.write(b"one\n")
+        follower = Follower(shelf, attempt="1")
+        await follower.sees(b"one\n")
+        shelf.attempt(2)
+        shelf.write(b"two\n", attempt=2)
+        assert await follower.ended() == b"one\n"
+
+    asyncio.run(story())
+
+
+def test_lines_of_all_hosts_come_in_the_order_they_were_written(shelf: Shelf) -> None:
+    for moment in range(100):
+        shelf.write(b"%02d %s\n" % (moment, b"." * 60), at=100.0 + moment, host=moment % 3 % 2)
+    lines = shelf.read(host="all").splitlines()
+    assert [int(line.split()[2]) for line in lines] == list(range(100))
+    assert {line[:8] for line in lines} == {b"[host 0]", b"[host 1]"}
+
+
+def test_hosts_that_write_while_one_follows_are_merged_line_by_line(shelf: Shelf) -> None:
+    async def story() -> None:
+        shelf.write(b"half of ", at=1.0, host=0)
+        shelf.write(b"all of it\n", at=2.0, host=1)
+        follower = Follower(shelf, host="all")
+        await follower.sees(b"all of it\n")
+        shelf.write(b"a line\n", at=3.0, host=0)
+        await follower.sees(b"half of a line\n")
+        shelf.write(b"unfinished", at=4.0, host=1)
+        shelf.ends()
+        assert await follower.ended() == (
+            b"[host 1] all of it\n[host 0] half of a line\n[host 1] unfinished\n"
+        )
+
+    asyncio.run(story())
+
+
+def test_times_stand_before_each_line(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    shelf.write(b"a" * 70 + b"\n", at=1_700_000_000.0)
+    shelf.write(b"b\n", at=1_700_000_001.5)
+    first, second = shelf.read(times=True).splitlines()
+    assert first == b"2023-11-14T22:13:20.000+00:00 " + b"a" * 70
+    assert second == b"2023-11-14T22:13:21.500+00:00 b"
+    shelf.write(b"c\n", at=1_700_000_000.7, host=1)
+    hosts = [line.split()[1:3] for line in shelf.read(host="all", times=True).splitlines()]
+    assert hosts == [[b"[host", b"0]"], [b"[host", b"1]"], [b"[host", b"0]"]]
+
+
+def test_lines_as_objects(shelf: Shelf) -> None:
+    shelf.write(b"caf\xc3\xa9 \x1b[0m\nno end", at=5.0)
+    told = [json.loads(line) for line in shelf.read(json=True).splitlines()]
+    known = {"attempt": 1, "host": 0, "time": 5.0}
+    assert told == [known | {"text": "café \x1b[0m"}, known | {"text": "no end"}]
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 3, 50])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_the_last_lines(shelf: Shelf, lines: int, end: bytes) -> None:
+    shelf.write(b"one\ntwo\nthree" + end)
+    kept = [b"one\n", b"two\n", b"three" + end][max(3 - lines, 0) :]
+    assert shelf.read(tail=lines) == b"".join(kept)
+
+
+def test_the_last_lines_of_a_log_longer_than_a_block(shelf: Shelf) -> None:
+    text = b"".join(b"%d %s\n" % (n, b"x" * (n % 300)) for n in range(5000))
+    shelf.write(text)
+    assert shelf.read(tail=1234) == b"".join(text.splitlines(keepends=True)[-1234:])
+
+
+def test_the_last_lines_are_the_last_over_all_hosts_and_attempts(shelf: Shelf) -> None:
+    for moment in range(10):
+        shelf.write(b"%d %s\n" % (moment, b"." * 60), at=float(moment + 1), host=moment % 2)
+    told = shelf.read(host="all", tail=3)
+    assert [line.split()[2] for line in told.splitlines()] == [b"7", b"8", b"9"]
+    shelf.attempt(2)
+    shelf.write(b"new\n", attempt=2)
+    told = shelf.read(attempt="all", tail=3)
+    assert told.startswith(b"--- attempt 1\n6 ")
+    assert told.endswith(b"--- attempt 2\nnew\n")
+    assert len(told.splitlines()) == 5
+
+
+def test_since_begins_at_a_moment_in_whichever_attempt_it_fell(shelf: Shelf) -> None:
+    shelf.write(b"early " + b"." * 70 + b"\n", at=100.0)
+    shelf.write(b"begun ", at=200.0)
+    shelf.write(b"before" + b"." * 70 + b"\n", at=300.0)
+    shelf.write(b"late\n", at=400.0)
+    shelf.attempt(2)
+    shelf.write(b"next\n", at=500.0, attempt=2)
+    assert shelf.read(since=250.0) == b"--- attempt 1\nlate\n--- attempt 2\nnext\n"
+    assert shelf.read(since=450.0) == b"--- attempt 2\nnext\n"
+    assert shelf.read(since=999.0) == b""
+
+
+def test_what_was_not_kept_is_told_where_it_is_missing(shelf: Shelf) -> None:
+    line = b"x" * 99 + b"\n"
+    shelf.write(line * 5000, limit=SMALLEST)
+    for wanted in ({}, {"times": True}):
+        told = shelf.read(**wanted)
+        assert len(told) < 2 * SMALLEST
+        assert told.count(b"bytes are not kept: the log has reached its limit\n") == 1
+        assert told.endswith(line)
+
+
+def memory_and_turns(shelf: Shelf, **wanted: Any) -> tuple[int, int]:
+    """The most memory that reading took, and how often the event loop went round meanwhile."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    async def story() -> int:
+        busy = asyncio.create_task(others())
+        tracemalloc.start()
+        read = 0
+        async for piece in shelf.stream(**wanted):
+            read += len(piece)
+        assert read >= 8_000_000
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        busy.cancel()
+        return peak
+
+    return asyncio.run(story()), turns
+
+
+@pytest.mark.parametrize("host", ["0", "all"])
+def test_a_long_log_is_read_in_pieces_that_leave_memory_and_the_others_alone(
+    shelf: Shelf, host: str
+) -> None:
+    line = b"loss 0.123 " * 100 + b"\n"
+    for number in (0, 1):
+        shelf.write(line * 8_000, host=number)
+    memory, turns = memory_and_turns(shelf, host=host)
+    assert memory < 4_000_000
+    assert turns > 10
+
+
+def test_a_line_without_end_takes_no_endless_memory(shelf: Shelf) -> None:
+    for host in (0, 1):
+        shelf.write(b"." * 8_000_000, host=host)
+    memory, _ = memory_and_turns(shelf, host="all")
+    assert memory < 4_000_000
+
+
+def test_beyond_the_limit_the_first_and_the_newest_attempts_are_kept(shelf: Shelf) -> None:
+    for number in range(1, 8):
+        shelf.write(b"x" * 1000, attempt=number)
+    folder = shelf.folders.logs("000001")
+    trim(folder, 8, most=4200)
+    kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
+    assert kept == [1, 5, 6, 7]
+    shelf.attempt(8)
+    with pytest.raises(Mistake, match="attempt 3 of 000001 were removed"):
+        shelf.read(attempt="3")
+    trim(folder, 8, most=0)
+    kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
+    assert kept == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ({"host": "first"}, "host: 'first' is neither a number nor all"),
+        ({"attempt": "0"}, "attempt: '0' is neither a number from 1 on nor all"),
+        ({"attempt": "-1"}, "attempt: '-1' is neither"),
+        ({"tail": "x"}, "tail: 'x' is no number of lines"),
+        ({"since": "noon"}, "since: 'noon' is no time"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(query: dict[str, str], told: str) -> None:
+    with pytest.raises(Mistake, match=told):
+        wanted_of(query)

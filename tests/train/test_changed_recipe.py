@@ -109,7 +109,7 @@ def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
 
     def made(**sizes: Any) -> Recipe:
         model = MLP(input_dim=4, num_classes=2, **sizes)
-        return replace(toy(8), model=model, data=data.arrays(columns, batch=8))
+        return replace(toy(8, mesh=4), model=model, data=data.arrays(columns, batch=8))
 
     before = origin(made(hidden_sizes=(8,)))
     (wider,) = changes(before, origin(made(hidden_sizes=(16,))))

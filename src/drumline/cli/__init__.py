@@ -26,7 +26,8 @@ COMMANDS = {
     "delete": "jobs:delete",
     "clean": "jobs:clean",
     "exec": "access:run_command",
-    "ssh": "access:ssh",
+    "ssh": "ssh:ssh",
+    "cp": "ssh:cp",
     "chips": "chips:chips",
     "init": "init:init",
     "server": "server:app",
@@ -64,7 +65,9 @@ class _Commands(TyperGroup):
             found = getattr(import_module(f"drumline.cli.{module}"), attribute)
             if not isinstance(found, typer.Typer):
                 alone = typer.Typer(**PLAIN)
-                alone.command(name=cmd_name)(found)
+                # What ssh does not know of us is for the ssh behind it.
+                settings = {"ignore_unknown_options": True} if cmd_name == "ssh" else None
+                alone.command(name=cmd_name, context_settings=settings)(found)
                 found = alone
             self.commands[cmd_name] = typer.main.get_command(found)
         return self.commands[cmd_name]
@@ -104,5 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except _mistakes() as mistake:
-        typer.echo(str(mistake), err=True)
+        from drumline.cli.text import harmless_lines
+
+        typer.echo(harmless_lines(str(mistake)), err=True)
         sys.exit(MISTAKE)

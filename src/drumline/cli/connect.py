@@ -49,8 +49,14 @@ def echo_lines(lines: list[str]) -> None:
 def echo_json(value: Any) -> None:
     """Print JSON, indented for whoever looks at it."""
     import json
+    import re
 
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # JSON escapes the control characters of ASCII and leaves those above it.
+    escaped = re.sub(
+        "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda one: f"\\u{ord(one[0]):04x}", text
+    )
+    typer.echo(escaped)
 
 
 def confirm(verb: str, question: str, yes: bool) -> None:

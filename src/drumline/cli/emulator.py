@@ -96,7 +96,7 @@ def status(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def stop() -> None:
+def stop(as_json: AsJson = False) -> None:
     """Stop the emulator and every host it has."""
     from drumline.cloud.emulator.launch import EmulatorError
     from drumline.cloud.emulator.launch import stop as stop_it
@@ -107,7 +107,7 @@ def stop() -> None:
         _fail(str(wrong))
     if not stopped:
         _fail(NONE_RUNS)
-    typer.echo("stopped")
+    typer.echo(json.dumps({"stopped": True}) if as_json else "stopped")
 
 
 @app.command()
@@ -138,10 +138,14 @@ def preempt(
     notice: Annotated[
         float, typer.Option(min=0, help="Seconds until it happens, from SIGTERM to its programs.")
     ] = 0.0,
+    as_json: AsJson = False,
 ) -> None:
     """Take a slice away, as the cloud does."""
     done = _control("preempt", target=target, notice=notice)
     when = f" in {notice:g} s" if notice else ""
+    if as_json:
+        typer.echo(json.dumps(done))
+        return
     typer.echo(f"{done['preempted']} is preempted{when}")
 
 
@@ -150,12 +154,16 @@ def capacity(
     zone: Annotated[str, typer.Argument(help="Such as local-a.")],
     accelerator: Annotated[str, typer.Argument(help="v4 for all of them, v4-8 for that size.")],
     chips: Annotated[str, typer.Argument(help="How many chips there are; or unlimited.")],
+    as_json: AsJson = False,
 ) -> None:
     """Set how many chips a zone has. What runs already goes on."""
     if chips != "unlimited" and not chips.isdecimal():
         _fail(f"{chips!r} is no number of chips; give one such as 16, or unlimited")
     number = None if chips == "unlimited" else int(chips)
     done = _control("capacity", zone=zone, accelerator=accelerator, chips=number)
+    if as_json:
+        typer.echo(json.dumps(done))
+        return
     shown = "unlimited" if number is None else f"{number} chips"
     typer.echo(f"capacity of {done['accelerator']} in {zone}: {shown}")
 
@@ -172,11 +180,15 @@ def faults(
     login: Annotated[str | None, typer.Option(help="ok or expired.")] = None,
     deny: Annotated[list[str] | None, typer.Option(help="A zone to be denied; repeatable.")] = None,
     clear: Annotated[bool, typer.Option("--clear", help="End all faults first.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make the API misbehave, or behave again; without options, show how it does."""
     given = {"fail": fail, "delay": delay, "seconds": seconds, "login": login, "deny": deny or None}
     wanted = {key: value for key, value in given.items() if value is not None}
     done = _control("faults", **wanted, **({"clear": True} if clear else {}))
+    if as_json:
+        typer.echo(json.dumps(done))
+        return
     for line in _faults_in_words(done) or ["no faults"]:
         typer.echo(line)
 
@@ -186,10 +198,11 @@ def break_host(
     target: Annotated[str, typer.Argument(help="A job such as 000012, a node, or a request.")],
     host: Annotated[int, typer.Option(help="Which host of the slice.")] = 0,
     how: Annotated[str, typer.Option(help="silent, reboot, vfio, slow, or heal.")] = "silent",
+    as_json: AsJson = False,
 ) -> None:
     """Break one host of a slice, or heal it."""
     done = _control("break", target=target, host=host, how=how)
-    typer.echo(f"{done['node']} host {host}: {how}")
+    typer.echo(json.dumps(done) if as_json else f"{done['node']} host {host}: {how}")
 
 
 def _faults_in_words(found: dict[str, Any]) -> list[str]:

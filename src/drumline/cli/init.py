@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drumline.cli.connect import confirm, echo_lines
+from drumline.cli.connect import confirm, echo_json, echo_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,7 @@ def init(
         bool, typer.Option("--local", help="No account: slices come from the emulator here.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace settings unasked.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the settings for a Google project, and check that its credentials work."""
     from drumline.jobs.caller import home_folder
@@ -52,6 +53,10 @@ def init(
         told = f"{path} has settings already: {_shown(before)}. This replaces them. Go on?"
         confirm("init", told, yes)
     _write(path, after)
+    if as_json:
+        login = None if local else _login()
+        echo_json({"file": str(path), "settings": after, "login": login})
+        return
     lines = [f"wrote {path}", *(f"  {line}" for line in _yaml(after).splitlines())]
     if not local:
         lines.append(_login())

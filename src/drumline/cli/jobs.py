@@ -5,8 +5,9 @@ Thin: the server decides, `views`, `show`, `plans` and `follow` hold what is pri
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,15 +25,20 @@ from drumline.cli.connect import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from drumline.jobs.client import Client
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="A job: 12 or 000012.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Jobs: 12 or 000012.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID...]", help="Jobs: 12 or 000012; or --all.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 WATCH_SECONDS = 2.0
+MOST_FACTS = 10
 
 
 def create(
@@ -50,17 +56,19 @@ def create(
     dry_run: DryRun = False,
 ) -> None:
     """Hand over a job file; the job runs until it is done, whatever the cloud does."""
+    from drumline.cli.text import harmless, harmless_lines
     from drumline.jobs.spec import SpecError
 
     client = connect()
     try:
         if dry_run:
-            lines = client.plan(file, overrides or (), begin_from=begin_from)
+            planned = client.plan(file, overrides or (), begin_from=begin_from)
+            lines = [harmless(line) for line in planned]
             echo_json({"lines": lines}) if as_json else echo_lines(lines)
             return
         job = client.create(file, overrides or (), begin_from=begin_from)
     except SpecError as mistake:
-        typer.echo(f"{mistake}\nnothing was created", err=True)
+        typer.echo(harmless_lines(f"{mistake}\nnothing was created"), err=True)
         raise typer.Exit(MISTAKE) from None
     if follow:
         _follow(client, job, as_json)
@@ -69,7 +77,6 @@ def create(
         echo_json(job)
         return
     from drumline.cli.follow import opening
-    from drumline.cli.text import harmless
 
     number = job["id"]
     typer.echo(opening(job))
@@ -97,6 +104,20 @@ def list_jobs(
     all_jobs: Annotated[
         bool, typer.Option("--all", "-a", help="Also those that ended over a day ago.")
     ] = False,
+    status: Annotated[
+        list[str] | None,
+        typer.Option("--status", metavar="S", help="Those in that state; repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="TEXT", help="Those with it in their name, or 'llama-*'."),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="U", help="Those of a user.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="The newest N.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -104,10 +125,15 @@ def list_jobs(
     from drumline.cli.views import list_lines
 
     client = connect()
+    states = [one.strip().upper() for text in status or () for one in text.split(",")]
+
+    def look() -> list[dict[str, Any]]:
+        return client.list(all=all_jobs, status=states, name=name, user=user, limit=limit)
+
     if watch:
         with interruptible("the jobs go on"):
-            _watch(client, all_jobs, as_json)
-    jobs = client.list(all=all_jobs)
+            _watch(look, as_json)
+    jobs = look()
     if as_json:
         echo_json(jobs)
         return
@@ -115,7 +141,7 @@ def list_jobs(
     echo_lines(list_lines(jobs, columns, coloured()))
 
 
-def _watch(client: "Client", all_jobs: bool, as_json: bool) -> None:
+def _watch(look: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
     """Redraw on a terminal; elsewhere print again whenever something changed."""
     import json
 
@@ -123,7 +149,7 @@ def _watch(client: "Client", all_jobs: bool, as_json: bool) -> None:
 
     before = ""
     while True:
-        jobs = client.list(all=all_jobs)
+        jobs = look()
         if on_terminal() and not as_json:
             columns, rows = terminal_size()
             lines = list_lines(jobs, columns, coloured(), rows)
@@ -149,24 +175,28 @@ def show(job_id: Id, as_json: AsJson = False) -> None:
 
 
 def wait(
-    job_ids: Ids,
+    job_ids: Ids = None,
+    every: Annotated[bool, typer.Option("--all", help="Every job that has not ended.")] = False,
     timeout: Annotated[
         float | None, typer.Option("--timeout", metavar="S", min=0, help="Give up after S seconds.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Wait until jobs have ended: exit code 0 if all succeeded, 1 if not, 124 on time-out."""
+    """Wait until jobs have ended: exit code 0 if all succeeded."""
     from drumline.cli.follow import Screen
     from drumline.cli.views import COLOURS, ENDED
 
     client = connect()
+    numbers = _chosen(client, "wait", job_ids, every)
     deadline = None if timeout is None else time.monotonic() + timeout
     # Nothing is redrawn in a pipe, so there the whole wait is one call.
-    screen = Screen(sys.stdout, terminal_size()[0] if on_terminal() else None, coloured())
+    redrawn = on_terminal() and not as_json
+    screen = Screen(sys.stdout, terminal_size()[0] if redrawn else None, coloured())
     with interruptible("the jobs go on"):
         while True:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             turn = left if not screen.redraws else min(1.0, 1.0 if left is None else left)
-            statuses = client.wait(job_ids, turn)
+            statuses = client.wait(numbers, turn)
             going = [one for one, status in statuses.items() if status not in ENDED]
             if not going or (deadline is not None and time.monotonic() >= deadline):
                 break
@@ -174,17 +204,22 @@ def wait(
                 f"  ▸ waiting for {', '.join(f'{one} {statuses[one]}' for one in going)}"
             )
     screen.wipe()
-    for one, status in statuses.items():
+    if as_json:
+        echo_json(statuses)
+    for one, status in () if as_json else statuses.items():
         shown = typer.style(status, fg=COLOURS.get(status)) if coloured() else status
         typer.echo(f"{one} {shown}")
     if going:
         typer.echo(f"still going after {timeout:g} s: {', '.join(going)}", err=True)
         raise typer.Exit(TIMED_OUT)
-    raise typer.Exit(0 if set(statuses.values()) == {"SUCCEEDED"} else 1)
+    raise typer.Exit(0 if set(statuses.values()) <= {"SUCCEEDED"} else 1)
 
 
 def resume(
-    job_id: Id,
+    job_ids: Ids = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every job that is FAILED or CANCELLED.")
+    ] = False,
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="Another job file for it.")
     ] = None,
@@ -192,71 +227,152 @@ def resume(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
     ] = None,
+    yes: Yes = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Start a job again that has ended, by its job file as it is now."""
-    from drumline.cli.plans import would
-    from drumline.cli.text import harmless
+    """Start jobs again that have ended, by their job files as they are now."""
+    from drumline.jobs.client import Refused
     from drumline.jobs.spec import SpecError
 
     client = connect()
+    chosen = _chosen(client, "resume", job_ids, every)
+    if file is not None and len(chosen) > 1:
+        raise Refused("resume: --file is for one job; name it by its id")
+
+    def again(number: str) -> dict[str, Any]:
+        try:
+            return client.resume(number, file=file, overrides=overrides or ())
+        except SpecError as mistake:
+            raise Refused(f"{mistake}\n{number} was not resumed") from None
+
+    def changed(number: str) -> list[str]:
+        return client.resume_changes(number, file, overrides or ())
+
+    task = _Task("resume", again, every and not yes, as_json, dry_run, changed)
     try:
-        if dry_run:
-            changed = client.resume_changes(job_id, file, overrides or ())
-            answer = {"text": would("resume", client.show(job_id)), "changes": changed}
-        else:
-            answer = client.resume(job_id, file=file, overrides=overrides or ())
+        _act(client, task, chosen)
     except SpecError as mistake:
-        typer.echo(f"{mistake}\nnothing was resumed", err=True)
-        raise typer.Exit(MISTAKE) from None
-    if as_json:
-        echo_json(answer)
-        return
-    typer.echo(answer["text"])
-    for line in answer.get("changes") or ():
-        typer.echo(f"  changed  {harmless(line)}")
+        raise Refused(f"{mistake}\nnothing was resumed") from None
 
 
-def cancel(job_ids: Ids, dry_run: DryRun = False) -> None:
-    """End the program and keep the slice for a resume; says what keeping it costs."""
-    _act("cancel", job_ids, dry_run)
+def cancel(
+    job_ids: Ids = None,
+    every: Annotated[bool, typer.Option("--all", help="Every job that has not ended.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """End the programs and keep the slices for a resume."""
+    client = connect()
+    task = _Task("cancel", lambda one: client.cancel(one)[0], every and not yes, as_json, dry_run)
+    _act(client, task, _chosen(client, "cancel", job_ids, every))
 
 
-def delete(job_ids: Ids, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """End the program and release the slice; logs and record stay."""
-    _act("delete", job_ids, dry_run, asks=not yes)
+def delete(
+    job_ids: Ids = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every job that has not ended or holds a slice.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """End the programs and release the slices; logs and records stay."""
+    client = connect()
+    task = _Task("delete", lambda one: client.delete(one)[0], not yes, as_json, dry_run)
+    _act(client, task, _chosen(client, "delete", job_ids, every))
 
 
-def clean(job_ids: Ids, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """End the program, release the slice, and remove the job's logs and record."""
-    _act("clean", job_ids, dry_run, asks=not yes)
+def clean(
+    job_ids: Ids = None,
+    every: Annotated[bool, typer.Option("--all", help="Every job that has ended.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete jobs, and remove their logs and records."""
+    client = connect()
+    task = _Task("clean", lambda one: client.clean(one)[0], not yes, as_json, dry_run)
+    _act(client, task, _chosen(client, "clean", job_ids, every))
 
 
-def _act(verb: str, typed: list[str], dry_run: bool, asks: bool = False) -> None:
-    """Do a verb to each job; all ids are looked up before the first is acted on."""
-    from drumline.cli.plans import loss, standing, would
+@dataclass(frozen=True)
+class _Task:
+    """What is to be done to some jobs, and how it is told."""
+
+    verb: str
+    do: "Callable[[str], dict[str, Any]]"
+    asks: bool
+    as_json: bool
+    dry_run: bool
+    changes: "Callable[[str], list[str]] | None" = None
+    """What it would change of a job's file, a line each."""
+
+
+def _chosen(client: "Client", verb: str, typed: list[str] | None, every: bool) -> list[str]:
+    """The ids that were typed, or those of every job that the verb is for."""
+    from drumline.cli.views import ENDED
     from drumline.jobs.client import Refused, job_id
 
-    client = connect()
-    numbers = list(dict.fromkeys(job_id(one) for one in typed))
-    if dry_run or asks or len(numbers) > 1:
+    if bool(typed) == every:
+        raise Refused(f"{verb}: name the jobs by their ids, or all of them by --all")
+    if not every:
+        return list(dict.fromkeys(job_id(one) for one in typed or ()))
+    fits: dict[str, Callable[[dict[str, Any]], bool]] = {
+        "wait": lambda job: job["status"] not in ENDED,
+        "cancel": lambda job: job["status"] not in ENDED,
+        "delete": lambda job: job["status"] not in ENDED or bool(job.get("chips_held")),
+        "resume": lambda job: job["status"] in {"FAILED", "CANCELLED"},
+        "clean": lambda job: job["status"] in ENDED,
+    }
+    return [str(job["id"]) for job in client.list(all=True) if fits[verb](job)]
+
+
+def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
+    """Do a verb to each job; all ids are looked up before the first is acted on."""
+    from drumline.cli.plans import loss, standing, would
+    from drumline.cli.text import count, harmless, harmless_lines
+    from drumline.jobs.client import Refused
+
+    if not numbers:
+        echo_json([]) if task.as_json else typer.echo(f"there is no job to {task.verb}")
+        return
+    if task.dry_run or task.asks or len(numbers) > 1:
         jobs = [client.show(number) for number in numbers]
-        if dry_run:
-            echo_lines([would(verb, job) for job in jobs])
+        if task.dry_run:
+            plan = {str(job["id"]): [would(task.verb, job)] for job in jobs}
+            for number in numbers if task.changes else ():
+                plan[number] += _told_changes(task.changes(number) if task.changes else [])
+            lines = [line for planned in plan.values() for line in planned]
+            echo_json(plan) if task.as_json else echo_lines(lines)
             return
-        if asks:
-            facts = [line for job in jobs for line in (standing(job), loss(verb, job))]
-            confirm(verb, "\n".join(facts) + " Go on?", yes=False)
+        if task.asks:
+            facts = [f"{standing(job)}\n{loss(task.verb, job)}" for job in jobs]
+            if len(facts) > MOST_FACTS:
+                facts[MOST_FACTS:] = [f"… and {count(len(facts) - MOST_FACTS, 'job')} more."]
+            confirm(task.verb, "\n".join(facts) + " Go on?", yes=False)
     refused = False
+    answers = []
     for number in numbers:
         try:
             # One at a time: what is refused for one job is no reason to leave the others.
-            answer = getattr(client, verb)(number)[0]
+            answers.append(task.do(number))
         except Refused as mistake:
-            typer.echo(str(mistake), err=True)
+            typer.echo(harmless_lines(str(mistake)), err=True)
             refused = True
         else:
-            typer.echo(answer["text"])
+            if not task.as_json:
+                typer.echo(harmless(answers[-1]["text"]))
+                echo_lines(_told_changes(answers[-1].get("changes") or ()))
+    if task.as_json:
+        echo_json(answers)
     if refused:
         raise typer.Exit(MISTAKE)
+
+
+def _told_changes(changes: "Sequence[str]") -> list[str]:
+    """What changed of a job file since the job was made, as it is shown."""
+    from drumline.cli.text import harmless
+
+    return [f"  changed  {harmless(line)}" for line in changes]

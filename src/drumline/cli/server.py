@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from drumline.cli.connect import MISTAKE, confirm, connect, echo_json, echo_lines
+from drumline.cli.jobs import AsJson, Yes
 
 app = typer.Typer(
     help="The process that watches over jobs; commands start it when they need it.",
@@ -26,9 +27,7 @@ def run() -> None:
 
 
 @app.command()
-def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def status(as_json: AsJson = False) -> None:
     """Say whether a server runs, and which; exit code 1 where none does."""
     from drumline.cli.text import duration, harmless
 
@@ -62,8 +61,8 @@ def strays(
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="Release them.")] = False,
     adopt: Annotated[bool, typer.Option("--adopt", help="Give each to a new job.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """List slices of a job database that was lost; release or adopt them."""
     client = connect()
@@ -105,10 +104,13 @@ def _stray_line(one: dict[str, Any]) -> str:
 
 
 @app.command()
-def stop() -> None:
-    """Stop the server; programs on their slices go on, but nobody watches over them."""
+def stop(as_json: AsJson = False) -> None:
+    """Stop the server; programs go on, but nobody watches over them."""
     client = connect(autostart=False)
-    if client.stop_server():
+    stopped = client.stop_server()
+    if as_json:
+        echo_json({"stopped": stopped})
+    elif stopped:
         typer.echo(
             "server stopped; running programs go on, lost slices are replaced "
             "once the next command starts it again"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from drumline.cli.text import width
+from drumline.cli.text import harmless, width
 
 
 def table_lines(
@@ -34,7 +34,8 @@ def table_lines(
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
     """Print rows under headings, aligned as `table_lines` does."""
-    heading, *lines = table_lines(headings, rows, right)
+    shown = [[harmless(cell) for cell in row] for row in rows]
+    heading, *lines = table_lines(headings, shown, right)
     typer.secho(heading, bold=True)
     for line in lines:
         typer.echo(line)

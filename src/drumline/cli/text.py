@@ -1,7 +1,8 @@
 """How numbers, times and strangers' text are written for people.
 
-Pure functions. What came from a job (its name, its log, its errors) goes through `harmless` before
-it reaches a terminal: a name must not be able to move the cursor or recolour the screen.
+Pure functions. What came from a job (its name, its log, its errors) goes through `harmless` or,
+where it comes in pieces, through `HarmlessStream` before it reaches a terminal: a name must not be
+able to move the cursor, nor a log to write into the clipboard.
 """
 
 import re
@@ -29,6 +30,53 @@ def harmless(text: object) -> str:
         return plain
     plain = re.sub(_CONTROLS, "", re.sub(_SEQUENCES, "", plain))
     return plain.replace("\n", " ").replace("\t", " ")
+
+
+# In a stream a sequence ends with its line at the latest: an opening that is never closed must not
+# swallow the rest of the log. And as the rest may come with the next piece, an opening alone is
+# no sequence yet.
+_WHOLE = (
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-OQ-WYZ\\`a-~]"
+)
+_UNFINISHED = r"(?:[\x1b\x90\x98\x9b\x9d-\x9f][^\n]*|\r)\Z"
+_OPENING = r"\x1b[\[\]PX^_]"
+_LONGEST_SEQUENCE = 4096
+
+
+class HarmlessStream:
+    """Text that comes in pieces of bytes, without anything a terminal would act on.
+
+    Lines and tabs stay. A carriage return begins a new line: nothing is written over.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing held back."""
+        import codecs
+
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def feed(self, piece: bytes, last: bool = False) -> str:
+        """What can be shown by now; with `last`, all that is left."""
+        text = self._held + self._decoder.decode(piece, last)
+        self._held = ""
+        if text.isprintable():
+            return text
+        text = re.sub(_WHOLE, "", text)
+        unfinished = None if last else re.search(_UNFINISHED, text)
+        if unfinished and len(text) - unfinished.start() <= _LONGEST_SEQUENCE:
+            text, self._held = text[: unfinished.start()], text[unfinished.start() :]
+        text = re.sub(_OPENING, "", text).replace("\r\n", "\n").replace("\r", "\n")
+        return re.sub(_CONTROLS, "", text)
+
+
+def harmless_lines(text: str) -> str:
+    """Some lines of text, without anything a terminal would act on."""
+    if text.isprintable():
+        return text
+    return HarmlessStream().feed(text.encode("utf-8", "replace"), last=True)
 
 
 def width(text: str) -> int:
@@ -101,3 +149,25 @@ def clock(moment: float, now: float, seconds: bool = False) -> str:
     if time.strftime("%Y%j", then) == time.strftime("%Y%j", time.localtime(now)):
         return of_day
     return f"{then.tm_mday} {time.strftime('%b', then)} {of_day}"
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def moment(text: str, now: float) -> float:
+    """When `10m` (so long ago), `14:02` (today, or yesterday) or `2026-03-01 14:02` was.
+
+    ValueError for anything else.
+    """
+    from datetime import datetime
+
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
+    if ago:
+        return now - float(ago[1]) * _UNITS[ago[2]]
+    if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text.strip()):
+        day = datetime.fromtimestamp(now)
+        hour, minute, *second = map(int, text.strip().split(":"))
+        then = day.replace(hour=hour, minute=minute, second=second[0] if second else 0)
+        found = then.replace(microsecond=0).timestamp()
+        return found if found <= now else found - _UNITS["d"]
+    return datetime.fromisoformat(text.strip()).timestamp()

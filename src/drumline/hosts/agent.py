@@ -7,6 +7,7 @@ later call, from any connection, finds out what became of an attempt:
     jobs/<job>/<attempt>/  program.json  what to run             pid.json    the program's leader
                            started.json  claimed once, for good  exit.json   how it ended
                            log           set-up and program      stop.json   it must not run (on)
+                           times         when the log grew
                            secrets.json  0600, gone once the program has them in its environment
                            heartbeat.json, error.json            written by the program itself
     steps/<key>.json       a set-up step that ran on this host
@@ -112,6 +113,20 @@ def heard() -> Json:
     return value
 
 
+def heard_line() -> Json:
+    """The first line the caller sent, and not a byte more: the rest is for somebody else."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            break
+        line += byte
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise TypeError("expected an object")
+    return value
+
+
 def take_lock(path: str, shared: bool = False) -> int | None:
     """A lock that is held as long as any copy of the descriptor is open; None when taken."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -154,6 +169,38 @@ def read_log(folder: str, offset: int, most: int) -> bytes:
             return log.read(most)
     except OSError:
         return b""
+
+
+class Growth:
+    """Notes when the log grew, so that whoever reads it later can tell when a line was written."""
+
+    def __init__(self, folder: str, offset: int) -> None:
+        """Begin where the output begins whose growth is to be noted."""
+        self.folder = folder
+        self.size = offset
+        self.noted = 0.0
+
+    def look(self) -> None:
+        """Note the moment if there is more than at the last look; once a second is enough."""
+        size, now = log_size(self.folder), time.time()
+        if size > self.size and abs(now - self.noted) >= 1:
+            with open(os.path.join(self.folder, "times"), "a") as times:
+                times.write(f"{self.size} {now:.2f}\n")
+            self.noted = now
+        self.size = size
+
+
+def stretches(folder: str) -> Iterator[tuple[int, float]]:
+    """Up to which place the log was written at which moment, in order."""
+    written = 0.0
+    with contextlib.suppress(OSError), open(os.path.join(folder, "times")) as times:
+        for line in times:
+            with contextlib.suppress(ValueError):
+                place, moment = line.split()
+                yield int(place), written or float(moment)
+                written = float(moment)
+    # What came after the last moment that was noted came within a second of it.
+    yield sys.maxsize, written or time.time()
 
 
 def last_lines(folder: str) -> list[str]:
@@ -681,11 +728,13 @@ def run_and_wait(folder: str) -> None:
         become(folder, command, environment, work)
     remove(folder, "secrets.json")
     first = FirstError(folder, started["log_from"])
+    growth = Growth(folder, started["log_from"])
     while True:
         done, result = os.waitpid(child, os.WNOHANG)
         ended = time.time()
         with contextlib.suppress(Exception):
             first.look()
+            growth.look()
         if done:
             break
         time.sleep(POLL)
@@ -743,6 +792,7 @@ def step(folder: str) -> None:
 def run_step(folder: str, wanted: Json, marker: str) -> None:
     """The process that waits for a set-up step."""
     program = read_json(folder, "program.json") or {}
+    growth = Growth(folder, log_size(folder))
     write_log(folder, "--- set-up: {}".format(wanted["name"]))
     script = write_script(folder, "step.sh", wanted["script"])
     began = time.monotonic()
@@ -751,7 +801,12 @@ def run_step(folder: str, wanted: Json, marker: str) -> None:
         write_json(started_as(os.getpid()), folder, "step.json")
         command = ["bash", "-eo", "pipefail", script]
         become(folder, command, environment_of(folder, program), working_copy(program))
-    result = os.waitpid(child, 0)[1]
+    while True:
+        done, result = os.waitpid(child, os.WNOHANG)
+        growth.look()
+        if done:
+            break
+        time.sleep(POLL)
     code = -os.WTERMSIG(result) if os.WIFSIGNALED(result) else os.WEXITSTATUS(result)
     lines = last_lines(folder)
     error = "" if code == 0 else (lines[-1] if lines else f"exit code {code}")
@@ -772,6 +827,9 @@ def watch(folder: str, offset: str) -> None:
     seen: Any = None
     said: Any = None
     beat, looked = time.monotonic(), 0.0
+    # What was written before we came was written when it was noted to be, all else just now.
+    behind, noted = log_size(folder), stretches(folder)
+    until, moment = 0, 0.0
     while True:
         # How it ended is told only after all that was logged by then.
         stamps = [stamp(os.path.join(folder, name)) for name in names]
@@ -780,10 +838,15 @@ def watch(folder: str, offset: str) -> None:
             known = status(folder)
             seen, looked = stamps, time.monotonic()
         while True:
-            data = read_log(folder, position, CHUNK)
+            most, at = CHUNK, time.time()
+            if position < behind:
+                while until <= position:
+                    until, moment = next(noted)
+                most, at = min(CHUNK, until - position), moment
+            data = read_log(folder, position, most)
             if not data:
                 break
-            say({"log": base64.b64encode(data).decode(), "offset": position})
+            say({"log": base64.b64encode(data).decode(), "offset": position, "at": at})
             position += len(data)
             beat = time.monotonic()
         if known != said:
@@ -970,19 +1033,27 @@ def unpacked(sha: str, work: str) -> bool:
 
 
 def free_port() -> None:
-    """A port nobody uses at this moment."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        say({"port": one.getsockname()[1]})
+    """A port nobody uses, and that no connection gets by chance before the program listens there.
+
+    The system gives connections ports from 32768 on, or from 49152, and a program takes seconds
+    until it listens.
+    """
+    while True:
+        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            say({"port": port})
+            return
 
 
 def execute(folder: str) -> None:
     """Run a command for the user in the job's working copy; ends it when its time is up."""
-    wanted = heard()
+    wanted = heard_line()
     program = read_json(folder, "program.json")
     cwd = working_copy(program) if program else os.path.expanduser("~")
     command = ["bash", "-c", wanted["command"]]
-    child = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True)
+    stdin = None if wanted.get("stdin") else subprocess.DEVNULL
+    child = subprocess.Popen(command, cwd=cwd, stdin=stdin, start_new_session=True)
     try:
         code = child.wait(wanted.get("timeout"))
     except subprocess.TimeoutExpired:

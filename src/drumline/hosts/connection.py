@@ -5,6 +5,7 @@ to show the key that the cloud published for it or, where none is published, the
 first.
 """
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
@@ -17,6 +18,8 @@ import asyncssh
 from drumline.hosts.values import Address, CompletedCommand, Timing
 
 USER = "drumline"
+MOST_OUTPUT = 16 << 20
+OUTPUT_CUT = "\ndrumline: over 16 MiB of output, the rest is left out; drumline cp moves files\n"
 
 
 class ConnectionCut(Exception):
@@ -152,14 +155,40 @@ class Connection:
             if sent_file
             else await self._ssh.run(command, input=sent, encoding=None)
         )
-        if done.exit_signal is not None:
-            name = done.exit_signal[0]
-            code = -Signals[f"SIG{name}"] if f"SIG{name}" in Signals.__members__ else -1
-        elif done.exit_status is None:
-            raise ConnectionCut("connection lost")
-        else:
-            code = done.exit_status
+        code = _code(done.exit_status, done.exit_signal)
         return CompletedCommand(code, _text(done.stdout), _text(done.stderr))
+
+    async def run_for_user(
+        self, command: str, sent: bytes, stdin: AsyncIterator[bytes] | None
+    ) -> CompletedCommand:
+        """Run a user's command: `sent` and then all of `stdin` is its input, while it runs.
+
+        Nobody knows what it says, so of each of its outputs only so much is kept.
+        """
+        process = await self._ssh.create_process(command, encoding=None)
+
+        async def feed() -> None:
+            # A command may end before it has read all.
+            with contextlib.suppress(OSError, asyncssh.Error):
+                process.stdin.write(sent)
+                if stdin is not None:
+                    async for piece in stdin:
+                        process.stdin.write(piece)
+                        await process.stdin.drain()
+                process.stdin.write_eof()
+
+        feeding = asyncio.create_task(feed())
+        try:
+            outputs = await asyncio.gather(_kept(process.stdout), _kept(process.stderr))
+            await process.wait_closed()
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            process.close()
+        code = _code(process.exit_status, process.exit_signal)
+        (stdout, cut), (stderr, also_cut) = outputs
+        told = OUTPUT_CUT if cut or also_cut else ""
+        return CompletedCommand(code, _text(stdout), _text(stderr) + told)
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
         """What a long-lived command says, line by line; ends with ConnectionCut if it is cut."""
@@ -185,6 +214,26 @@ class Connection:
     def abort(self) -> None:
         """Let go without a word."""
         self._ssh.abort()
+
+
+def _code(status: int | None, signal: tuple[str, bool, str, str] | None) -> int:
+    """How a command ended; negative is a signal."""
+    if signal is not None:
+        name = f"SIG{signal[0]}"
+        return -Signals[name] if name in Signals.__members__ else -1
+    if status is None:
+        raise ConnectionCut("connection lost")
+    return status
+
+
+async def _kept(output: asyncssh.SSHReader[bytes]) -> tuple[bytes, bool]:
+    """All that comes, as far as it is kept, and whether there was more."""
+    kept, cut = bytearray(), False
+    while data := await output.read(1 << 16):
+        room = MOST_OUTPUT - len(kept)
+        cut = cut or len(data) > room
+        kept += data[: max(room, 0)]
+    return bytes(kept), cut
 
 
 def _text(data: object) -> str:

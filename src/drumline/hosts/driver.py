@@ -6,9 +6,10 @@ connection, or in a new server, the way begins at the top and finds most of it d
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from drumline.hosts.connection import (
     KnownHosts,
     in_words,
 )
+from drumline.hosts.kept_log import KeptLog, set_aside, size_of
 from drumline.hosts.messages import (
     Done,
     Place,
@@ -82,6 +84,8 @@ class Means:
     clock: Callable[[], float]
     timing: Timing
     changed: Callable[[], None]
+    log_limit: int | None = None
+    """Bytes that are kept of the log; None is all of it."""
 
 
 class HostDriver:
@@ -233,28 +237,23 @@ class HostDriver:
 
     async def _watch(self, agent: RemoteAgent) -> None:
         """Until the connection ends: the log into its file, the status into the report."""
-        log = self._means.log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab", buffering=0) as file:
-            async for line in agent.watch(self._folder, file.tell()):
+        log = KeptLog(self._means.log, self._means.log_limit)
+        with contextlib.closing(log):
+            async for line in agent.watch(self._folder, log.size):
                 if line.log is not None:
-                    data, have = base64.b64decode(line.log), file.tell()
+                    data, have = base64.b64decode(line.log), log.size
                     if line.offset > have:
                         raise AgentFailed(f"the log goes on at {line.offset}, we have {have}")
                     fresh = data[have - line.offset :]
-                    file.write(fresh)
+                    log.append(fresh, self._means.clock() if line.at is None else line.at)
                     self._recent = (self._recent + fresh)[-16384:]
                 if line.status is not None:
                     self._take(line.status)
 
     def _begin_log(self, on_host: int) -> None:
         """A host that came back empty before it ran begins a new log; what we have is kept."""
-        log = self._means.log
-        if log.exists() and log.stat().st_size > on_host:
-            number = 1
-            while (old := log.with_name(f"{log.name}.{number}")).exists():
-                number += 1
-            log.rename(old)
+        if size_of(self._means.log) > on_host:
+            set_aside(self._means.log)
 
     def _take_unless_ended(self, status: Status) -> None:
         """An end is left to `watch`, which tells it after all that was logged by then."""
@@ -323,11 +322,13 @@ class HostDriver:
         except TimeoutError:
             return
 
-    async def run(self, command: str, timeout: float | None) -> CompletedCommand:
+    async def run(
+        self, command: str, timeout: float | None, stdin: AsyncIterator[bytes] | None
+    ) -> CompletedCommand:
         """Run a command for the user."""
         agent = await self._reached()
-        sent = json.dumps({"command": command, "timeout": timeout}).encode()
-        return await agent.run("exec", self._folder, sent=sent)
+        wanted = {"command": command, "timeout": timeout, "stdin": stdin is not None}
+        return await agent.run_for_user(self._folder, json.dumps(wanted).encode(), stdin)
 
     async def _reached(self) -> RemoteAgent:
         while True:

@@ -57,6 +57,8 @@ class Line(BaseModel):
 
     log: str | None = None
     offset: int = Field(default=0, ge=0)
+    at: float | None = Field(default=None, ge=0, le=1e11)
+    """When the log was written, by the host's clock."""
     status: Status | None = None
 
 
@@ -86,7 +88,12 @@ def attempt_folder(program: Program) -> str:
 
 def work_folder(program: Program) -> str:
     """Where the code is unpacked on the host, below ~/.drumline."""
-    return f"work/{_safe(program.job_id)}/{(program.archive_sha or 'empty')[:12]}"
+    return working_copy(program.job_id, program.archive_sha)
+
+
+def working_copy(job_id: str, sha: str | None) -> str:
+    """Where the code of an archive is unpacked for a job, below ~/.drumline."""
+    return f"work/{_safe(job_id)}/{(sha or 'empty')[:12]}"
 
 
 def _safe(name: str) -> str:

@@ -81,6 +81,15 @@ class RemoteAgent:
         self._heard()
         return done
 
+    async def run_for_user(
+        self, folder: str, wanted: bytes, stdin: AsyncIterator[bytes] | None
+    ) -> CompletedCommand:
+        """Have a user's command run; `wanted` is one line, `stdin` the command's own input."""
+        command = f"{AGENT_COMMAND} {shlex.join(['exec', folder])}"
+        done = await self._connection.run_for_user(command, wanted + b"\n", stdin)
+        self._heard()
+        return done
+
     async def watch(self, folder: str, offset: int) -> AsyncIterator[Line]:
         """The attempt's log from an offset, and its status at each change, until cut."""
         words = shlex.join(["watch", folder, str(offset)])

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -151,14 +151,16 @@ class SliceSession:
         key: Path,
         known_hosts: Path,
         logs: Path,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         timing: Timing = USUAL,
         node: str | None = None,
+        log_limit: int | None = None,
     ) -> None:
         """Nothing is done before `start`.
 
         Host keys are pinned per slice, because clouds give addresses out again: `node` is its
-        name; without one they are pinned per attempt.
+        name; without one they are pinned per attempt. Of each host's log `log_limit` bytes are
+        kept.
         """
         chosen = range(len(addresses)) if program.hosts is None else sorted(set(program.hosts))
         if unknown := [host for host in chosen if not 0 <= host < len(addresses)]:
@@ -179,6 +181,7 @@ class SliceSession:
                 clock=clock,
                 timing=timing,
                 changed=self.changed.set,
+                log_limit=log_limit,
             )
             self._drivers.append(HostDriver(program, place, self._gate, means))
 
@@ -197,9 +200,15 @@ class SliceSession:
         self.start()
         await asyncio.gather(*(driver.stop(grace) for driver in self._drivers))
 
-    async def run(self, host: int, command: str, timeout: float | None = None) -> CompletedCommand:
+    async def run(
+        self,
+        host: int,
+        command: str,
+        timeout: float | None = None,
+        stdin: AsyncIterator[bytes] | None = None,
+    ) -> CompletedCommand:
         """Run a shell command in the job's working copy on one host, ended after `timeout`."""
-        return await self._drivers[host].run(command, timeout)
+        return await self._drivers[host].run(command, timeout, stdin)
 
     async def close(self) -> None:
         """Let go of the connections; the program goes on."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 SERVER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "drumline.jobs.server")
-# A cold start of the server imports its web and SSH libraries: under 1 s here, several on a laptop
-# that has just woken up.
-START_SECONDS = 15.0
+# A cold start of the server imports its web and SSH libraries and may start the emulator: 2 s here,
+# many on a machine whose cores are taken. One that died is noticed at once, so patience is free.
+START_SECONDS = 60.0
 # Far above any healthy answer; below it a busy disk or a slow bucket lookup must not look dead.
 ANSWER_SECONDS = 60.0
 # sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
@@ -133,6 +133,35 @@ class Caller:
         finally:
             connection.close()
 
+    def feed(self, path: str, body: Json, source: BinaryIO) -> Json:
+        """Ask with a line of JSON and, behind it, all that `source` gives until the answer comes.
+
+        Whoever answers need not have read all of it, and `source` need never end.
+        """
+        from http.client import HTTPException
+        from threading import Thread
+
+        while True:
+            try:
+                connection = self._connect(None)
+                break
+            except (ConnectionRefusedError, FileNotFoundError):
+                self.start()
+        try:
+            connection.putrequest("POST", path)
+            connection.putheader("Content-Type", "application/octet-stream")
+            connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders()
+            # Not waited for: it may hang on a pipe that nobody writes to.
+            head = json.dumps(body).encode() + b"\n"
+            Thread(target=_pour, args=(head, source, connection.sock), daemon=True).start()
+            answer: Json = json.loads(self._answer(connection, path).read())
+            return answer
+        except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
+            raise Refused("the server went away before it answered") from gone
+        finally:
+            connection.close()
+
     def _send(
         self, connection: "HTTPConnection", method: str, path: str, body: Json | None = None
     ) -> "HTTPResponse":
@@ -140,6 +169,9 @@ class Caller:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         content = None if body is None else json.dumps(body).encode()
         connection.request(method, path, content, headers)
+        return self._answer(connection, path)
+
+    def _answer(self, connection: "HTTPConnection", path: str) -> "HTTPResponse":
         answer = connection.getresponse()
         if answer.status < 400:
             return answer
@@ -268,6 +300,18 @@ class Caller:
             self.home.chmod(0o700)
         except OSError as trouble:
             raise NoServer(f"{self.home} cannot be used: {trouble.strerror}") from trouble
+
+
+def _pour(head: bytes, source: BinaryIO, sock: socket.socket) -> None:
+    """Send bytes in the pieces that HTTP has for what nobody knows the length of."""
+    try:
+        piece = head
+        while piece:
+            sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            piece = os.read(source.fileno(), 1 << 16)
+        sock.sendall(b"0\r\n\r\n")
+    except OSError:
+        return  # the answer is there and the connection closed
 
 
 def _private(path: str, flags: int) -> int:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlencode
 
 from drumline.jobs.caller import (
@@ -83,7 +83,7 @@ class Client:
         origin = _origin(job, overrides) or {}
         if begin_from is not None:
             origin["from"] = job_id(begin_from)
-        asked = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
+        asked: Json = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
         asked["origin"] = origin or None
         return self._server.ask("POST", "/jobs", asked, timeout=PACK_SECONDS)
 
@@ -172,11 +172,22 @@ class Client:
         # The answer comes when all of it is gone, which takes as long as the program's last words.
         return [self._server.ask("POST", f"/jobs/{one}/clean", timeout=None) for one in _ids(jobs)]
 
-    def exec(self, job: JobId, command: str | Sequence[str], host: int | str = 0) -> list[Json]:
-        """Run a command on one host, or on `"all"`: a `{host, exit_code, stdout, stderr}` each."""
+    def exec(
+        self,
+        job: JobId,
+        command: str | Sequence[str],
+        host: int | str = 0,
+        stdin: BinaryIO | None = None,
+    ) -> list[Json]:
+        """Run a command on one host, or on `"all"`: a `{host, exit_code, stdout, stderr}` each.
+
+        What `stdin` holds (a file with a descriptor) is its input.
+        """
         asked = {"host": host, "command": command if isinstance(command, str) else list(command)}
-        answer = self._server.ask("POST", f"/jobs/{job_id(job)}/exec", asked, timeout=None)
-        return list(answer["results"])
+        path = f"/jobs/{job_id(job)}/exec"
+        if stdin is not None:
+            return list(self._server.feed(path, asked, stdin)["results"])
+        return list(self._server.ask("POST", path, asked, timeout=None)["results"])
 
     # What is known of jobs
 
@@ -219,11 +230,29 @@ class Client:
         self,
         job: JobId,
         host: int | str | None = None,
-        attempt: int | None = None,
+        attempt: int | str | None = None,
         follow: bool = False,
+        *,
+        tail: int | None = None,
+        since: float | None = None,
+        times: bool = False,
+        as_json: bool = False,
     ) -> Iterator[bytes]:
-        """The program's output as it was written; with `follow`, on and on until the job ends."""
-        asked = {"host": host, "attempt": attempt, "follow": 1 if follow else None}
+        """The program's output as it was written; with `follow`, on and on until the job ends.
+
+        `attempt` is a number or `"all"`, else the last; `tail` asks for the last lines, `since`
+        for what was written from a moment on; with `times`, each line begins with its own; with
+        `as_json`, each is an object `{attempt, host, time, text}`.
+        """
+        asked = {
+            "host": host,
+            "attempt": attempt,
+            "follow": 1 if follow else None,
+            "tail": tail,
+            "since": since,
+            "times": 1 if times else None,
+            "json": 1 if as_json else None,
+        }
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         path = f"/jobs/{job_id(job)}/logs" + (f"?{query}" if query else "")
         started = False

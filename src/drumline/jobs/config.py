@@ -39,6 +39,8 @@ class _File(BaseModel):
     """Which cloud's waiting times to keep; `google` on the emulator is a dress rehearsal."""
     look_seconds: float | None = Field(default=None, gt=0)
     patience: dict[str, float] = Field(default_factory=dict)
+    log_megabytes: float = Field(default=2000.0, gt=0)
+    """Of each job's logs, so much is kept on this machine: beginnings and newest ends."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ class Config:
     patience: Patience
     timing: Timing
     zone_rest_scale: float
+    log_bytes: int
+    """What is kept of a job's logs, all hosts and attempts together."""
+
+    def log_limit(self, hosts: int) -> int:
+        """Bytes kept of one host's log in one attempt.
+
+        A quarter of the whole is for the attempt under way, a quarter for the one before it, a
+        quarter for the first; the rest is for those in between.
+        """
+        return self.log_bytes // 4 // hosts
 
     @property
     def local(self) -> bool:
@@ -125,6 +137,7 @@ def read(home: Path) -> Config:
         patience=replace(_QUICK_PATIENCE if quick else Patience(), **given.patience),
         timing=Timing(reconnect_most=1.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,
+        log_bytes=round(given.log_megabytes * 1e6),
     )
 
 

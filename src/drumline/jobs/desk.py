@@ -8,13 +8,15 @@ import contextlib
 import getpass
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
+from drumline.jobs.fanout import Fanout
 from drumline.jobs.jobfiles import JobFiles
 from drumline.jobs.lost import LostSlices
 from drumline.jobs.program import checkpoint_of
@@ -144,7 +146,8 @@ class Desk:
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        archive = await self.files.pack(spec)
+        along = await self.files.companion(spec)
+        archive = await self.files.pack(spec, along)
         kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
         settings = verbs.Settings.of(spec, choices)
         now = time.time()
@@ -162,7 +165,7 @@ class Desk:
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
         self.supervisor.take_in(record)
-        warnings = self.files.warnings(spec, choices)
+        warnings = self.files.warnings(spec, choices, along)
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
@@ -205,8 +208,9 @@ class Desk:
             folder = origin["checkpoint"]
             begins = [f"would begin with the checkpoints of {origin['from']} in {folder}"]
         spec, choices = await self.files.checked(raw)
-        archive = await self.files.measure(spec)
-        warned = [f"! {warning}" for warning in self.files.warnings(spec, choices)]
+        along = await self.files.companion(spec)
+        archive = await self.files.measure(spec, along)
+        warned = [f"! {warning}" for warning in self.files.warnings(spec, choices, along)]
         return [*views.plan_lines(spec, choices, archive), *begins, *warned]
 
     # --- verbs ------------------------------------------------------------------------------
@@ -301,7 +305,8 @@ class Desk:
         changed = [] if adopted else changes(before, after)
         if not adopted:
             self._may_change_now(asked, before, after)
-        kept = after | {"archive": await self.files.pack(spec), "origin": origin}
+        archive = await self.files.pack(spec, await self.files.companion(spec))
+        kept = after | {"archive": archive, "origin": origin}
         settings = verbs.Settings.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.
         folder = checkpoint_of(kept, job_id)
@@ -336,8 +341,14 @@ class Desk:
 
     # --- hosts ------------------------------------------------------------------------------
 
-    async def run(self, job_id: str, host: int | str, command: Any) -> list[dict[str, Any]]:
-        """Run a command on one host or all."""
+    async def run(
+        self,
+        job_id: str,
+        host: int | str,
+        command: Any,
+        stdin: AsyncIterator[bytes] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Run a command on one host or all; each gets all of `stdin`."""
         record = self.record(job_id)
         session = self.supervisor.session(record.job)
         if session is None:
@@ -350,12 +361,24 @@ class Desk:
             if report.index in wanted and report.phase is HostPhase.CONNECTING:
                 raise Mistake(f"host {report.index} of {record.job.id} is not connected yet", 409)
         line = command if isinstance(command, str) else shlex.join(command)
+        fanout = Fanout(stdin, len(wanted)) if stdin is not None else None
+        inputs = [fanout.reader(n) if fanout else None for n in range(len(wanted))]
+        feeding = asyncio.create_task(fanout.run()) if fanout else None
         try:
             async with asyncio.timeout(EXEC_LIMIT):
-                done = await asyncio.gather(*(session.run(index, line) for index in wanted))
+                done = await asyncio.gather(
+                    *(
+                        session.run(index, line, stdin=given)
+                        for index, given in zip(wanted, inputs, strict=True)
+                    )
+                )
         except TimeoutError:
             told = f"no answer within {EXEC_LIMIT:.0f} s; drumline ssh is for longer"
             raise Mistake(told, 504) from None
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
         return [
             {"host": index, "exit_code": d.exit_code, "stdout": d.stdout, "stderr": d.stderr}
             for index, d in zip(wanted, done, strict=True)
@@ -367,6 +390,7 @@ class Desk:
         node = self.supervisor.node(record.job)
         if node is None or record.job.slice is None:
             raise Mistake(f"{record.job.id} is {record.job.status}: it holds no slice", 409)
+        sha = (record.spec.get("archive") or {}).get("sha")
         return [
             {
                 "index": index,
@@ -376,6 +400,7 @@ class Desk:
                 "user": "drumline",
                 "key": str(self.folders.key),
                 "known_hosts": str(self.folders.known_hosts(record.job.slice.name)),
+                "folder": f".drumline/{working_copy(record.job.id, sha)}",
             }
             for index, end in enumerate(node.endpoints)
         ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.hosts import code
+from drumline.hosts.companion import Companion, companion
 from drumline.jobs.config import Config
 from drumline.jobs.quota import beyond_quota
 from drumline.jobs.state import Choice
@@ -73,27 +74,45 @@ class JobFiles:
             raise Mistake(f"zones: none of your zones has {wanted}; drumline chips says which do")
         return spec, left
 
-    def warnings(self, spec: "JobSpec", choices: tuple[Choice, ...]) -> list[str]:
+    def warnings(self, spec: "JobSpec", choices: tuple[Choice, ...], along: Companion) -> list[str]:
         """What may go wrong with a job, and is no mistake."""
         config = self._config
-        return [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        return [*short, along.warning] if along.warning else short
 
-    async def pack(self, spec: "JobSpec") -> dict[str, Any] | None:
-        """The archive of its code; None where it has none."""
-        if spec.workdir is None:
-            return None
+    async def companion(self, spec: "JobSpec") -> Companion:
+        """Whether Drumline's own package goes to the hosts with the code."""
+        scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
+        local = self._config.local
         try:
-            packed = await asyncio.to_thread(code.pack, spec.workdir, self._code)
+            return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
         except code.CodeError as wrong:
             raise Mistake(str(wrong)) from None
-        return {"sha": packed.sha256, "files": packed.files, "bytes": packed.bytes}
 
-    async def measure(self, spec: "JobSpec") -> dict[str, Any] | None:
-        """What would be packed, without writing anything."""
-        if spec.workdir is None:
+    async def pack(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
+        """The archive of its code; None where it has none."""
+        if spec.workdir is None and along.package is None:
             return None
+        try:
+            packed = await asyncio.to_thread(
+                code.pack, spec.workdir, self._code, package=along.package
+            )
+        except code.CodeError as wrong:
+            raise Mistake(str(wrong)) from None
+        return {
+            "sha": packed.sha256,
+            "files": packed.files,
+            "bytes": packed.bytes,
+            "drumline": along.use,
+        }
+
+    async def measure(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
+        """What `pack` would send, with nothing written."""
+        if spec.workdir is None:
+            nothing = {"files": 0, "bytes": 0, "drumline": along.use}
+            return None if along.package is None else nothing
         try:
             files, size = await asyncio.to_thread(code.measure, spec.workdir)
         except code.CodeError as wrong:
             raise Mistake(str(wrong)) from None
-        return {"files": files, "bytes": size}
+        return {"files": files, "bytes": size, "drumline": along.use}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from drumline.hosts.companion import Use
 from drumline.hosts.environment import (
     PythonEnvironment,
     mount_steps,
@@ -20,8 +21,8 @@ def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> P
     """Everything the hosts of `held` need for this attempt."""
     spec = record.spec
     job_id = record.job.id
-    python = _python(spec["python"])
     archive = spec.get("archive")
+    python = _python(spec["python"], (archive or {}).get("drumline", "none"))
     sha = archive["sha"] if archive else None
     steps: tuple[Step, ...] = (*mount_steps(spec["mounts"]), *python_steps(python, job_id))
     if spec["setup"]:
@@ -88,7 +89,7 @@ def _start_events(spec: Mapping[str, Any], hosts: int) -> list[Event]:
     return events
 
 
-def _python(given: dict[str, Any]) -> PythonEnvironment:
+def _python(given: dict[str, Any], drumline: Use) -> PythonEnvironment:
     wanted = given.get("requirements")
     return PythonEnvironment(
         kind=given["kind"],
@@ -96,4 +97,5 @@ def _python(given: dict[str, Any]) -> PythonEnvironment:
         requirements=tuple(wanted) if isinstance(wanted, list) else None,
         requirements_file=wanted if isinstance(wanted, str) else None,
         image=given.get("image"),
+        drumline=drumline,
     )

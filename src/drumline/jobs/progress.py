@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drumline.hosts.kept_log import read, size_of
 from drumline.hosts.values import HostReport
 from drumline.jobs.patterns import limited
 
@@ -53,15 +54,11 @@ class LogReader:
         return []
 
     def _read(self, path: Path) -> list[dict[str, Any]]:
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                # A host that came back empty begins a new log.
-                known = min(self._offsets.get(path, 0), size)
-                start = file.seek(max(known, size - _MOST))
-                data = file.read(_MOST)
-        except OSError:
-            return []
+        size = size_of(path)
+        # A host that came back empty begins a new log.
+        known = min(self._offsets.get(path, 0), size)
+        stretch = read(path, max(known, size - _MOST), _MOST)
+        start, data = stretch.start, stretch.data
         # A line that is being written is read when it is whole; bars of progress end theirs by \r.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._offsets[path] = start + end

@@ -9,6 +9,7 @@ moment: programs, slices and the store do not need it, and the next one takes up
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import signal
@@ -17,13 +18,14 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -34,7 +36,7 @@ from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import RECENT, Desk
 from drumline.jobs.folders import Folders
-from drumline.jobs.logs import stream_logs
+from drumline.jobs.logs import stream_logs, wanted_of
 from drumline.jobs.schema import SchemaError
 from drumline.jobs.search import UNREADABLE, Search
 from drumline.jobs.state import Status
@@ -45,6 +47,7 @@ from drumline.jobs.verbs import Mistake
 log = logging.getLogger(__name__)
 LONGEST_POLL = 30.0
 HOME_CHECK_SECONDS = 5.0
+LONGEST_LINE = 1 << 20
 
 
 def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
@@ -79,22 +82,8 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         return JSONResponse(await desk.events(job_id(request), after, wait))
 
     async def logs(request: Request) -> Response:
-        attempt = request.query_params.get("attempt")
-        text = stream_logs(
-            desk,
-            job_id(request),
-            host=request.query_params.get("host", "0"),
-            attempt=int(attempt) if attempt else None,
-            follow=request.query_params.get("follow") == "1",
-        )
-        first = await anext(text, b"")
-
-        async def rest() -> AsyncIterator[bytes]:
-            yield first
-            async for part in text:
-                yield part
-
-        return StreamingResponse(rest(), media_type="text/plain; charset=utf-8")
+        text = stream_logs(desk, job_id(request), wanted_of(request.query_params))
+        return StreamingResponse(text, media_type="text/plain; charset=utf-8")
 
     async def verb(request: Request) -> Response:
         body = await request.json() if await request.body() else {}
@@ -103,8 +92,12 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         )
 
     async def run_command(request: Request) -> Response:
-        body = await request.json()
-        results = await desk.run(job_id(request), body.get("host", 0), body["command"])
+        stdin = None
+        if request.headers.get("content-type") == "application/octet-stream":
+            body, stdin = await _line_and_rest(request.stream())
+        else:
+            body = await request.json()
+        results = await desk.run(job_id(request), body.get("host", 0), body["command"], stdin)
         return JSONResponse({"results": results})
 
     async def hosts(request: Request) -> Response:
@@ -167,6 +160,28 @@ def _search(query: QueryParams) -> Search:
         limit=int(numbers["limit"]) if numbers["limit"] else None,
         before=numbers["before"],
     )
+
+
+async def _line_and_rest(body: AsyncIterator[bytes]) -> tuple[Any, AsyncIterator[bytes]]:
+    """A body of one line of JSON and bytes behind it, which are read when they are asked for."""
+    head = b""
+    async for piece in body:
+        head += piece
+        if b"\n" in head or len(head) > LONGEST_LINE:
+            break
+    line, _, begun = head.partition(b"\n")
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        raise Mistake("the first line is no JSON") from None
+
+    async def rest() -> AsyncIterator[bytes]:
+        yield begun
+        with contextlib.suppress(ClientDisconnect):
+            async for piece in body:
+                yield piece
+
+    return asked, rest()
 
 
 async def _mistake(_: Request, error: Exception) -> Response:

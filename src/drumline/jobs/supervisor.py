@@ -15,14 +15,15 @@ from functools import partial
 from typing import Any
 
 from drumline.chips import slice_of
+from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud, CloudError, Node, SliceRequest
 from drumline.hosts.session import SliceSession
 from drumline.hosts.values import Address, HostPhase, HostReport
 from drumline.jobs import lifecycle
 from drumline.jobs.actions import Actions, Budget
-from drumline.jobs.clock import SteadyClock
 from drumline.jobs.config import Config
 from drumline.jobs.folders import Folders
+from drumline.jobs.logs import trim
 from drumline.jobs.looks import Looks
 from drumline.jobs.program import program_of, told_events
 from drumline.jobs.pruning import prune_code, prune_rows
@@ -475,6 +476,9 @@ class Supervisor:
         except CloudError:
             keys = []
         keys = [*keys, *[None] * one.hosts][: one.hosts]
+        if attempt.number > 3:
+            logs, most = self.folders.logs(job_id), 3 * self.config.log_bytes // 4
+            await asyncio.to_thread(trim, logs, attempt.number, most)
         addresses = [
             Address(e.ssh_ip, e.ssh_port, e.internal_ip, key)
             for e, key in zip(node.endpoints, keys, strict=True)
@@ -493,6 +497,7 @@ class Supervisor:
             logs=self.folders.logs(job_id, attempt.number),
             clock=self._clock,
             timing=self.config.timing,
+            log_limit=self.config.log_limit(one.hosts),
         )
         self._listening_since[(job_id, attempt.number)] = self._clock()
         session.start()

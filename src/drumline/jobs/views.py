@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from drumline import __version__
 from drumline.chips import slice_of
 from drumline.jobs.costs import cost, cost_lost, per_hour
 from drumline.jobs.course import steps_again
@@ -164,6 +165,8 @@ def plan_lines(
     if archive:
         files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
         steps.append(f"send {files} ({archive['bytes'] / 1e6:.1f} MB)")
+        if archive.get("drumline", "none") != "none":
+            steps.append(f"Drumline {__version__} with them")
     if spec.python.kind != "system":
         steps.append(f"set up {spec.python.kind}")
     steps += [f"mount {url} at {path}" for path, url in spec.mounts.items()]

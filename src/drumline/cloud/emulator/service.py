@@ -2,11 +2,11 @@
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from drumline.clock import SteadyClock
 from drumline.cloud.emulator.config import Config, Faults
 from drumline.cloud.emulator.errors import Json, Refused, passing_troubles
 from drumline.cloud.emulator.host import HOWS
@@ -46,9 +46,10 @@ class Service:
     """What the routes act on."""
 
     def __init__(
-        self, config: Config, ground: Ground, clock: Callable[[], float] = time.time
+        self, config: Config, ground: Ground, clock: Callable[[], float] | None = None
     ) -> None:
-        """Begin with an empty cloud."""
+        """Begin with an empty cloud. A cloud's clock does not step when that of a machine does."""
+        clock = clock or SteadyClock()
         self.config = config
         self.faults: Faults = config.faults
         self.calls = Calls()

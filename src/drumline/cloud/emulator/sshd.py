@@ -57,7 +57,7 @@ async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
         server_factory=lambda: _Server(door.authorized),
         server_host_keys=[asyncssh.import_private_key(door.host_key)],
         process_factory=handle,
-        sftp_factory=True,
+        sftp_factory=_Files,
         allow_scp=True,
         encoding=None,
         line_editor=False,
@@ -70,6 +70,15 @@ async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
     os.write(answers, b"1")
     os.close(answers)
     await asyncio.Event().wait()
+
+
+class _Files(asyncssh.SFTPServer):
+    """Files by SFTP, which is how scp copies them."""
+
+    def exit(self) -> None:
+        """Say that all went well, or scp calls a copy that did a failure."""
+        with contextlib.suppress(OSError):
+            self.channel.exit(0)
 
 
 class _Server(asyncssh.SSHServer):

@@ -34,6 +34,14 @@ def _or_none(check: Callable[[object], Any]) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value is None else check(value))
 
 
+def _sent_along(value: object) -> bool | str:
+    if value is None or value == "auto":
+        return "auto"
+    if isinstance(found := checks.plain(value), bool):
+        return found
+    raise Wrong(f"is {shown(value)}; it takes auto, true or false")
+
+
 class Python(BaseModel):
     """Where the program's Python comes from."""
 
@@ -60,6 +68,12 @@ class Python(BaseModel):
         default=None,
         description="The container image. For `docker`, which needs it.",
         examples=["python:3.12-slim"],
+    )
+    drumline: Annotated[bool | Literal["auto"], BeforeValidator(_sent_along)] = Field(
+        default="auto",
+        description="Whether the hosts get Drumline, of the version that you have here: `auto` "
+        "when the code imports it and does not bring it, `true` always, `false` never.",
+        examples=[True],
     )
 
     @model_validator(mode="after")
