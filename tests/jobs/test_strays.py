@@ -75,7 +75,7 @@ def test_a_job_of_the_new_database_does_not_take_a_slice_of_the_lost_one_for_its
     async def story(office: Office) -> None:
         job = await office.create()
         await office.reaches(job, "RUNNING")
-        assert job == "000001", "the same number as in the lost database"
+        assert job == "000002", "the lost database has given 000001"
         assert office.show(job)["slice"]["name"] != name
         await office.desk.verb(job, "clean", {})
         assert name in office.cloud.held
@@ -90,20 +90,20 @@ def test_an_adopted_slice_is_held_by_a_job_and_goes_on_with_a_file(tmp_path: Pat
 
     async def story(office: Office) -> None:
         (told,) = (await office.desk.lost.settle("adopt", [name], "lab"))["text"]
-        assert "drumline resume 000001 --file FILE" in told
+        assert "drumline resume 000002 --file FILE" in told
         (row,) = office.desk.overview()
         assert (row["status"], row["zone"], row["chips_held"]) == ("CANCELLED", ZONE, 8)
         assert office.desk.status()["strays"] == []
         with pytest.raises(Mistake, match="--file FILE"):
-            await office.desk.verb("1", "resume", {})
+            await office.desk.verb("2", "resume", {})
         spec = {"accelerator": "v4-16", "zones": [ZONE], "run": "python go_on.py", "workdir": None}
-        answer = await office.desk.verb("1", "resume", {"spec": spec})
+        answer = await office.desk.verb("2", "resume", {"spec": spec})
         assert "on the slice kept" in answer["text"]
-        await office.reaches("000001", "RUNNING")
-        assert office.show("000001")["slice"]["name"] == name
-        assert office.starts("000001")[0].program.run == "python go_on.py"
+        await office.reaches("000002", "RUNNING")
+        assert office.show("000002")["slice"]["name"] == name
+        assert office.starts("000002")[0].program.run == "python go_on.py"
         assert office.cloud.count("ask") == 0
-        await office.desk.verb("1", "delete", {})
+        await office.desk.verb("2", "delete", {})
         await office.until(lambda: not office.cloud.held)
 
     second_life(tmp_path, cloud, story)
@@ -115,7 +115,7 @@ def test_an_adopted_slice_that_is_not_resumed_can_be_deleted(tmp_path: Path) -> 
 
     async def story(office: Office) -> None:
         await office.desk.lost.settle("adopt", [], "lab")
-        await office.desk.verb("1", "delete", {})
+        await office.desk.verb("2", "delete", {})
         await office.until(lambda: not office.cloud.held)
 
     second_life(tmp_path, cloud, story)

@@ -107,8 +107,9 @@ class Supervisor:
         self.releases = Releases(store, cloud, self.looks, self.folders, wall)
         owners = Owners(self.folders.owners)
         self.strays = Strays(store.owner, owners, store.last_number())
-        # Numbers are never given twice, not even by an older copy of the database.
-        store.skip_to(owners.last_jobs.get(store.owner, 0))
+        # No number is given twice in a home, not even by a new database or an older copy: logs are
+        # kept by it, and a host takes the attempt of a job that it knows for one that has begun.
+        store.skip_to(max(owners.last_jobs.values(), default=0))
         owners.remember(store.owner, store.last_number(), store.zones_used())
 
     # --- the loop ---------------------------------------------------------------------------
