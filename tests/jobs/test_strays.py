@@ -188,3 +188,18 @@ def test_the_ids_are_the_owners_alone_and_survive_a_file_that_cannot_be_read(
     broken = Owners(path)
     broken.remember("ef56", 1)
     assert Owners(path).last_jobs == {"ef56": 1}
+
+
+def test_a_full_disk_keeps_nobody_from_a_job_and_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = Owners(tmp_path / "owners.json")
+    with monkeypatch.context() as full:
+
+        def no_space(_: Owners) -> None:
+            raise OSError(28, "No space left on device")
+
+        full.setattr(Owners, "_write", no_space)
+        owners.remember("ab12", 7)
+    owners.remember("ab12", 7)
+    assert Owners(tmp_path / "owners.json").last_jobs == {"ab12": 7}

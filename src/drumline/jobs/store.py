@@ -142,7 +142,9 @@ class Store:
     def _mark(self, row: sqlite3.Row, trouble: str | None) -> None:
         if row["trouble"] != trouble:
             query = "UPDATE jobs SET trouble = ? WHERE number = ?"
-            self._db.execute(query, (trouble, row["number"]))
+            # On a full disk the next one who reads the row writes it down.
+            with suppress(sqlite3.OperationalError):
+                self._db.execute(query, (trouble, row["number"]))
 
     def set_aside(self) -> list[SetAside]:
         """Jobs whose rows cannot be read."""

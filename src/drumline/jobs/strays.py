@@ -54,6 +54,7 @@ class Owners:
         self.last_jobs: dict[str, int] = {}
         """Database → the highest number that it has given a job."""
         self.zones: set[str] = set()
+        self._written = True
         try:
             known = json.loads(path.read_text())
             self.last_jobs = {str(owner): int(last) for owner, last in known["last_jobs"].items()}
@@ -64,12 +65,21 @@ class Owners:
             log.warning("%s cannot be read: %s", path, wrong)
 
     def remember(self, owner: str, last_job: int = 0, zones: Collection[str] = ()) -> None:
-        """Write down what is new of a database."""
+        """Write down what is new of a database; where the disk is full, the next time."""
         last = max(last_job, self.last_jobs.get(owner, 0))
-        if self.last_jobs.get(owner) == last and self.zones.issuperset(zones):
+        known = self.last_jobs.get(owner) == last and self.zones.issuperset(zones)
+        if known and self._written:
             return
         self.last_jobs[owner] = last
         self.zones.update(zones)
+        try:
+            self._write()
+            self._written = True
+        except OSError as trouble:
+            self._written = False
+            log.warning("%s cannot be written: %s", self._path, trouble)
+
+    def _write(self) -> None:
         new = self._path.with_suffix(".new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
