@@ -41,6 +41,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/thousand_jobs.py
+	$(BIN)/python benchmarks/many_jobs.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

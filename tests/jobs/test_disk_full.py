@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.jobs.pretend import HOUR, Office, play
 
-WRITES = ("save", "gone", "note", "adopt_stray", "put_pulse", "check_writable")
+WRITES = ("save", "gone", "note", "adopt_stray", "check_writable")
 
 
 def fill_disk(office: Office) -> None:
@@ -16,11 +16,13 @@ def fill_disk(office: Office) -> None:
 
     for name in WRITES:
         setattr(office.supervisor.store, name, full)
+    office.supervisor.store.told.put = full  # type: ignore[method-assign]
 
 
 def empty_disk(office: Office) -> None:
     for name in WRITES:
         delattr(office.supervisor.store, name)
+    del office.supervisor.store.told.put
 
 
 def test_a_full_disk_with_a_release_pending_ends_nothing_and_is_told(tmp_path: Path) -> None:

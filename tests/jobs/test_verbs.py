@@ -55,10 +55,10 @@ def slow_to_stop(office: Office, job: str) -> Door:
 def slow_to_pack(office: Office) -> Door:
     door = Door()
 
-    async def pack(_: object) -> None:
+    async def pack(*_: object) -> None:
         await door.passed()
 
-    office.desk._pack = pack  # type: ignore[method-assign,assignment]
+    office.desk.files.pack = pack  # type: ignore[method-assign,assignment]
     return door
 
 
@@ -221,7 +221,7 @@ def test_two_cleans_at_once_are_one_clean_and_one_sentence(tmp_path: Path) -> No
     play(tmp_path, story)
 
 
-async def _unpackable(_: object) -> None:
+async def _unpackable(*_: object) -> None:
     raise Mistake(str(CodeError("workdir: /gone is not there")))
 
 
@@ -235,7 +235,7 @@ async def _overtaken(office: Office, job: str) -> None:
 
 
 async def _not_packed(office: Office, job: str) -> None:
-    office.desk._pack = _unpackable  # type: ignore[method-assign,assignment]
+    office.desk.files.pack = _unpackable  # type: ignore[method-assign,assignment]
     await do(office, job, "resume", secrets={"TOKEN": "s3cret"})
 
 

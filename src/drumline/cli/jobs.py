@@ -118,6 +118,9 @@ def list_jobs(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="The newest N.")
     ] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="ID", help="Those older than a job.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -128,7 +131,7 @@ def list_jobs(
     states = [one.strip().upper() for text in status or () for one in text.split(",")]
 
     def look() -> list[dict[str, Any]]:
-        return client.list(all=all_jobs, status=states, name=name, user=user, limit=limit)
+        return client.list(all_jobs, states, name, user, limit, before)
 
     if watch:
         with interruptible("the jobs go on"):

@@ -270,6 +270,16 @@ class Client:
                 if started:
                     raise Refused(f"{gone}; ask for them again") from gone
 
+    def strays(self) -> Json:
+        """`{strays, not_seen}`: slices of databases this home had, and zones not looked at."""
+        return self._server.ask("GET", "/strays", timeout=PACK_SECONDS)
+
+    def settle_strays(self, verb: str, names: Sequence[str] = ()) -> list[str]:
+        """`release` or `adopt` stray slices, all where none is named; a line for each."""
+        asked = {"names": [*names], "user": _user()}
+        answer = self._server.ask("POST", f"/strays/{verb}", asked, timeout=PACK_SECONDS)
+        return [str(line) for line in answer["text"]]
+
     def server_status(self) -> Json | None:
         """`{pid, version, home, cloud, jobs, started}`, or None where no server runs."""
         try:

@@ -13,24 +13,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from drumline.cloud.protocol import CloudError
-from drumline.hosts.code import CodeError, measure, pack
-from drumline.hosts.companion import Companion, companion
 from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
 from drumline.jobs.fanout import Fanout
+from drumline.jobs.jobfiles import JobFiles
+from drumline.jobs.lost import LostSlices
 from drumline.jobs.program import checkpoint_of
-from drumline.jobs.quota import beyond_quota
 from drumline.jobs.search import Search
-from drumline.jobs.spec import JobSpec, SpecError, changes, validate
-from drumline.jobs.spec.places import (
-    bucket_uses,
-    candidates,
-    checkpoint_problem,
-    region_conflicts,
-)
-from drumline.jobs.state import Choice, Decision, Event, Job
+from drumline.jobs.state import Decision, Event, Job
 from drumline.jobs.store import Record, SetAside, Unreadable
 from drumline.jobs.supervisor import Supervisor
 from drumline.jobs.verbs import Mistake
@@ -50,6 +41,8 @@ class Desk:
         self.supervisor = supervisor
         self.store = supervisor.store
         self.folders = supervisor.folders
+        self.files = JobFiles(supervisor.config, supervisor.cloud, self.folders.code)
+        self.lost = LostSlices(supervisor, self.files)
 
     # --- views ------------------------------------------------------------------------------
 
@@ -122,6 +115,7 @@ class Desk:
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
             "unreadable": [asdict(one) for one in self.store.set_aside()],
+            "strays": [one.told() for one in self.lost.seen()],
             "trouble": self._trouble(),
         }
 
@@ -132,40 +126,6 @@ class Desk:
         return {**disk, **supervisor.looks.trouble, **supervisor.releases.trouble}
 
     # --- new jobs ---------------------------------------------------------------------------
-
-    def _valid(self, raw: Mapping[str, Any]) -> JobSpec:
-        try:
-            return validate(raw)
-        except SpecError as wrong:
-            raise Mistake(str(wrong)) from None
-
-    async def _checked(self, raw: Mapping[str, Any]) -> tuple[JobSpec, tuple[Choice, ...]]:
-        spec = self._valid(raw)
-        config = self.supervisor.config
-        if not config.local and spec.project not in {None, config.project}:
-            raise Mistake(
-                f"project: this server works in {config.project}, not {spec.project};"
-                " use another DRUMLINE_HOME for another project"
-            )
-        problem = checkpoint_problem(spec, local=config.local)
-        if problem:
-            raise Mistake(problem)
-        choices = candidates(spec, local=config.local)
-        if spec.zones == "any" and not config.local and config.zones:
-            choices = tuple(c for c in choices if c.zone in config.zones)
-        locations: dict[str, str | None] = {}
-        for use in bucket_uses(spec):
-            try:
-                locations[use.bucket] = await self.supervisor.cloud.bucket_location(use.bucket)
-            except CloudError:
-                locations[use.bucket] = None
-        left, refusal = region_conflicts(spec, choices, locations)
-        if refusal:
-            raise Mistake(refusal)
-        if not left:
-            wanted = ", ".join(spec.accelerator)
-            raise Mistake(f"zones: none of your zones has {wanted}; drumline chips says which do")
-        return spec, left
 
     async def create(
         self,
@@ -182,12 +142,12 @@ class Desk:
         kept_origin = dict(origin or {})
         if kept_origin.get("from"):
             raw, kept_origin = self._taking_over(raw, kept_origin)
-        spec, choices = await self._checked(raw)
+        spec, choices = await self.files.checked(raw)
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        along = await self._companion(spec)
-        archive = await self._pack(spec, along)
+        along = await self.files.companion(spec)
+        archive = await self.files.pack(spec, along)
         kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
         settings = verbs.Settings.of(spec, choices)
         now = time.time()
@@ -204,8 +164,8 @@ class Desk:
             self._nobody_writes_to(kept_origin["checkpoint"], "")
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
-        self.supervisor.records[record.job.id] = record
-        warnings = self._warnings(spec, choices, along)
+        self.supervisor.take_in(record)
+        warnings = self.files.warnings(spec, choices, along)
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
@@ -238,47 +198,6 @@ class Desk:
                     409,
                 )
 
-    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...], along: Companion) -> list[str]:
-        config = self.supervisor.config
-        short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
-        return [*short, along.warning] if along.warning else short
-
-    async def _companion(self, spec: JobSpec) -> Companion:
-        """Whether Drumline's own package goes to the hosts with the code."""
-        scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
-        local = self.supervisor.config.local
-        try:
-            return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
-        except CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-
-    async def _pack(self, spec: JobSpec, along: Companion) -> dict[str, Any] | None:
-        if spec.workdir is None and along.package is None:
-            return None
-        try:
-            packed = await asyncio.to_thread(
-                pack, spec.workdir, self.folders.code, package=along.package
-            )
-        except CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-        return {
-            "sha": packed.sha256,
-            "files": packed.files,
-            "bytes": packed.bytes,
-            "drumline": along.use,
-        }
-
-    async def _measure(self, spec: JobSpec, along: Companion) -> dict[str, Any] | None:
-        """What `_pack` would send, with nothing written."""
-        if spec.workdir is None:
-            nothing = {"files": 0, "bytes": 0, "drumline": along.use}
-            return None if along.package is None else nothing
-        try:
-            files, size = await asyncio.to_thread(measure, spec.workdir)
-        except CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-        return {"files": files, "bytes": size, "drumline": along.use}
-
     async def plan(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
     ) -> list[str]:
@@ -288,10 +207,10 @@ class Desk:
             raw, origin = self._taking_over(raw, origin)
             folder = origin["checkpoint"]
             begins = [f"would begin with the checkpoints of {origin['from']} in {folder}"]
-        spec, choices = await self._checked(raw)
-        along = await self._companion(spec)
-        archive = await self._measure(spec, along)
-        warned = [f"! {warning}" for warning in self._warnings(spec, choices, along)]
+        spec, choices = await self.files.checked(raw)
+        along = await self.files.companion(spec)
+        archive = await self.files.measure(spec, along)
+        warned = [f"! {warning}" for warning in self.files.warnings(spec, choices, along)]
         return [*views.plan_lines(spec, choices, archive), *begins, *warned]
 
     # --- verbs ------------------------------------------------------------------------------
@@ -357,28 +276,36 @@ class Desk:
 
     async def _resume(self, job_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Run a job again, by the job file as it is now where the caller has read it."""
+        from drumline.jobs.spec import changes
+
         record = self.record(job_id)
         asked, before = record.job, _given(record.spec)
         goes_on = verbs.resumable(asked)
         if goes_on is not None:
             return self._answer(record, goes_on)
         origin = record.spec.get("origin")
+        adopted = (origin or {}).get("adopted")
+        if adopted and body.get("spec") is None:
+            raise Mistake(
+                f"{job_id} was adopted without its job file; drumline resume {job_id} --file FILE"
+            )
         if body.get("spec") is not None:
             raw = dict(body["spec"])
             if origin and origin.get("from"):
                 raw["checkpoint"] = before["checkpoint"]
-            spec, choices = await self._checked(raw)
-            origin = {**(origin or {}), **(body.get("origin") or {})}
+            spec, choices = await self.files.checked(raw)
+            origin = {**(origin or {}), **(body.get("origin") or {}), "adopted": None}
         else:
-            spec, choices = self._valid(before), asked.choices
+            spec, choices = self.files.valid(before), asked.choices
         secrets = body.get("secrets", {})
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
         after = spec.model_dump(mode="json")
-        changed = changes(before, after)
-        self._may_change_now(asked, before, after)
-        archive = await self._pack(spec, await self._companion(spec))
+        changed = [] if adopted else changes(before, after)
+        if not adopted:
+            self._may_change_now(asked, before, after)
+        archive = await self.files.pack(spec, await self.files.companion(spec))
         kept = after | {"archive": archive, "origin": origin}
         settings = verbs.Settings.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.

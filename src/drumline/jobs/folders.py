@@ -35,6 +35,11 @@ class Folders:
         return self.home / "jobs.db"
 
     @property
+    def owners(self) -> Path:
+        """Which databases this home has had: beside them, as a database can be lost."""
+        return self.home / "owners.json"
+
+    @property
     def key(self) -> Path:
         """The private SSH key, made once; it never leaves this machine."""
         return self.home / "ssh" / "id_ed25519"

@@ -108,7 +108,10 @@ class Looks:
                 nodes[name] = node
         self.trouble.pop(zone, None)
         self._failures.pop(zone, None)
-        look = self._newest[zone] = ZoneLook(zone, began, requests, nodes, unsure)
+        look, known = ZoneLook(zone, began, requests, nodes, unsure), self._newest.get(zone)
+        # Where two were under way, the one that began last knows most, whichever ends last.
+        if known is None or known.at <= began:
+            self._newest[zone] = look
         return look
 
     def newest(self, zone: str) -> ZoneLook | None:

@@ -16,7 +16,8 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.patterns import TooSlow
 from drumline.jobs.progress import LogReader, heartbeat_of
 from drumline.jobs.state import Event
-from drumline.jobs.store import Point, Store
+from drumline.jobs.store import Store
+from drumline.jobs.told import Point
 
 WRITE_SECONDS = 5.0
 """Between two writes of what a program told."""
@@ -82,7 +83,7 @@ class Pulses:
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
         """The newest that a job told, in this attempt or the last one that told anything."""
-        return self._progress.get(job_id) or self._store.progress(job_id)
+        return self._progress.get(job_id) or self._store.told.progress(job_id)
 
     def course(self, job_id: str, attempt: int) -> Course | None:
         """How an attempt has gone so far."""
@@ -96,7 +97,7 @@ class Pulses:
         pulse = self._pulses.get(job_id)
         if pulse is None or pulse.number != attempt:
             logs = self._folders.logs(job_id, attempt)
-            known = self._store.course(job_id, attempt)
+            known = self._store.told.course(job_id, attempt)
             reader = LogReader(logs, pattern, known is not None) if pattern else None
             pulse = self._pulses[job_id] = _Pulse(attempt, known, reader)
         found = heartbeat_of(reports)
@@ -156,7 +157,7 @@ class Pulses:
 
     def _history(self, job_id: str) -> _Written:
         if job_id not in self._written:
-            self._written[job_id] = _Written(*self._store.first_and_last_point(job_id))
+            self._written[job_id] = _Written(*self._store.told.first_and_last_point(job_id))
         return self._written[job_id]
 
     def end(self, job_id: str, attempt: int) -> None:
@@ -181,7 +182,7 @@ class Pulses:
         written, pulse = self._history(job_id), self._pulses.get(job_id)
         courses = {pulse.number: pulse.course} if pulse and pulse.course else {}
         told = self._progress.get(job_id)
-        self._store.put_pulse(job_id, told, courses, written.points)
+        self._store.told.put(job_id, told, courses, written.points)
         written.points, written.since = [], None
 
     def history(self, job_id: str) -> list[Point]:
@@ -189,7 +190,7 @@ class Pulses:
         written = self._written.get(job_id)
         if written is not None and written.since is not None:
             self._write(job_id)
-        points = self._store.points(job_id)
+        points = self._store.told.points(job_id)
         pulse = self._pulses.get(job_id)
         if pulse and pulse.latest and (not points or points[-1] != pulse.latest):
             points.append(pulse.latest)

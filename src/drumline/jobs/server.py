@@ -107,6 +107,15 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         facts = {"pid": os.getpid(), "version": __version__, "started": started}
         return JSONResponse(facts | desk.status())
 
+    async def strays(_: Request) -> Response:
+        return JSONResponse(await desk.lost.found())
+
+    async def settle_strays(request: Request) -> Response:
+        body = await request.json() if await request.body() else {}
+        verb = str(request.path_params["verb"])
+        names, user = body.get("names", ()), body.get("user", "")
+        return JSONResponse(await desk.lost.settle(verb, names, user))
+
     async def stop_server(_: Request) -> Response:
         stop.set()
         return JSONResponse({"text": "the server stops; programs and slices go on"})
@@ -122,6 +131,8 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
         Route("/jobs/{id}/hosts", hosts),
         Route("/jobs/{id}/exec", run_command, methods=["POST"]),
         Route("/jobs/{id}/{verb}", verb, methods=["POST"]),
+        Route("/strays", strays),
+        Route("/strays/{verb}", settle_strays, methods=["POST"]),
         Route("/status", status),
         Route("/stop", stop_server, methods=["POST"]),
     ]

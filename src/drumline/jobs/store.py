@@ -7,8 +7,8 @@ transaction, before anything is done about them.
 import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.hosts.values import HostReport
-from drumline.jobs.course import Course
-from drumline.jobs.schema import upgrade
+from drumline.jobs.schema import transaction, upgrade
 from drumline.jobs.search import MOST_ENDED, Search, where
 from drumline.jobs.state import Attempt, Decision, EffectKind, Event, Job, Slice
+from drumline.jobs.told import Told
 
 _JOB = TypeAdapter(Job)
-_COURSE = TypeAdapter(Course)
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,6 @@ class SliceRow:
     gone: float | None
 
 
-@dataclass(frozen=True)
-class Point:
-    """A step of an attempt, when it was seen, and what the program told with it."""
-
-    attempt: int
-    time: float
-    step: float
-    metrics: Mapping[str, float]
-
-
 class Store:
     """The database. Used from one thread; each method is one transaction."""
 
@@ -88,6 +77,7 @@ class Store:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         upgrade(self._db)
+        self.told = Told(self._db)
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
 
     @property
@@ -104,23 +94,11 @@ class Store:
         """Close the file."""
         self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            # A disk that is full may show at the commit, and SQLite may have gone back by itself.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-
     def add(
         self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
     ) -> Record:
         """A new job under the next free id, which `make` puts into its state."""
-        with self._transaction():
+        with transaction(self._db):
             row = self._db.execute(
                 "INSERT INTO jobs (user, name, spec, state) VALUES (?, ?, ?, '') RETURNING number",
                 (user, name, json.dumps(spec)),
@@ -164,12 +142,26 @@ class Store:
     def _mark(self, row: sqlite3.Row, trouble: str | None) -> None:
         if row["trouble"] != trouble:
             query = "UPDATE jobs SET trouble = ? WHERE number = ?"
-            self._db.execute(query, (trouble, row["number"]))
+            # On a full disk the next one who reads the row writes it down.
+            with suppress(sqlite3.OperationalError):
+                self._db.execute(query, (trouble, row["number"]))
 
     def set_aside(self) -> list[SetAside]:
         """Jobs whose rows cannot be read."""
         rows = self._db.execute("SELECT * FROM jobs WHERE trouble IS NOT NULL ORDER BY number")
         return [_aside(row, row["trouble"]) for row in rows]
+
+    def last_number(self) -> int:
+        """The highest number that a job was ever given."""
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+        return int(row["seq"]) if row else 0
+
+    def skip_to(self, number: int) -> None:
+        """The next job gets a number above this one."""
+        if number > self.last_number():
+            with transaction(self._db):
+                self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+                self._db.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (number,))
 
     def count(self) -> int:
         """How many jobs there are, of any age."""
@@ -204,7 +196,7 @@ class Store:
         """
         job = decision.job
         hosts = json.dumps([_host(report) for report in reports])
-        with self._transaction():
+        with transaction(self._db):
             self._write_state(job, now)
             if spec is not None:
                 self._db.execute(
@@ -234,63 +226,6 @@ class Store:
                         (now, effect.slice.name),
                     )
 
-    def put_pulse(
-        self,
-        job_id: str,
-        progress: Mapping[str, object] | None,
-        courses: Mapping[int, Course],
-        points: Iterable[Point],
-    ) -> None:
-        """Keep what a program told: its newest report, how attempts have gone, and the history."""
-        with self._transaction():
-            self._db.execute(
-                "UPDATE jobs SET progress = coalesce(?, progress) WHERE number = ?",
-                (None if progress is None else json.dumps(progress), int(job_id)),
-            )
-            self._db.executemany(
-                "UPDATE attempts SET course = ? WHERE job = ? AND number = ?",
-                [
-                    (_COURSE.dump_json(course).decode(), job_id, number)
-                    for number, course in courses.items()
-                ],
-            )
-            self._db.executemany(
-                "INSERT INTO points (job, attempt, time, step, metrics) VALUES (?, ?, ?, ?, ?)",
-                [(job_id, p.attempt, p.time, p.step, json.dumps(dict(p.metrics))) for p in points],
-            )
-
-    def course(self, job_id: str, attempt: int) -> Course | None:
-        """How an attempt has gone, if it told anything."""
-        row = self._db.execute(
-            "SELECT course FROM attempts WHERE job = ? AND number = ?", (job_id, attempt)
-        ).fetchone()
-        return _course(row) if row else None
-
-    def courses(self, job_id: str) -> dict[int, Course]:
-        """How the attempts of a job have gone: those that told anything."""
-        rows = self._db.execute(
-            "SELECT number, course FROM attempts WHERE job = ? ORDER BY number", (job_id,)
-        )
-        return {row["number"]: found for row in rows if (found := _course(row))}
-
-    def points(self, job_id: str) -> list[Point]:
-        """The history of what a job told."""
-        rows = self._db.execute("SELECT * FROM points WHERE job = ? ORDER BY id", (job_id,))
-        return [_point(row) for row in rows]
-
-    def first_and_last_point(self, job_id: str) -> tuple[float | None, Point | None]:
-        """When the history begins, and its end."""
-        query = "SELECT * FROM points WHERE job = ? ORDER BY id"
-        first = self._db.execute(f"{query} LIMIT 1", (job_id,)).fetchone()
-        last = self._db.execute(f"{query} DESC LIMIT 1", (job_id,)).fetchone()
-        return (first["time"], _point(last)) if first else (None, None)
-
-    def progress(self, job_id: str) -> dict[str, Any] | None:
-        """The last that a job told, if anything."""
-        query = "SELECT progress FROM jobs WHERE number = ?"
-        row = self._db.execute(query, (int(job_id),)).fetchone()
-        return dict(json.loads(row["progress"])) if row and row["progress"] else None
-
     def note(self, job_id: str, event: Event, now: float) -> None:
         """Add a line to a job's history."""
         self._db.execute(
@@ -300,7 +235,7 @@ class Store:
 
     def remove(self, job_id: str) -> None:
         """Forget a job. Its slices stay known until they are gone from the cloud."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("DELETE FROM jobs WHERE number = ?", (int(job_id),))
             self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
             self._db.execute("DELETE FROM events WHERE job = ?", (job_id,))
@@ -456,14 +391,6 @@ def _why_unreadable(wrong: ValueError) -> str:
         place = ".".join(map(str, first["loc"])) or "state"
         return f"{place}: {first['msg'].lower()}"
     return str(wrong)
-
-
-def _course(row: sqlite3.Row) -> Course | None:
-    return _COURSE.validate_json(row["course"]) if row["course"] else None
-
-
-def _point(row: sqlite3.Row) -> Point:
-    return Point(row["attempt"], row["time"], row["step"], json.loads(row["metrics"]))
 
 
 def _host(report: HostReport) -> dict[str, Any]:

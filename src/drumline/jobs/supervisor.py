@@ -41,6 +41,7 @@ from drumline.jobs.state import (
     Zone,
 )
 from drumline.jobs.store import Record, Store
+from drumline.jobs.strays import Owners, Strays
 from drumline.jobs.zones import ZoneBook
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,12 @@ class Supervisor:
         self._swept_at = float("-inf")
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(store, cloud, self.looks, self.folders, wall)
+        owners = Owners(self.folders.owners)
+        self.strays = Strays(store.owner, owners, store.last_number())
+        # No number is given twice in a home, not even by a new database or an older copy: logs are
+        # kept by it, and a host takes the attempt of a job that it knows for one that has begun.
+        store.skip_to(max(owners.last_jobs.values(), default=0))
+        owners.remember(store.owner, store.last_number(), store.zones_used())
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -185,16 +192,31 @@ class Supervisor:
     def _look_at_zones(self) -> None:
         now, zones = self._clock(), self._zones_of_interest()
         if now - self._swept_at > SWEEP_SECONDS:
-            zones |= set(self.config.zones) | self.store.zones_used()
+            zones |= self._all_zones()
             self._swept_at = now
         for zone in self.looks.due(zones):
             self.actions.start(f"look {zone}", partial(self._look, zone))
+
+    def _all_zones(self) -> set[str]:
+        """Where a slice of ours may be."""
+        return set(self.config.zones) | self.store.zones_used() | self.strays.zones
+
+    async def look_everywhere(self) -> None:
+        """Look at every zone where a slice of ours may be, now."""
+        await asyncio.gather(*(self._look(zone) for zone in self._all_zones()))
+
+    def known_slices(self) -> set[str]:
+        """Slices that a job holds or that are to go."""
+        slices = (record.job.slice for record in self.records.values())
+        held = {held.name for held in slices if held}
+        return held | {row.name for row in self.store.releasing()}
 
     async def _look(self, zone: str) -> None:
         expected = self._held_in(zone) | {r.name for r in self.releases.rows if r.zone == zone}
         look = await self.looks.look(zone, expected)
         if look is not None:
-            held = self._held_in(zone) | self.store.held_aside()
+            self.strays.see(look)
+            held = self._held_in(zone) | self.store.held_aside() | self.strays.names()
             self.releases.take_in_strays(look, held)
 
     def _held_in(self, zone: str) -> set[str]:
@@ -304,6 +326,12 @@ class Supervisor:
     def record(self, job_id: str) -> Record | None:
         """A job as it is now, whether it has ended or not; None where there is none of that id."""
         return self.records.get(job_id) or self.store.record(job_id)
+
+    def take_in(self, record: Record) -> None:
+        """A new job: from now on it is kept moving."""
+        self.records[record.job.id] = record
+        self.strays.gave(record.job.id)
+        self.wake()
 
     def forget(self, job_id: str) -> None:
         """Nothing more happens to this job of itself: the store keeps what there is to know."""

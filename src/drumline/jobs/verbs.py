@@ -7,23 +7,28 @@ comes too late is a `Mistake`, and nothing is changed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from drumline.chips import slice_of
 from drumline.jobs import lifecycle
 from drumline.jobs.costs import per_hour
 from drumline.jobs.endings import in_minutes
-from drumline.jobs.spec import JobSpec
 from drumline.jobs.state import (
     Allowance,
     Choice,
     Decision,
     Event,
     Job,
+    Slice,
     SlicePhase,
     Status,
     Wish,
 )
 from drumline.jobs.store import Record
+from drumline.jobs.strays import Stray
+
+if TYPE_CHECKING:
+    from drumline.jobs.spec import JobSpec
 
 
 class Mistake(Exception):
@@ -54,7 +59,7 @@ class Settings:
     stuck_after: float | None
 
     @classmethod
-    def of(cls, spec: JobSpec, choices: tuple[Choice, ...]) -> "Settings":
+    def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "Settings":
         """Out of a job file, with the slices that would do."""
         retry = spec.retry
         counts = (retry.failures, retry.bad_hosts, retry.preemptions)
@@ -167,6 +172,19 @@ def _where(job: Job) -> str:
         return f"on a new slice (that in {job.slice.zone} is not what the job file asks for)"
     kept = "kept" if job.slice.phase is SlicePhase.READY else "asked for"
     return f"on the slice {kept} in {job.slice.zone}"
+
+
+def adopted(settings: Settings, stray: Stray, owner: str, now: float) -> Job:
+    """A job that holds a slice of a database that was lost, as one that was cancelled does."""
+    held = Slice(
+        stray.name, stray.zone, stray.accelerator, stray.hosts,
+        asked_at=now, phase=SlicePhase.READY, ready_at=now,
+    )  # fmt: skip
+    begun = settings.applied(Job(id="", owner=owner, choices=settings.choices, created_at=now))
+    reason = f"slice {stray.accelerator} in {stray.zone} adopted, kept for a resume"
+    return replace(
+        begun, wish=Wish.CANCEL, status=Status.CANCELLED, reason=reason, slice=held, ended_at=now
+    )
 
 
 def removable(job: Job) -> bool:
