@@ -42,6 +42,16 @@ class Change:
     """Whether what comes after it is no longer the run that was begun."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What a run that goes on has to say, and whether it may."""
+
+    said: tuple[str, ...]
+    """Sentences for whoever watches."""
+    refused: str = ""
+    """What has changed and must not; empty where the run may go on."""
+
+
 def provenance(recipe: Recipe, mesh: Mesh, places: State, loss: ClosedJaxpr) -> dict[str, Any]:
     """What leads to the checkpoints of a run, as plain values for a file."""
     params, moments = _bare(places.params), _bare(places.opt_state)
@@ -97,6 +107,20 @@ def sampled(data: Data) -> str | None:
         return first if read() == first else None
     except Exception:
         return None
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any], allow_changes: bool) -> Comparison:
+    """Compare what led to a checkpoint with the recipe that is to go on from it."""
+    if before.get("format") != now["format"]:
+        told = "this checkpoint does not say which recipe and data led to it; taken to be these"
+        return Comparison((told,))
+    found = changes(before, now)
+    breaking = "; ".join(change.told for change in found if change.breaks)
+    others = "; ".join(change.told for change in found if not change.breaks)
+    if breaking and not allow_changes:
+        return Comparison((), refused=breaking)
+    said = [f"with another recipe from here on, as allowed: {breaking}"] if breaking else []
+    return Comparison((*said, f"since that checkpoint: {others}") if others else tuple(said))
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Change, ...]:
