@@ -120,6 +120,19 @@ def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
     assert not elsewhere.breaks
 
 
+def test_on_other_chips_the_same_recipe_goes_on() -> None:
+    now = origin(toy(8))
+    # A model may be traced otherwise for other chips, and is no other for that.
+    model = {**now["model"], "loss": "as traced for a TPU"}
+    before = {**now, "devices": "TPU v4", "hosts": 2, "model": model}
+    told = [change.told for change in changes(before, now) if not change.breaks]
+    assert told == [
+        f"devices TPU v4 → {now['devices']}, so losses agree to rounding",
+        "hosts 2 → 1, so losses agree to rounding",
+    ]
+    assert not any(change.breaks for change in changes(before, now))
+
+
 def test_across_versions_of_jax_programs_are_not_compared() -> None:
     before, now = origin(toy(8)), origin(replace(toy(8), optimizer=optax.adam(0.01)))
     old = {**before, "versions": {**before["versions"], "jax": "0.9.0"}}

@@ -65,6 +65,8 @@ def provenance(recipe: Recipe, mesh: Mesh, places: State, loss: ClosedJaxpr) -> 
             **{name: version(name) for name in ("jax", "optax")},
         },
         "mesh": {axis: int(size) for axis, size in mesh.shape.items()},
+        "devices": mesh.devices.flat[0].device_kind,
+        "hosts": jax.process_count(),
         "steps": recipe.steps,
         "nan": recipe.settings.nan,
         "seed": recipe.settings.seed,
@@ -134,15 +136,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Change, 
         if old != now["versions"].get(name)
     ]
     sizes = [*_of_the_sizes(before["model"], now["model"])]
-    mesh = _of_the_mesh(before["mesh"], now["mesh"])
+    places = [*_of_the_places(before, now)]
     found += sizes
-    # Other shapes, another mesh or another JAX give another text of the same loss.
-    if not (found or mesh or versions) and before["model"]["loss"] != now["model"]["loss"]:
+    # Other shapes, other places or another JAX give another text of the same loss.
+    if not (found or places or versions) and before["model"]["loss"] != now["model"]["loss"]:
         found.append(Change("the model's loss computes something else", breaks=True))
     # Parameters of other shapes are updated by other equations, whatever the optimizer.
     if not any(change.breaks for change in sizes):
         found += _of_the_optimizer(before["optimizer"], now["optimizer"], same_text=not versions)
-    found += [*mesh, *versions]
+    found += [*places, *versions]
     found += [
         Change(f"{name} {before[name]} → {now[name]}", breaks=False)
         for name in ("steps", "nan")
@@ -175,11 +177,16 @@ def _of_the_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator
             yield Change(f"model {name} {old} → {new}", breaks=name != "layout")
 
 
-def _of_the_mesh(before: Mapping[str, int], now: Mapping[str, int]) -> list[Change]:
-    if dict(before) == dict(now):
-        return []
-    old, new = (" × ".join(f"{a}={size}" for a, size in mesh.items()) for mesh in (before, now))
-    return [Change(f"mesh {old} → {new}, so losses agree to rounding", breaks=False)]
+def _of_the_places(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    """Another slice: the same sums in another order, or by other chips."""
+    rounding = "losses agree to rounding"
+    if before["mesh"] != now["mesh"]:
+        meshes = (before["mesh"].items(), now["mesh"].items())
+        old, new = (" × ".join(f"{axis}={size}" for axis, size in mesh) for mesh in meshes)
+        yield Change(f"mesh {old} → {new}, so {rounding}", breaks=False)
+    for name in ("devices", "hosts"):
+        if before[name] != now[name]:
+            yield Change(f"{name} {before[name]} → {now[name]}, so {rounding}", breaks=False)
 
 
 def _of_the_optimizer(
