@@ -185,9 +185,6 @@ def test_a_store_that_was_full_can_be_written_again(store: Store) -> None:
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        for _ in range(1000):
-            store.add("lab", "a", {"run": "x" * 10_000}, new_job)
-    with pytest.raises(sqlite3.OperationalError, match="full"):
         store.add("lab", "a", {"run": "x" * 100_000}, new_job)
     store._db.execute("PRAGMA max_page_count = 1000000")
     assert store.add("lab", "a", {"run": "x" * 100_000}, new_job).job.id
