@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from drumline.parallel import einsum, explain_einsum
-from tests.parallel.layouts import LAYOUTS, QUICK, Layout, expected, shape, sharded, spec
+from tests.parallel.layouts import LAYOUTS, QUICK, Layout, expected, shape, sharded
 from tests.parallel.rounding import exactly, excess
 
 # Each with the whole mesh in another order than its own, and a part of one in the other order.
