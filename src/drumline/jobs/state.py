@@ -54,6 +54,7 @@ class Outcome(StrEnum):
 
     SUCCEEDED = "succeeded"
     PROGRAM_FAILED = "program failed"
+    SETUP_FAILED = "set-up failed"
     STUCK = "stuck"
     LEFT = "left"
     """It saved its work and asked to be started again."""
@@ -100,6 +101,8 @@ class Attempt:
 
     number: int
     started_at: float
+    sent_at: float | None = None
+    """When every host had the code."""
     running_at: float | None = None
     failed_at: float | None = None
     """When we first saw a host fail; the verdict waits for its siblings and for the cloud."""

@@ -73,7 +73,7 @@ def failure(
     cause = find_cause(failed, len(seen.hosts))
     if cause.kind == "bad host":
         return bad_host(job, held, cause, now)
-    told = f"program failed on host {cause.host}: {cause.error}"
+    told = f"{cause.kind} on host {cause.host}: {cause.error}"
     if cause.kind == "go on later":
         told = "the program saved its work and left"
     return _stop(job, held, cause, told)
