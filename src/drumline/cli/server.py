@@ -9,7 +9,7 @@ from drumline.cli.connect import connect, echo_json
 from drumline.cli.jobs import AsJson
 
 app = typer.Typer(
-    help="The process that watches over jobs; commands start it when they need it.",
+    help="The process behind the commands, which start it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -19,7 +19,7 @@ app = typer.Typer(
 
 @app.command()
 def run() -> None:
-    """Run the server in the foreground, for a service manager or to watch it."""
+    """Run the server in the foreground; it does not leave by itself."""
     from drumline.jobs.caller import SERVER_COMMAND
 
     os.execv(SERVER_COMMAND[0], SERVER_COMMAND)  # noqa: S606 - this process becomes the server
@@ -27,7 +27,7 @@ def run() -> None:
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Say whether a server runs, and which; exit code 1 where none does."""
+    """Say whether a server runs, which, and when it leaves."""
     from drumline.cli.text import duration
 
     client = connect(autostart=False)
