@@ -14,10 +14,9 @@ READY := $(VENV)/ready-$(EXTRAS)
 .PHONY: help quickstart test check format bench clean
 
 help: ## this list
-	@sed -n '1,5p' Makefile | cut -c3-
-	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target does; do \
 		printf '  make %-12s %s\n' "$$target" "$$does"; done
+	@sed -n '4,5p' Makefile | cut -c3-
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

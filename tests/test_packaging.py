@@ -13,7 +13,8 @@ def test_make_help_lists_every_target() -> None:
     phony = next(line for line in text.splitlines() if line.startswith(".PHONY:"))
     targets = set(phony.split()[1:])
     assert targets == set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     listed = [line.split() for line in shown.stdout.splitlines() if line.startswith("  make ")]
     assert targets <= {words[1] for words in listed if len(words) > 2}
 

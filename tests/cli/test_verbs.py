@@ -563,6 +563,34 @@ def test_server_status_tells_which_runs(server: Any, drumline: Run, capsys: Prin
     assert "the emulator on this machine" in out
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"leaves_in": 1500.0, "stays": False}, "leaves   in 25 min if nothing is asked of it"),
+        ({"leaves_in": None, "stays": True}, "leaves   not while a job lives or a slice is held"),
+        ({"leaves_in": None, "stays": False}, "leaves   not by itself"),
+    ],
+)
+def test_server_status_says_when_it_leaves(
+    server: Any, drumline: Run, capsys: Printed, facts: dict[str, Any], told: str
+) -> None:
+    server.answers["GET /status"] |= facts
+    assert drumline("server", "status") == 0
+    assert told in capsys.readouterr().out
+
+
+def test_what_a_leaving_server_turned_away_is_asked_of_the_next(
+    server: Any, a_job: Make, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    answers = [(503, {"error": "leaving"}), (200, {"job": {}, "text": "done"})]
+    server.answers["POST /jobs/000004/cancel"] = lambda *_: answers.pop(0)
+    started: list[bool] = []
+    monkeypatch.setattr("drumline.jobs.caller.Caller.start", lambda _: started.append(True))
+    assert drumline("cancel", "4") == 0
+    assert capsys.readouterr().out == "done\n"
+    assert started == [True]
+
+
 def test_another_version_of_the_server_is_mentioned_once(
     server: Any, drumline: Run, capsys: Printed
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import typer
 
@@ -22,7 +23,8 @@ def run() -> None:
     """Run the server in the foreground; it does not leave by itself."""
     from drumline.jobs.caller import SERVER_COMMAND
 
-    os.execv(SERVER_COMMAND[0], SERVER_COMMAND)  # noqa: S606 - this process becomes the server
+    command = (*SERVER_COMMAND, "--stay")
+    os.execv(command[0], command)  # noqa: S606 - this process becomes the server
 
 
 @app.command()
@@ -43,6 +45,7 @@ def status(as_json: AsJson = False) -> None:
         typer.echo(f"home     {found['home']}")
         typer.echo(f"cloud    {cloud}")
         typer.echo(f"jobs     {found['jobs']}")
+        typer.echo(f"leaves   {_leaves(found)}")
     if found is None:
         raise typer.Exit(1)
 
@@ -61,3 +64,14 @@ def stop(as_json: AsJson = False) -> None:
         )
     else:
         typer.echo(f"no server runs in {client.home}")
+
+
+def _leaves(found: dict[str, Any]) -> str:
+    """When it ends by itself."""
+    from drumline.cli.text import duration
+
+    if found.get("stays"):
+        return "not while a job lives or a slice is held"
+    if found.get("leaves_in") is None:
+        return "not by itself"
+    return f"in {duration(found['leaves_in'])} if nothing is asked of it; a command starts it again"
