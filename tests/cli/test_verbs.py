@@ -580,7 +580,7 @@ def test_server_status_says_when_it_leaves(
 
 
 def test_what_a_leaving_server_turned_away_is_asked_of_the_next(
-    server: Any, a_job: Make, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+    server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     answers = [(503, {"error": "leaving"}), (200, {"job": {}, "text": "done"})]
     server.answers["POST /jobs/000004/cancel"] = lambda *_: answers.pop(0)
