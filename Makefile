@@ -29,8 +29,10 @@ READY := $(VENV)/ready-$(EXTRAS)
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check format bench clean
 
-help:
-	@sed -n '1,6p' Makefile | cut -c3-
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target does; do \
+		printf '  make %-12s %s\n' "$$target" "$$does"; done
+	@sed -n '4,6p' Makefile | cut -c3-
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -42,26 +44,26 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $(READY)
 
-quickstart: $(READY)
+quickstart: $(READY) ## install, then train through a preemption
 	$(BIN)/drumline create examples/quickstart.yaml --follow
 
 # The code is checked against the types of the pinned versions; the others only run it.
-test: $(if $(JAX_VERSION),$(READY),check)
+test: $(if $(JAX_VERSION),$(READY),check) ## install, check, and run every test
 	$(BIN)/pytest --numprocesses 3 --dist worksteal
 
-check: $(READY)
+check: $(READY) ## lint, format and types, as each commit should pass them
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(READY) ## mend what can be mended of lint and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(READY)
+bench: $(READY) ## print how quick the commands and the server are
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/thousand_jobs.py
 	$(BIN)/python benchmarks/many_jobs.py
 
-clean:
+clean: ## remove the environments and what tools left
 	rm -rf .venv .venv-oldest .venv-newest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,12 +1,16 @@
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drumline.cli.follow import Screen, Story, progress_line
+from drumline.cli.connect import runnable
+from drumline.cli.follow import Screen, Story, follow, progress_line
+from drumline.cli.text import harmless, width
+from drumline.jobs.client import Client
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -148,7 +152,7 @@ def test_ctrl_c_leaves_the_job_alone(
     monkeypatch.setattr(Client, "events", interrupted)
     assert drumline("create", str(file), "--follow") == 130
     told = capsys.readouterr().err.strip()
-    assert told == "000001 goes on; drumline logs 000001 --follow picks it up"
+    assert told == "000001 goes on; drumline follow 000001 comes back to it"
     assert [method for method, _, _ in server.asked] == ["POST"]
 
 
@@ -210,4 +214,57 @@ def test_a_pipe_gets_progress_now_and_then_and_no_escape() -> None:
 def test_progress_is_drawn_from_whatever_the_program_reports(
     a_job: Make, progress: dict[str, Any] | None, line: str
 ) -> None:
-    assert progress_line(a_job(progress=progress), bar=True) == line
+    assert progress_line(a_job(progress=progress), columns=80) == line
+
+
+def test_a_story_fits_a_narrow_terminal(a_life: Callable[..., Path], a_job: Make) -> None:
+    said = "test accuracy 97.1 %\nparameters identical to an undisturbed run: yes"
+    end = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1,
+           "progress": {"step": 300, "total": 300, "loss": 0.093, "result": said}}  # fmt: skip
+    full = {"step": 140, "total": 300, "loss": 0.4123, "rate": 9800, "item": "images", "mfu": None}
+    a_life((FIRST, {"progress": full}), (TAKEN, {}), ([event(11, 48.0, "succeeded")], end))
+    written = io.StringIO()
+    follow(Client(autostart=False), a_job("000001"), Screen(written, columns=46))
+    lines = [harmless(line) for line in re.split(r"[\n\r]", written.getvalue())]
+    assert max(map(width, lines)) <= 46
+    told = " ".join(" ".join(lines).split())
+    assert "slice taken by the cloud at step 151 (checkpoint: step 150)" in told
+    assert "drumline show 000001 · drumline plot 000001 · drumline logs 000001" in told
+    assert "  ✓ slice   2 hosts, 8 chips in local-a  1.2 s" in lines
+    assert "  ▸ step  140/300  loss 0.4123  9.8k img/s" in lines
+
+
+def test_the_bar_takes_what_room_there_is(a_job: Make) -> None:
+    job = a_job(progress={"step": 140, "total": 300, "loss": 0.4123, "rate": 9.0, "mfu": 0.4})
+    drawn = {columns: progress_line(job, columns) for columns in range(20, 100)}
+    assert all(width(line) < columns for columns, line in drawn.items())
+    assert [drawn[columns].count("━") + drawn[columns].count("╸") for columns in (99, 66)] == [
+        22,
+        11,
+    ]
+
+
+def test_follow_comes_back_to_a_job(
+    a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str], server: Any
+) -> None:
+    a_life((FIRST, {}), ([event(6, 9.0, "succeeded")], {"status": "SUCCEEDED", "ended": 1.0}))
+    assert drumline("follow", "1") == 0
+    told = capsys.readouterr().out
+    assert "● 000001 digits" in told
+    assert "✓ 000001 succeeded" in told
+    assert {method for method, _, _ in server.asked} == {"GET"}
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_what_to_do_next_can_be_typed_as_it_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [".venv/bin/drumline", "create"])
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/drumline" if on_path else None)
+    shown = runnable("next: drumline show 000001 · drumline logs 000001")
+    name = "drumline" if on_path else ".venv/bin/drumline"
+    assert shown == f"next: {name} show 000001 · {name} logs 000001"
+    monkeypatch.setattr("sys.argv", ["/opt/lab/bin/drumline", "create"])
+    shown = runnable("drumline show 1")
+    assert shown == ("drumline show 1" if on_path else "/opt/lab/bin/drumline show 1")

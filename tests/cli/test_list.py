@@ -106,9 +106,27 @@ def test_emulated_slices_have_no_price(a_job: Make) -> None:
 def test_long_names_are_cut_to_the_terminal_and_whole_in_a_pipe(a_job: Make) -> None:
     long = a_job(name="x" * 80, reason="y" * 80)
     assert "x" * 80 in list_lines([long])[1]
-    # 150 columns leave room for the notes, 100 are too few for all the other columns.
+    # 150 columns leave room for the notes, 110 are too few for all the other columns.
     assert max(map(width, list_lines([long], columns=150)[:2])) <= 150
-    assert "x" * 11 + "…" in list_lines([long], columns=100)[1]
+    assert "x" * 11 + "…" in list_lines([long], columns=110)[1]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 120])
+def test_a_list_fits_its_terminal(afternoon: list[dict[str, Any]], columns: int) -> None:
+    lines = list_lines(afternoon, columns=columns)
+    assert max(map(width, lines)) <= columns
+    assert lines[0].startswith("JOB ID")
+    assert "STATUS" in lines[0]
+
+
+def test_at_80_columns_a_list_still_says_what_a_job_does_and_why(
+    afternoon: list[dict[str, Any]],
+) -> None:
+    heading, running, waiting, *_ = list_lines(afternoon, columns=80)
+    assert heading.split() == ["JOB", "ID", "NAME", "STATUS", "PROGRESS", "NOTE"]
+    assert "18,400/50,000  41.2 % MFU" in running
+    assert "WAITING" in waiting
+    assert "3rd zone of 4" in waiting
 
 
 def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:

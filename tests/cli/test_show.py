@@ -184,3 +184,18 @@ def test_a_job_there_is_not(server: Any, drumline: Run, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "there is no job 000099\n"
     assert drumline("show", "llama") == 2
     assert capsys.readouterr().err == "'llama' is not a job id; drumline list shows them\n"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "told"),
+    [
+        (["set-up failed"], "FAILED after 1 failure of the set-up"),
+        (["program failed", "set-up failed"], "FAILED after 2 failures, the last of the set-up"),
+        (["preempted", "program failed"], "FAILED after 1 failure of the program"),
+    ],
+)
+def test_whose_failures_they_were(a_job: Make, outcomes: list[str], told: str) -> None:
+    attempts = [{"number": n, "outcome": one} for n, one in enumerate(outcomes, 1)]
+    failures = sum("failed" in one for one in outcomes)
+    job = a_job(status="FAILED", attempts=attempts, failures=failures)
+    assert told in show_lines(job, now=NOON)[0]

@@ -48,7 +48,7 @@ def test_create_hands_over_the_job_and_its_secrets_and_says_what_is_next(
     assert "s3cret" not in json.dumps(sent["spec"])
     out = capsys.readouterr().out
     assert out.startswith("● 000012 llama-1b · v4-128 · us-central2-b\n")
-    assert "next: drumline show 000012 · drumline logs 000012 --follow" in out
+    assert "next: drumline follow 000012 · drumline show 000012" in out
 
 
 def test_create_as_json(
@@ -563,6 +563,34 @@ def test_server_status_tells_which_runs(server: Any, drumline: Run, capsys: Prin
     assert "the emulator on this machine" in out
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"leaves_in": 1500.0, "stays": False}, "leaves   in 25 min if nothing is asked of it"),
+        ({"leaves_in": None, "stays": True}, "leaves   not while a job lives or a slice is held"),
+        ({"leaves_in": None, "stays": False}, "leaves   not by itself"),
+    ],
+)
+def test_server_status_says_when_it_leaves(
+    server: Any, drumline: Run, capsys: Printed, facts: dict[str, Any], told: str
+) -> None:
+    server.answers["GET /status"] |= facts
+    assert drumline("server", "status") == 0
+    assert told in capsys.readouterr().out
+
+
+def test_what_a_leaving_server_turned_away_is_asked_of_the_next(
+    server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    answers = [(503, {"error": "leaving"}), (200, {"job": {}, "text": "done"})]
+    server.answers["POST /jobs/000004/cancel"] = lambda *_: answers.pop(0)
+    started: list[bool] = []
+    monkeypatch.setattr("drumline.jobs.caller.Caller.start", lambda _: started.append(True))
+    assert drumline("cancel", "4") == 0
+    assert capsys.readouterr().out == "done\n"
+    assert started == [True]
+
+
 def test_another_version_of_the_server_is_mentioned_once(
     server: Any, drumline: Run, capsys: Printed
 ) -> None:
@@ -597,6 +625,61 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert shown >= {"create", "list", "show", "plot", "logs", "wait", "resume", "cancel", "delete",
                      "clean", "ssh", "cp", "exec", "server", "init", "emulator",
                      "chips"}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [(), ("server",), ("emulator",)])
+def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, ...]) -> None:
+    assert drumline(*group, "--help") == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert not [line for line in lines if line.endswith("...")]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["ca"], ["cancel"]),
+        (["server", "s"], ["status", "stop"]),
+        (["list", "--sta"], ["--status"]),
+        (["show", ""], ["000005", "000004"]),
+        (["show", "000004", ""], []),
+        (["cancel", "000004", "0"], ["000005"]),
+        (["create", ""], []),
+        (["nothing", ""], []),
+    ],
+)
+def test_what_a_shell_offers_behind_what_was_typed(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, words: list[str], found: list[str]
+) -> None:
+    server.holds(a_job(), a_job("000005"))
+    assert drumline("completion", "words", "--", *words) == 0
+    assert capsys.readouterr().out.splitlines() == found
+
+
+def test_completion_starts_no_server(home: Path, drumline: Run, capsys: Printed) -> None:
+    assert drumline("completion", "words", "--", "show", "") == 0
+    assert capsys.readouterr().out == ""
+    assert not list(home.iterdir())
+
+
+def test_bash_completes(server: Any, a_job: Make) -> None:
+    server.holds(a_job())
+    script = """
+    PATH="$(dirname "$1"):$PATH"
+    eval "$(drumline completion bash)"
+    COMP_WORDS=(drumline logs 0) COMP_CWORD=2
+    _drumline drumline 0 logs
+    echo "${COMPREPLY[@]}"
+    """
+    command = ["bash", "-c", script, "bash", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "000004\n"
+
+
+def test_completion_is_for_shells_we_know(drumline: Run, capsys: Printed) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert drumline("completion", shell) == 0
+        assert "completion words" in capsys.readouterr().out
+    assert drumline("completion", "tcsh") == 2
 
 
 def test_every_command_that_prints_speaks_json() -> None:

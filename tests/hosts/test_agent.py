@@ -456,11 +456,43 @@ def test_a_failed_step_says_why_and_the_next_attempt_tries_again(machine: Machin
     step = {"name": "pip", "script": "echo one\ntest -e fixed || { echo no such package; exit 9; }"}
     failed = machine.attempt("step", sent=step)
     assert (failed["exit_code"], failed["tail"][-1]) == (9, "no such package")
-    assert failed["error"] == "no such package"
+    assert failed["error"].endswith("exit code 9: no such package")
     machine.file("fixed").touch()
     assert machine.attempt("step", sent=step)["exit_code"] == 9
     machine.put("true", attempt=2)
     assert machine.attempt("step", sent=step)["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "error"),
+    [
+        ("setup", "true\nls /nowhere", "setup:2  ls /nowhere  exit code 2: ls: cannot access"),
+        ("setup", "false", "setup:1  false  exit code 1"),
+        ("setup", "x=$(false) || true\n( exit 3 )\n", "setup:2  ( exit 3 )  exit code 3"),
+        ("setup", "echo no\ntest -e y || exit 4", "setup:2  exit 4  exit code 4: no"),
+        ("setup", "false \\\n  a", "setup:1  false a  exit code 1"),
+        ("setup", "ls /nowhere | wc -l > n", "setup:1  wc -l > n  exit code 2: ls: cannot access"),
+        ("setup", "kill -9 $$", "setup  killed by SIGKILL"),
+        ("setup", "fi", "setup  exit code 2: "),
+        ("uv", "true\nfalse", "set-up of uv  false  exit code 1"),
+    ],
+)
+def test_a_failed_step_names_the_command_its_line_and_its_exit_code(
+    machine: Machine, name: str, script: str, error: str
+) -> None:
+    machine.put("true")
+    failed = machine.attempt("step", sent={"name": name, "script": script})
+    assert failed["error"].startswith(error)
+    assert not [line for line in failed["tail"] if line.startswith("--- set-up")]
+    place = error.partition("  exit code")[0].partition("  killed")[0]
+    assert f"--- set-up: {name} failed at {place}, " in machine.log()
+
+
+def test_a_failing_command_shows_no_secret(machine: Machine) -> None:
+    machine.put("true", secrets={"TOKEN": "s3cret"})
+    failed = machine.attempt("step", sent={"name": "setup", "script": "true\ntest $TOKEN = x"})
+    assert failed["error"] == "setup:2  test $TOKEN = x  exit code 1"
+    assert "s3cret" not in machine.log()
 
 
 def test_watch_tells_growth_soon_and_from_any_offset(machine: Machine) -> None:

@@ -296,7 +296,8 @@ def test_a_failed_set_up_is_told_with_its_last_words(tmp_path: Path) -> None:
         session.start()
         report = (await reach(session, HostPhase.FAILED))[0]
         assert (report.detail, report.exit_code) == ("setup: pip", 4)
-        assert report.error == "no matching distribution"
+        told = "set-up of pip  exit 4  exit code 4: no matching distribution"
+        assert report.error == told
         slice_.hosts[0].cut()
         await until(lambda: session.reports()[0].detail != "connection lost", "it is back")
         assert session.reports()[0].phase is HostPhase.FAILED

@@ -362,3 +362,21 @@ def test_the_server_is_stopped_and_started_by_the_next_command(shell: Shell, run
     assert shell("server", "status", "--json").json["pid"] != found["pid"]
     shell.world.until(lambda: shell("exec", running, "--", "echo still there").code == 0)
     assert shell("show", running, "--json").json["attempts_made"] == 1
+
+
+def test_a_set_up_that_fails_says_where_and_its_time_is_its_own(shell: Shell) -> None:
+    path = shell.world.write_job(
+        "echo ran", accelerator="v4-8", setup="sleep 1\n", retry={"failures": 0}
+    )
+    told = shell("create", str(path), "--follow")
+    assert told.code == 0
+    [setup] = [line.split()[-2] for line in told.out.splitlines() if " setup " in line]
+    assert float(setup) >= 0.9
+    path = shell.world.write_job(
+        "echo ran", accelerator="v4-8", setup="true\nls /nowhere\n", retry={"failures": 0}
+    )
+    failed = shell("create", str(path), "--follow")
+    assert failed.code == 1
+    assert "setup:2  ls /nowhere  exit code 2: ls: cannot access" in failed.out
+    assert "failed after 1 failure of the set-up" in failed.out
+    assert "program" not in failed.out

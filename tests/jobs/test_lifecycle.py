@@ -329,3 +329,31 @@ def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[s
     held = {story.job.slice.name} if story.job.slice else set()
     assert asked - released == held
     assert held.isdisjoint(released)
+
+
+def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> None:
+    story = Story().slice_is_there()
+    error = "setup:2  pip install nope  exit code 1: no matching distribution"
+    for last in (False, True):
+        story.all_hosts(HostPhase.FAILED, exit_code=1, error=error, detail="setup: setup")
+        story.passes(PATIENCE.settle + 1).verdict()
+        if not last:
+            story.passes(60)
+    assert story.outcomes == [Outcome.SETUP_FAILED] * 2
+    assert story.status() is Status.FAILED
+    where = f"set-up failed on host 0 of 2: {error}"
+    assert story.job.reason == f"2 failures, the last of the set-up; {where}"
+    assert "program" not in " ".join(story.told)
+
+
+def test_the_code_is_told_when_all_hosts_have_it_and_the_set_up_when_it_is_done() -> None:
+    story = Story().slice_is_there()
+    story.host(0, HostPhase.PREPARING, detail="setup: uv")
+    story.host(1, HostPhase.PREPARING, detail="code").settle()
+    assert "code" not in story.events
+    story.all_hosts(HostPhase.PREPARING, detail="setup: uv")
+    assert story.events[-1] == "code"
+    story.passes(30).all_hosts(HostPhase.RUNNING)
+    assert story.events[-2:] == ["code", "run"]
+    story.passes(1)
+    assert story.events.count("code") == 1

@@ -19,6 +19,7 @@ COMMANDS = {
     "list": "jobs:list_jobs",
     "show": "jobs:show",
     "plot": "plot:plot",
+    "follow": "jobs:follow_job",
     "logs": "access:logs",
     "wait": "jobs:wait",
     "resume": "jobs:resume",
@@ -30,6 +31,7 @@ COMMANDS = {
     "cp": "ssh:cp",
     "chips": "chips:chips",
     "init": "init:init",
+    "completion": "completion:completion",
     "server": "server:app",
     "emulator": "emulator:app",
 }

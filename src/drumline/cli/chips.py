@@ -20,7 +20,7 @@ def chips(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare chips, or show one slice: size, topology, where it is, what it costs."""
+    """Compare chips, or show one slice: size, zones, prices."""
     from drumline.chips import UnknownName, chip, slice_of
 
     if name is None:

@@ -74,6 +74,17 @@ def confirm(verb: str, question: str, yes: bool) -> None:
         raise typer.Exit(1)
 
 
+def runnable(hint: str) -> str:
+    """A hint whose `drumline …` can be typed as it stands, also where it is not on the PATH."""
+    import shutil
+
+    if os.path.basename(sys.argv[0]) not in {"drumline", "jobman"} or shutil.which("drumline"):
+        return hint
+    inside = os.path.relpath(sys.argv[0])
+    shown = sys.argv[0] if inside.startswith("..") else inside
+    return hint.replace("drumline ", f"{shown} ")
+
+
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
     """Let Ctrl-C end the looking on and nothing else, and say so."""

@@ -20,6 +20,7 @@ STEP = "step"
 _BREAKS = {
     "preempted": "preempted",
     "program failed": "failed",
+    "set-up failed": "set-up failed",
     "stuck": "stuck",
     "bad host": "bad host",
     "left": "left",

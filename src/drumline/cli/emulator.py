@@ -16,7 +16,7 @@ MISTAKE = 2
 NONE_RUNS = "no emulator is running; drumline create starts one"
 
 app = typer.Typer(
-    help="The cloud on this machine: look at it, preempt, break hosts, run out of chips.",
+    help="The cloud on this machine: preempt, break, run out of chips.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -70,7 +70,7 @@ def start(as_json: AsJson = False) -> None:
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Show whether it runs, what it holds, how it is set to misbehave."""
+    """Show whether it runs, what it holds, how it misbehaves."""
     url = _url()
     if url is None:
         if as_json:
@@ -182,7 +182,7 @@ def faults(
     clear: Annotated[bool, typer.Option("--clear", help="End all faults first.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the API misbehave, or behave again; without options, show how it does."""
+    """Make the API misbehave, or behave again, or show how it does."""
     given = {"fail": fail, "delay": delay, "seconds": seconds, "login": login, "deny": deny or None}
     wanted = {key: value for key, value in given.items() if value is not None}
     done = _control("faults", **wanted, **({"clear": True} if clear else {}))

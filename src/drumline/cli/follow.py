@@ -1,4 +1,4 @@
-"""`create --follow`: a job's events as they come, and one line of progress that is redrawn.
+"""`follow`, `create --follow`: a job's events as they come, and a line of progress, redrawn.
 
 `Story` turns events into lines and keeps what earlier events said; `Screen` puts lines on a
 terminal or into a pipe; `follow` asks the server and moves things from one to the other.
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from drumline.cli.connect import runnable
 from drumline.cli.show import after_what, cause_lines, next_steps, result_lines
-from drumline.cli.text import cut, duration, harmless, width
+from drumline.cli.text import cut, duration, harmless, width, wrapped
 from drumline.cli.views import (
     ENDED,
     Job,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 Event = Mapping[str, Any]
 
 TIMES_AT = 62
+LONGEST_TIME = 12
+INDENT = 4
+SMALLEST_BAR = 6
 BAR = 22
 # Someone is looking at a terminal; a log file wants to be read later.
 POLL_TERMINAL, POLL_PIPE = 1.0, 5.0
@@ -43,8 +47,9 @@ _COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "
 class Story:
     """What has been told of a job so far, so that each event adds only what is new."""
 
-    def __init__(self) -> None:
-        """Begin before the first event."""
+    def __init__(self, columns: int | None = None) -> None:
+        """Begin before the first event; `columns` is how wide lines may be."""
+        self._times_at = TIMES_AT if columns is None else min(TIMES_AT, columns - LONGEST_TIME)
         self._milestone: float | None = None
         self._told: dict[str, str] = {}
 
@@ -62,15 +67,15 @@ class Story:
             if again and kind != "slice":
                 return []
             took = duration(event["time"] - since) if since is not None and kind != "run" else ""
-            return [_timed(f"  ✓ {_DONE[kind]:7} {text}", took)]
+            return [_timed(f"  ✓ {_DONE[kind]:7} {text}", took, self._times_at)]
         if kind in _SETBACKS:
             return [f"  {_SETBACKS[kind]} {text}"]
         mark = "!" if kind == "warning" else "·"
         return [] if again else [f"  {mark} {text}"]
 
 
-def _timed(line: str, took: str) -> str:
-    return line + " " * max(TIMES_AT - width(line), 2) + took if took else line
+def _timed(line: str, took: str, column: int) -> str:
+    return line + " " * max(column - width(line), 2) + took if took else line
 
 
 def opening(job: Job) -> str:
@@ -85,23 +90,36 @@ def opening(job: Job) -> str:
     return "● " + " · ".join(part for part in parts if part)
 
 
-def progress_line(job: Job, bar: bool) -> str:
-    """`  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  9.8k img/s  MFU 41.2 %`, or nothing."""
+def progress_line(job: Job, columns: int | None = None) -> str:
+    """`  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  9.8k img/s  MFU 41.2 %`, or nothing.
+
+    Without columns it is for a pipe and has no bar; with few, the bar is short, then goes.
+    """
     progress = job.get("progress") or {}
     at = progress_count(progress)
     if not at or job["status"] not in {"RUNNING", *ENDED}:
         return ""
-    parts = [f"step {at:>8}" if bar else f"step {at}"]
-    total = progress.get("total")
-    if bar and is_number(total) and total > 0:
-        done = min(max(int(BAR * progress["step"] / total), 0), BAR)
-        parts[0] += " " + ("━" * done + "╸" + "━" * BAR)[:BAR]
+    parts = [f"step {at}" if columns is None else f"step {at:>8}"]
     if "loss" in progress:
         parts.append(f"loss {figure(progress['loss'])}")
     parts += rates(progress, brief=True)
     if "mfu" in progress:
         parts.append(f"MFU {percent(progress['mfu'])}")
+    if columns is not None:
+        while len(parts) > 1 and width("  ▸ " + "  ".join(parts)) >= columns:
+            parts.pop()
+        room = columns - 2 - width("  ▸ " + "  ".join(parts))
+        parts[0] += _bar(progress, min(room, BAR))
     return "  ▸ " + "  ".join(parts)
+
+
+def _bar(progress: Mapping[str, Any], size: int) -> str:
+    """` ━━━━━━━━╸━━━━`, where the end is known and there is room."""
+    total = progress.get("total")
+    if not is_number(total) or total <= 0 or size < SMALLEST_BAR:
+        return ""
+    done = min(max(int(size * progress["step"] / total), 0), size)
+    return " " + ("━" * done + "╸" + "━" * size)[:size]
 
 
 def waiting_line(job: Job, now: float) -> str:
@@ -126,7 +144,7 @@ def closing(job: Job) -> list[str]:
         lines += [f"  {line}" for line in cause_lines(job)]
     else:
         lines = [f"! {number} was cancelled" + (f" after {duration(took)}" if took > 0 else "")]
-    return [*lines, f"  next: {closing_steps(job)}"]
+    return [*lines, runnable(f"  next: {closing_steps(job)}")]
 
 
 def closing_steps(job: Job) -> str:
@@ -158,6 +176,11 @@ class Screen:
         self._written_at: float | None = None
 
     @property
+    def columns(self) -> int | None:
+        """How wide the terminal is; None for a pipe."""
+        return self._columns
+
+    @property
     def redraws(self) -> bool:
         """Whether this is a terminal."""
         return self._columns is not None
@@ -167,7 +190,8 @@ class Screen:
         if self._drawn:
             self._write("\n" if keep_progress else "\r\x1b[K")
             self._drawn = ""
-        self._write(self._painted(line) + "\n")
+        first, *more = [line] if self._columns is None else wrapped(line, self._columns, INDENT)
+        self._write("\n".join([self._painted(first), *more]) + "\n")
 
     def progress(self, line: str, last: bool = False) -> None:
         """Redraw the progress; in a pipe, write it now and then, and the last one always."""
@@ -202,7 +226,7 @@ class Screen:
 def follow(client: "Client", job: Job, screen: Screen) -> Job:
     """Tell the job's story until it has ended; returns the job as it then is."""
     screen.say(opening(job))
-    story, after = Story(), 0
+    story, after = Story(screen.columns), 0
     patience, moving = 0.0, ""
     while True:
         answer = client.events(job["id"], after, patience)
@@ -215,7 +239,7 @@ def follow(client: "Client", job: Job, screen: Screen) -> Job:
             keep = event["kind"] in _SETBACKS and bool(moving)
             for line in story.lines(event):
                 screen.say(line, keep_progress=keep)
-        moving = progress_line(now, bar=screen.redraws)
+        moving = progress_line(now, screen.columns)
         if moving or not screen.redraws:
             screen.progress(moving, last=ended)
         elif not ended:

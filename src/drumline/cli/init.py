@@ -40,7 +40,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace settings unasked.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write the settings for a Google project, and check that its credentials work."""
+    """Write the settings for a Google project, check its login."""
     from drumline.jobs.caller import home_folder
 
     path = home_folder() / "config.yaml"

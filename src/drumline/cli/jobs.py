@@ -21,6 +21,7 @@ from drumline.cli.connect import (
     echo_lines,
     interruptible,
     on_terminal,
+    runnable,
     terminal_size,
 )
 
@@ -55,7 +56,7 @@ def create(
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Hand over a job file; the job runs until it is done, whatever the cloud does."""
+    """Hand over a job file; it runs until it is done."""
     from drumline.cli.text import harmless, harmless_lines
     from drumline.jobs.spec import SpecError
 
@@ -82,7 +83,7 @@ def create(
     typer.echo(opening(job))
     for warning in job.get("warnings") or ():
         typer.echo(f"  ! {harmless(warning)}")
-    typer.echo(f"  next: drumline show {number} · drumline logs {number} --follow")
+    typer.echo(runnable(f"  next: drumline follow {number} · drumline show {number}"))
 
 
 def _follow(client: "Client", job: dict[str, object], as_json: bool) -> None:
@@ -93,11 +94,17 @@ def _follow(client: "Client", job: dict[str, object], as_json: bool) -> None:
     columns = terminal_size()[0] if stream.isatty() else None
     screen = Screen(stream, columns, colour=coloured() and not as_json)
     number = job["id"]
-    with interruptible(f"{number} goes on; drumline logs {number} --follow picks it up"):
+    with interruptible(runnable(f"{number} goes on; drumline follow {number} comes back to it")):
         ended = follow(client, job, screen)
     if as_json:
         echo_json(ended)
     raise typer.Exit(0 if ended["status"] == "SUCCEEDED" else 1)
+
+
+def follow_job(job_id: Id, as_json: AsJson = False) -> None:
+    """Tell a job's story so far, and stay until it ends."""
+    client = connect()
+    _follow(client, client.show(job_id), as_json)
 
 
 def list_jobs(
@@ -167,7 +174,7 @@ def _watch(look: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
 
 
 def show(job_id: Id, as_json: AsJson = False) -> None:
-    """Show one job: what went wrong, its attempts, cost and slice, and what to do next."""
+    """Show one job: what went wrong, its attempts, what to do."""
     job = connect().show(job_id)
     if as_json:
         echo_json(job)
@@ -185,7 +192,10 @@ def wait(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until jobs have ended: exit code 0 if all succeeded."""
+    """Wait until jobs have ended: exit code 0 if all succeeded.
+
+    It is 1 if one did not, and 124 when the time is up.
+    """
     from drumline.cli.follow import Screen
     from drumline.cli.views import COLOURS, ENDED
 
@@ -234,7 +244,7 @@ def resume(
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Start jobs again that have ended, by their job files as they are now."""
+    """Start jobs again that have ended, by their files as they are now."""
     from drumline.jobs.client import Refused
     from drumline.jobs.spec import SpecError
 
@@ -282,7 +292,7 @@ def delete(
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """End the programs and release the slices; logs and records stay."""
+    """End the programs and release the slices; logs stay."""
     client = connect()
     task = _Task("delete", lambda one: client.delete(one)[0], not yes, as_json, dry_run)
     _act(client, task, _chosen(client, "delete", job_ids, every))

@@ -29,7 +29,7 @@ def plot(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the loss, or another metric, across all attempts, with the preemptions marked."""
+    """Draw the loss or another metric across all attempts."""
     from drumline.cli.curves import NothingToDraw, draw
     from drumline.jobs.client import Refused
 

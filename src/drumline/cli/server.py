@@ -10,7 +10,7 @@ from drumline.cli.connect import MISTAKE, confirm, connect, echo_json, echo_line
 from drumline.cli.jobs import AsJson, Yes
 
 app = typer.Typer(
-    help="The process that watches over jobs; commands start it when they need it.",
+    help="The process behind the commands, which start it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -20,15 +20,16 @@ app = typer.Typer(
 
 @app.command()
 def run() -> None:
-    """Run the server in the foreground, for a service manager or to watch it."""
+    """Run the server in the foreground; it does not leave by itself."""
     from drumline.jobs.caller import SERVER_COMMAND
 
-    os.execv(SERVER_COMMAND[0], SERVER_COMMAND)  # noqa: S606 - this process becomes the server
+    command = (*SERVER_COMMAND, "--stay")
+    os.execv(command[0], command)  # noqa: S606 - this process becomes the server
 
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Say whether a server runs, and which; exit code 1 where none does."""
+    """Say whether a server runs, which, and when it leaves."""
     from drumline.cli.text import duration, harmless
 
     client = connect(autostart=False)
@@ -45,6 +46,7 @@ def status(as_json: AsJson = False) -> None:
         typer.echo(f"cloud    {cloud}")
         in_hand = f", {found['living']:,} in hand" if "living" in found else ""
         typer.echo(f"jobs     {found['jobs']:,}{in_hand}")
+        typer.echo(f"leaves   {_leaves(found)}")
         for one in found.get("unreadable") or ():
             typer.echo(harmless(f"! {one['id']} cannot be read: {one['reason']}"))
         if count := len(found.get("strays") or ()):
@@ -117,3 +119,14 @@ def stop(as_json: AsJson = False) -> None:
         )
     else:
         typer.echo(f"no server runs in {client.home}")
+
+
+def _leaves(found: dict[str, Any]) -> str:
+    """When it ends by itself."""
+    from drumline.cli.text import duration
+
+    if found.get("stays"):
+        return "not while a job lives or a slice is held"
+    if found.get("leaves_in") is None:
+        return "not by itself"
+    return f"in {duration(found['leaves_in'])} if nothing is asked of it; a command starts it again"

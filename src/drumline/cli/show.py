@@ -66,8 +66,12 @@ def after_what(job: Job) -> str:
     if job["status"] != "FAILED":
         return ""
     outcomes = [attempt.get("outcome") for attempt in job.get("attempts") or []]
-    if job.get("failures") and (not outcomes or outcomes[-1] in {"program failed", "stuck"}):
-        return f" after {count(job['failures'], 'failure')} of the program"
+    told = {"program failed": "program", "stuck": "program", "set-up failed": "set-up"}
+    last = told.get(outcomes[-1] or "") if outcomes else "program"
+    if job.get("failures") and last:
+        of_all = all(told.get(one or "", last) == last for one in outcomes)
+        whose = f" of the {last}" if of_all else f", the last of the {last}"
+        return f" after {count(job['failures'], 'failure')}{whose}"
     return f": {harmless(job['reason'])}" if job.get("reason") else ""
 
 

@@ -42,7 +42,7 @@ def cp(
         str, typer.Option("--host", metavar="N|all", help="A host's number, or all.")
     ] = "0",
 ) -> None:
-    """Copy files to a host of the job's slice, or from it: cp 12:out.txt ."""
+    """Copy files to or from a host: drumline cp 12:out.txt ."""
     import subprocess
 
     from drumline.jobs.client import Refused

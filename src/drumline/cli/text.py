@@ -101,6 +101,26 @@ def cut(text: str, columns: int) -> str:
     return kept + "…" if columns > 0 else ""
 
 
+def wrapped(line: str, columns: int, indent: int) -> list[str]:
+    """The line in pieces that fit, broken between words, the later ones indented."""
+    if width(line) <= columns:
+        return [line]
+    lines, current = [], ""
+    for word in re.findall(r"\s*\S+", line):
+        while width(current + word) > columns:
+            if current.strip():
+                lines.append(current)
+                current, word = " " * indent, word.lstrip()
+                continue
+            # A word wider than the line is broken where the line ends.
+            part = current + word
+            kept = cut(part, columns + 1).removesuffix("…")
+            lines.append(kept)
+            current, word = " " * indent, part[len(kept) :]
+        current += word
+    return [*lines, current] if current.strip() else lines
+
+
 def duration(seconds: float) -> str:
     """`1.2 s`, `48 s`, `2 min 5 s`, `20 min`, `2 h 10 min`, `3 d 4 h`."""
     seconds = max(seconds, 0.0)

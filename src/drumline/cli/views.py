@@ -28,8 +28,9 @@ HEADINGS = (
     "PROGRESS",
     "NOTE",
 )
-_NAME, _STATUS, _NOTE = HEADINGS.index("NAME"), HEADINGS.index("STATUS"), HEADINGS.index("NOTE")
-_NARROWEST_NAME, _NARROWEST_NOTE = 12, 20
+_NARROWEST = {"NAME": 12, "NOTE": 20}
+# What a narrow terminal goes without, least missed first; `show` has it all.
+_LEFT_OUT = ("HOST0 IP", "USER", "ZONE", "ACCELERATOR", "PROGRESS")
 
 _BRIEF = {"images": "img", "tokens": "tok", "examples": "ex", "samples": "samp"}
 
@@ -52,21 +53,22 @@ def list_lines(
     if not jobs:
         return ["no jobs · start one: drumline create job.yaml · ended ones: drumline list --all"]
     shown = jobs if rows is None else jobs[: max(rows - 3, 1)]
-    cells = [_row(job) for job in shown]
+    headings, cells = HEADINGS, [_row(job) for job in shown]
     if columns is not None:
-        cells = _fit(cells, columns)
+        headings, cells = _fit(cells, columns)
 
     def paint(column: int, cell: str) -> str:
-        known = COLOURS.get(cell.rstrip()) if column == _STATUS else None
+        known = COLOURS.get(cell.rstrip()) if headings[column] == "STATUS" else None
         return typer.style(cell, fg=known) if known else cell
 
-    heading, *lines = table_lines(HEADINGS, cells, paint=paint if colour else None)
+    heading, *lines = table_lines(headings, cells, paint=paint if colour else None)
     left_out = len(jobs) - len(shown)
+    told = summary(jobs)
     return [
         typer.style(heading, bold=True) if colour else heading,
         *lines,
         *([f"… and {left_out:,} more"] if left_out else []),
-        summary(jobs),
+        told if columns is None else cut(told, columns),
     ]
 
 
@@ -80,19 +82,26 @@ def _row(job: Job) -> list[str]:
     ]
 
 
-def _fit(rows: list[list[str]], columns: int) -> list[list[str]]:
-    """Cut names first, then notes, until the widest line fits or both are at their narrowest."""
-    widths = [max(map(width, column)) for column in zip(HEADINGS, *rows, strict=True)]
-    for column, narrowest in ((_NAME, _NARROWEST_NAME), (_NOTE, _NARROWEST_NOTE)):
-        excess = sum(widths) + 2 * (len(widths) - 1) - columns
-        if excess <= 0:
+def _fit(rows: list[list[str]], columns: int) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Leave out columns until names and notes have room, then cut names first, then notes."""
+    widths = {
+        heading: max(map(width, column))
+        for heading, column in zip(HEADINGS, zip(HEADINGS, *rows, strict=True), strict=True)
+    }
+
+    def excess(narrowest: Mapping[str, int]) -> int:
+        least = [min(size, narrowest.get(heading, size)) for heading, size in widths.items()]
+        return sum(least) + 2 * (len(widths) - 1) - columns
+
+    for heading in _LEFT_OUT:
+        if excess(_NARROWEST) <= 0:
             break
-        widths[column] = min(widths[column], max(widths[column] - excess, narrowest))
-    return [
-        [cut(cell, widths[number]) if number in (_NAME, _NOTE) else cell
-         for number, cell in enumerate(row)]
-        for row in rows
-    ]  # fmt: skip
+        del widths[heading]
+    for heading, narrowest in (*_NARROWEST.items(), ("NOTE", 4), ("NAME", 4)):
+        widths[heading] -= max(min(excess({}), widths[heading] - narrowest), 0)
+    kept = [(heading, HEADINGS.index(heading), size) for heading, size in widths.items()]
+    cells = [[cut(row[number], size) for _, number, size in kept] for row in rows]
+    return tuple(heading for heading, _, _ in kept), cells
 
 
 def summary(jobs: Sequence[Job]) -> str:

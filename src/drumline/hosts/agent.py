@@ -68,6 +68,14 @@ NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python3|^<")
 # trap waits for the program. On the first line of the script, so that its line numbers stay true.
 TRAP = "trap 'if [ $? = 75 ]; then exit 75; fi; trap - TERM; kill -TERM $$' TERM; "
 
+# Has a set-up step write down which of its commands failed, with its exit code and its line. What
+# ends by `exit` fails at no command; its line is found by its text. On the first line as well.
+WITNESS = (
+    'set -E; trap \'echo "$? $LINENO $BASH_COMMAND" >"$DRUMLINE_FAILED"\' ERR; '
+    'trap \'drumline_code=$?; if [ $drumline_code != 0 ] && [ ! -e "$DRUMLINE_FAILED" ]; then '
+    'echo "$drumline_code 0 $BASH_COMMAND" >"$DRUMLINE_FAILED"; fi\' EXIT; '
+)
+
 
 # Files -------------------------------------------------------------------------------------------
 
@@ -794,13 +802,16 @@ def run_step(folder: str, wanted: Json, marker: str) -> None:
     program = read_json(folder, "program.json") or {}
     growth = Growth(folder, log_size(folder))
     write_log(folder, "--- set-up: {}".format(wanted["name"]))
-    script = write_script(folder, "step.sh", wanted["script"])
+    script = write_script(folder, "step.sh", WITNESS + wanted["script"])
+    failed = os.path.join(folder, "failed")
+    remove(failed)
     began = time.monotonic()
     child = os.fork()
     if child == 0:
         write_json(started_as(os.getpid()), folder, "step.json")
         command = ["bash", "-eo", "pipefail", script]
-        become(folder, command, environment_of(folder, program), working_copy(program))
+        environment = dict(environment_of(folder, program), DRUMLINE_FAILED=failed)
+        become(folder, command, environment, working_copy(program))
     while True:
         done, result = os.waitpid(child, os.WNOHANG)
         growth.look()
@@ -808,14 +819,50 @@ def run_step(folder: str, wanted: Json, marker: str) -> None:
             break
         time.sleep(POLL)
     code = -os.WTERMSIG(result) if os.WIFSIGNALED(result) else os.WEXITSTATUS(result)
-    lines = last_lines(folder)
-    error = "" if code == 0 else (lines[-1] if lines else f"exit code {code}")
-    note = "done" if code == 0 else f"failed with exit code {code}"
+    lines = [line for line in last_lines(folder) if not line.startswith("--- set-up: ")]
+    where = "" if code == 0 else failing_command(failed, code, wanted)
+    error = "" if code == 0 else f"{where}  {ended_how(code)}"
+    if error and lines:
+        error += f": {lines[-1]}"
+    error = error.replace(folder + os.sep, "")[:500]
+    note = "done" if code == 0 else f"failed at {where}, {ended_how(code)}"
     seconds = time.monotonic() - began
     write_log(folder, "--- set-up: {} {} ({:.1f} s)".format(wanted["name"], note, seconds))
     remove(folder, "step.json")
     ending = {"exit_code": code, "error": error, "tail": lines, "for": folder, "boot": boot()}
     write_json(dict(ending, at=time.time()), marker)
+
+
+def failing_command(witness: str, code: int, wanted: Json) -> str:
+    """`setup:2  pip install nope`, or the step's name where nobody saw which command it was."""
+    own = wanted["name"] == "setup"
+    name = "setup" if own else "set-up of {}".format(wanted["name"])
+    with contextlib.suppress(OSError, ValueError):
+        with open(witness, errors="replace") as file:
+            seen, line, command = file.read(1000).strip().split(" ", 2)
+        if int(seen) != (128 - code if code < 0 else code):
+            return name  # a failure that the script went on from
+        lines = wanted["script"].splitlines()
+        number = int(line)
+        if not number:
+            found = [at for at, text in enumerate(lines, 1) if command in text]
+            number = found[0] if len(found) == 1 else 0
+        elif 1 < number <= len(lines):
+            begun = number
+            while begun > 1 and lines[begun - 2].endswith("\\"):
+                begun -= 1
+            if begun == number and not lines[number - 1].endswith("\\"):
+                command = lines[number - 1].strip()
+            number = begun
+        command = " ".join(command.split())
+        # Only in the user's own lines do numbers say something to the user.
+        return f"{name}:{number}  {command}" if own and number else f"{name}  {command}"
+    return name
+
+
+def ended_how(code: int) -> str:
+    """How a step ended that failed."""
+    return f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def watch(folder: str, offset: str) -> None:

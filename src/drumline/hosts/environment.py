@@ -114,7 +114,8 @@ def _inside(python: PythonEnvironment) -> str:
 
 def setup_step(python: PythonEnvironment, job_id: str, script: str) -> Step:
     """The user's own set-up lines, in the environment (for docker: on the host, before it)."""
-    return Step("setup", activation(python, job_id) + script)
+    # On the first line, so that the numbers of the user's lines stay true.
+    return Step("setup", activation(python, job_id).replace("\n", "; ") + script)
 
 
 def _folder(python: PythonEnvironment, job_id: str) -> str:

@@ -130,6 +130,11 @@ class Moments:
             self._time, self._next = self._next[1], None
             self._read += 1
 
+    @property
+    def next_place(self) -> int:
+        """From which place on the answer is another than the last one, as far as is known."""
+        return self.part.start + (1 << 62) if self._next is None else self._next[0]
+
 
 def place_since(path: Path, moment: float) -> int:
     """The first place that was written at or after a moment; the end of the log where none was."""

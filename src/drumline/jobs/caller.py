@@ -49,6 +49,10 @@ class NoServer(Refused):
     """No server runs here, and none was or could be started."""
 
 
+class Leaving(ConnectionRefusedError):
+    """The server is on its way out and did nothing; the next one may be asked."""
+
+
 class Dropped(Exception):
     """The server went away between the question and the end of its answer."""
 
@@ -157,6 +161,8 @@ class Caller:
             Thread(target=_pour, args=(head, source, connection.sock), daemon=True).start()
             answer: Json = json.loads(self._answer(connection, path).read())
             return answer
+        except Leaving as gone:
+            raise Refused("the server was just leaving; try again") from gone
         except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
             raise Refused("the server went away before it answered") from gone
         finally:
@@ -175,6 +181,8 @@ class Caller:
         answer = connection.getresponse()
         if answer.status < 400:
             return answer
+        if answer.status == 503:
+            raise Leaving("the server is leaving")
         try:
             sentence = str(json.loads(answer.read())["error"])
         except (ValueError, KeyError, TypeError):

@@ -41,6 +41,8 @@ class _File(BaseModel):
     patience: dict[str, float] = Field(default_factory=dict)
     log_megabytes: float = Field(default=2000.0, gt=0)
     """Of each job's logs, so much is kept on this machine: beginnings and newest ends."""
+    idle_minutes: float = Field(default=30.0, gt=0)
+    """With no job, no slice and no call for so long, the server leaves."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Config:
     patience: Patience
     timing: Timing
     zone_rest_scale: float
+    idle_seconds: float
+    """Without anything to do, before the server leaves by itself."""
     log_bytes: int
     """What is kept of a job's logs, all hosts and attempts together."""
 
@@ -137,6 +141,7 @@ def read(home: Path) -> Config:
         patience=replace(_QUICK_PATIENCE if quick else Patience(), **given.patience),
         timing=Timing(reconnect_most=1.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,
+        idle_seconds=given.idle_minutes * 60,
         log_bytes=round(given.log_megabytes * 1e6),
     )
 

@@ -68,6 +68,8 @@ def _left(job: Job, how: str, now: float, patience: Patience) -> Decision:
 def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Patience) -> Decision:
     where = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
     outcome = Outcome.PROGRAM_FAILED
+    if cause.kind == "set-up failed":
+        outcome = Outcome.SETUP_FAILED
     if cause.kind == "stuck":
         where, outcome = f"stuck: {cause.error}", Outcome.STUCK
     ended = Ended(attempt_of(job), outcome, where, cause)
@@ -75,10 +77,11 @@ def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Patience)
     counted = replace(job, attempt=None, failures=failures)
     if job.allowance.failures is not None and failures > job.allowance.failures:
         times = "1 failure" if failures == 1 else f"{failures} failures"
+        whose = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
         return finish(
             replace(counted, slice=None),
             Status.FAILED,
-            f"{times} of the program; {where}",
+            f"{times}{'' if failures == 1 else ', the last'} of the {whose}; {where}",
             now,
             effects=(Effect(EffectKind.RELEASE, held, "the job failed"),),
             events=(Event("failed", where),),

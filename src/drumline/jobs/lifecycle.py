@@ -12,7 +12,7 @@ or a job is over.
 from dataclasses import replace
 
 from drumline.chips import slice_of
-from drumline.hosts.values import HostPhase
+from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.causes import failing
 from drumline.jobs.endings import (
     RETRY_LIMIT,
@@ -276,6 +276,9 @@ def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Patience)
 def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
     attempt, reports = attempt_of(job), seen.hosts
     drive = (Effect(EffectKind.DRIVE, held),)
+    if attempt.sent_at is None and all(_has_code(r) for r in reports):
+        sent = replace(job, attempt=replace(attempt, sent_at=now))
+        return Decision(sent, effects=drive, events=(Event("code", ""),))
     if all(r.phase in {HostPhase.RUNNING, HostPhase.EXITED} for r in reports):
         if attempt.running_at is not None:
             hanging = stuck(job, held, seen, now, patience)
@@ -292,6 +295,13 @@ def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Patience)
     slowest = min(reports, key=lambda r: (_ORDER[r.phase], r.index))
     what = slowest.detail or slowest.phase.value
     return Decision(note(job, f"host {slowest.index}: {what}", Status.STARTING), effects=drive)
+
+
+def _has_code(report: HostReport) -> bool:
+    """Whether a host is past the sending of the code: it is set up, runs, or has run."""
+    if report.phase in {HostPhase.READY, HostPhase.RUNNING, HostPhase.EXITED}:
+        return True
+    return report.phase is HostPhase.PREPARING and report.detail.startswith("setup")
 
 
 _ORDER = {phase: place for place, phase in enumerate(HostPhase)}

@@ -13,6 +13,8 @@ import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,8 @@ from drumline.jobs.state import Job
 if TYPE_CHECKING:
     from drumline.jobs.desk import Desk
 
-CHUNK = 1 << 16
+CHUNK = 1 << 18
+"""Bytes that are read at once, of one host."""
 BATCH = 1 << 18
 """Bytes that are sent at once."""
 LONGEST_LINE = 1 << 16
@@ -32,6 +35,7 @@ TRIMMED = "trimmed"
 """Stands in the folder of an attempt whose logs were removed to keep a job within its limit."""
 
 Timed = tuple[float, bytes]
+_MOMENT = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -218,9 +222,15 @@ class _Reading:
             while data := tails[0].raw():
                 yield data
             return
+        if len(tails) == 1 and not self._skip:
+            while lines := tails[0].lines():
+                yield b"".join(line for _, line in self._mark(tails[0], lines))
+            if ended and (lines := tails[0].rest()):
+                yield b"".join(line for _, line in self._mark(tails[0], lines))
+            return
         batch: list[bytes] = []
         size = 0
-        for _, line in heapq.merge(*(self._marked(tail) for tail in tails), key=lambda one: one[0]):
+        for _, line in heapq.merge(*(self._marked(tail) for tail in tails), key=_MOMENT):
             if self._skip:
                 self._skip -= 1
                 continue
@@ -243,7 +253,7 @@ class _Reading:
             lines = [line for tail in tails for line in self._mark(tail, tail.lines())]
             if ended and not lines:
                 lines = [line for tail in tails for line in self._mark(tail, tail.rest())]
-            text = b"".join(line for _, line in sorted(lines, key=lambda one: one[0]))
+            text = b"".join(line for _, line in sorted(lines, key=_MOMENT))
         return self._headed(text)
 
     @property
@@ -321,24 +331,32 @@ class _Tail:
             self._whole = not self._rest
             if gap := self._gap(stretch.start):
                 found += [*self.rest(), (self._at(stretch.start), gap.lstrip(b"\n"))]
-            place = stretch.start
-            *whole, last = stretch.data.split(b"\n")
-            for line in (*(line + b"\n" for line in whole), last):
-                found += self._line(line, place)
-                place += len(line)
-            self._place = place
+            found += self._split(stretch.data, stretch.start)
+            self._place = stretch.start + len(stretch.data)
         return found
 
-    def _line(self, line: bytes, place: int) -> list[Timed]:
-        begun = self._rest_at if self._rest else self._at(place)
-        whole = self._rest + line
-        if not line:
-            return []
-        if line.endswith(b"\n") or len(whole) > LONGEST_LINE:
-            self._rest = b""
-            return [(begun, whole if line.endswith(b"\n") else whole + b"\n")]
-        self._rest, self._rest_at = whole, begun
-        return []
+    def _split(self, data: bytes, place: int) -> list[Timed]:
+        """The lines that begin or end in these bytes; one that does not end is held back."""
+        found: list[Timed] = []
+        at, until = self._at(place), self._moments.next_place if self._moments else 0
+        *whole, last = data.split(b"\n")
+        for line in whole:
+            # Most lines were written in the same moment as the one before.
+            if place >= until:
+                at, until = self._at(place), self._moments.next_place if self._moments else 0
+            place += len(line) + 1
+            if self._rest:
+                found.append((self._rest_at, self._rest + line + b"\n"))
+                self._rest = b""
+            else:
+                found.append((at, line + b"\n"))
+        if last:
+            if not self._rest:
+                self._rest_at = self._at(place)
+            self._rest += last
+        if len(self._rest) > LONGEST_LINE:
+            found += self.rest()
+        return found
 
     def rest(self) -> list[Timed]:
         """The last line, where nothing ended it."""
@@ -352,6 +370,7 @@ class _Tail:
         return self._latest
 
 
+@lru_cache(maxsize=1024)
 def _clock(moment: float) -> bytes:
     """`2026-03-01T14:02:11.250+01:00`, or a dash for what was written before times were kept."""
     if not moment:

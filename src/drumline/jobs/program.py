@@ -59,34 +59,40 @@ def told_events(events: tuple[Event, ...], job: Job, spec: Mapping[str, Any]) ->
     held = job.slice
     first_on_slice = job.attempt and held and job.attempt.started_at <= held.asked_at
     told: list[Event] = []
+    count = "1 host" if held and held.hosts == 1 else f"{held.hosts if held else 0} hosts"
     for event in events:
+        if event.kind == "code":
+            told += _code_events(spec, count) if first_on_slice else ()
+            continue
         if event.kind != "run":
             told.append(event)
             continue
         if first_on_slice:
-            told += _start_events(spec, held.hosts if held else 0)
+            told += _setup_events(spec, count)
         command = spec["run"].strip().splitlines()
         more = f" … ({len(command)} lines)" if len(command) > 1 else ""
         told.append(Event("run", command[0] + more))
     return tuple(told)
 
 
-def _start_events(spec: Mapping[str, Any], hosts: int) -> list[Event]:
-    """What was done on the hosts of a fresh slice before the program started."""
-    count = "1 host" if hosts == 1 else f"{hosts} hosts"
-    events = []
-    if archive := spec.get("archive"):
-        files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
-        size = max(1, round(archive["bytes"] / 1000))
-        events.append(Event("code", f"{files}, {size:,} kB → {count}"))
+def _code_events(spec: Mapping[str, Any], count: str) -> list[Event]:
+    """What was sent to the hosts of a fresh slice."""
+    archive = spec.get("archive")
+    if not archive:
+        return []
+    files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
+    size = max(1, round(archive["bytes"] / 1000))
+    return [Event("code", f"{files}, {size:,} kB → {count}")]
+
+
+def _setup_events(spec: Mapping[str, Any], count: str) -> list[Event]:
+    """What was done on the hosts of a fresh slice between the code and the program."""
     done = [*spec["mounts"]]
     if spec["python"]["kind"] != "system":
         done.append(spec["python"]["kind"])
     if spec["setup"]:
         done.append("setup")
-    if done:
-        events.append(Event("setup", f"{', '.join(done)} on {count}"))
-    return events
+    return [Event("setup", f"{', '.join(done)} on {count}")] if done else []
 
 
 def _python(given: dict[str, Any], drumline: Use) -> PythonEnvironment:

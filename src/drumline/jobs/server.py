@@ -1,9 +1,10 @@
 """The server process: the supervisor's loop, and its HTTP API on a Unix socket.
 
-    python -m drumline.jobs.server
+    python -m drumline.jobs.server [--stay]
 
 One per home folder; a second one finds the lock taken and leaves quietly. It may be killed at any
-moment: programs, slices and the store do not need it, and the next one takes up where it was.
+moment: programs, slices and the store do not need it, and the next one takes up where it was. With
+nothing to do for a while it leaves, unless it is told to stay.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from starlette.routing import Route
 from drumline import __version__
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
+from drumline.cloud.visits import LAST_CALLERS, Visits
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import RECENT, Desk
@@ -49,8 +51,10 @@ LONGEST_POLL = 30.0
 HOME_CHECK_SECONDS = 5.0
 LONGEST_LINE = 1 << 20
 
+LeavesIn = Callable[[], float | None]
 
-def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
+
+def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn) -> list[Route]:
     """The HTTP API: each handler turns a request into one call of the desk."""
 
     def job_id(request: Request) -> str:
@@ -105,6 +109,7 @@ def routes(desk: Desk, stop: asyncio.Event, started: float) -> list[Route]:
 
     async def status(_: Request) -> Response:
         facts = {"pid": os.getpid(), "version": __version__, "started": started}
+        facts |= {"leaves_in": leaves_in(), "stays": desk.supervisor.busy()}
         return JSONResponse(facts | desk.status())
 
     async def strays(_: Request) -> Response:
@@ -230,22 +235,24 @@ async def _home_is_gone(door: Path) -> None:
         await asyncio.sleep(HOME_CHECK_SECONDS)
 
 
-async def serve(config: Config) -> None:
-    """Run until told to stop."""
+async def serve(config: Config, stay: bool = False) -> None:
+    """Run until told to stop, or until nobody has needed us for a while, unless we are to stay."""
     folders = Folders(config.home)
     store = Store(folders.database)
     cloud = await asyncio.to_thread(connect, config)
     supervisor = Supervisor(store, cloud, config, ssh_key(folders))
     stop = asyncio.Event()
     app = Starlette(
-        routes=routes(Desk(supervisor), stop, time.time()),
+        routes=routes(Desk(supervisor), stop, time.time(), lambda: visits.leaves_in()),
         exception_handlers={Mistake: _mistake, HTTPException: _http_error},
     )
+    patience = None if stay else config.idle_seconds
+    visits = Visits(app, supervisor.busy, patience, unnoticed={"/status"})
     folders.socket.unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(folders.socket))
     folders.socket.chmod(0o600)
-    web = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    web = uvicorn.Server(uvicorn.Config(visits, log_level="warning", lifespan="off"))
     web.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -254,10 +261,14 @@ async def serve(config: Config) -> None:
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(stop.wait())
     homeless = asyncio.create_task(_home_is_gone(folders.socket))
+    needless = asyncio.create_task(visits.over())
     try:
-        await asyncio.wait(
-            {listening, supervising, stopping, homeless}, return_when=asyncio.FIRST_COMPLETED
-        )
+        ways_out = {listening, supervising, stopping, homeless, needless}
+        await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
+        if needless.done():
+            log.info("nothing to do for %.0f min: leaving", config.idle_seconds / 60)
+            folders.socket.unlink(missing_ok=True)
+            await asyncio.sleep(LAST_CALLERS)
     finally:
         web.should_exit = True
         web.force_exit = True
@@ -267,6 +278,7 @@ async def serve(config: Config) -> None:
         await listening
         stopping.cancel()
         homeless.cancel()
+        needless.cancel()
         await supervisor.close()
         store.close()
         folders.socket.unlink(missing_ok=True)
@@ -288,7 +300,7 @@ def main() -> None:
         except BlockingIOError:
             return
         try:
-            asyncio.run(serve(read(home)))
+            asyncio.run(serve(read(home), stay="--stay" in sys.argv[1:]))
         except (ConfigError, SchemaError) as wrong:
             sys.exit(str(wrong))
 

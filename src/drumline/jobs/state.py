@@ -56,6 +56,7 @@ class Outcome(StrEnum):
 
     SUCCEEDED = "succeeded"
     PROGRAM_FAILED = "program failed"
+    SETUP_FAILED = "set-up failed"
     STUCK = "stuck"
     LEFT = "left"
     """The program went of itself, to be started again: it saved its work, or its host told it."""
@@ -102,6 +103,8 @@ class Attempt:
 
     number: int
     started_at: float
+    sent_at: float | None = None
+    """When every host had the code."""
     running_at: float | None = None
     failed_at: float | None = None
     """When we first saw a host fail; the verdict waits for its siblings and for the cloud."""

@@ -169,6 +169,11 @@ class Supervisor:
         await self.cloud.close()
         self.pulses.write(everything=True)
 
+    def busy(self) -> bool:
+        """Whether anything needs us: a job that lives, a slice that is held or that is to go."""
+        living = (not r.job.status.ended or r.job.slice for r in self.records.values())
+        return any(living) or bool(self.store.releasing())
+
     def wake(self) -> None:
         """Something changed: go round now."""
         self._wake.set()

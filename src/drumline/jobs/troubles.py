@@ -87,7 +87,7 @@ def failure(
     cause = find_cause(failed, len(seen.hosts))
     if cause.kind == "bad host":
         return bad_host(job, held, cause, now)
-    failed_there = f"program failed on host {cause.host}: {cause.error}"
+    failed_there = f"{cause.kind} on host {cause.host}: {cause.error}"
     return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
 
 

@@ -29,9 +29,12 @@ from drumline.cloud.emulator.hosts import Ground
 from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, make_private
 from drumline.cloud.emulator.login import Login
 from drumline.cloud.emulator.service import Service
+from drumline.cloud.visits import Visits
 
 MISTAKE = 2
 _LOCK_SECONDS = 1.0
+IDLE_SECONDS = 1800.0
+"""Without a slice and without a call, until it ends by itself; the next command starts another."""
 
 
 def main() -> int:
@@ -39,6 +42,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m drumline.cloud.emulator", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0, help="any free one unless given")
+    parser.add_argument(
+        "--idle", type=float, default=IDLE_SECONDS, help="seconds with nothing to do until it ends"
+    )
     given = parser.parse_args()
     home: Path = given.home.resolve()
     try:
@@ -54,7 +60,7 @@ def main() -> int:
             return MISTAKE
         # What an emulator that was killed announced is not ours to be asked for.
         (home / ENDPOINT).unlink(missing_ok=True)
-        asyncio.run(_serve(home, config, given.port))
+        asyncio.run(_serve(home, config, given.port, given.idle))
     return 0
 
 
@@ -92,7 +98,7 @@ def _allow_many_hosts() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(home: Path, config: Config, port: int) -> None:
+async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
     service = Service(config, Ground(home, config.boot_seconds))
     service.hosts.clear_away()
     service.hosts.warm_up()
@@ -109,9 +115,11 @@ async def _serve(home: Path, config: Config, port: int) -> None:
         routes=[*control.routes(service, stop), *rest.routes(service)],
         exception_handlers=rest.EXCEPTION_HANDLERS,
     )
+    # Behind the login: who has no token is no visitor.
+    visits = Visits(app, lambda: _needed(service, config), idle)
     server = _Server(
         uvicorn.Config(
-            Login(app, token),
+            Login(visits, token),
             # A line for each call would fill the disk of who leaves it running.
             log_level="warning",
             lifespan="off",
@@ -125,12 +133,25 @@ async def _serve(home: Path, config: Config, port: int) -> None:
     for asked_to_end in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(asked_to_end, stop)
     clockwork = asyncio.create_task(service.run())
+    leaving = asyncio.create_task(visits.over())
+    leaving.add_done_callback(lambda _: stop())
     try:
         await server.serve(sockets=[listening])
     finally:
         clockwork.cancel()
+        leaving.cancel()
         await service.hosts.close()
         (home / ENDPOINT).unlink(missing_ok=True)
+
+
+def _needed(service: Service, config: Config) -> bool:
+    """Whether it holds anything, or was told to be another cloud than the one that would follow."""
+    fleet, first = service.fleet, config.limits()
+    told = service.faults != config.faults or any(
+        fleet.limits.capacity.get(zone, {}) != first.capacity.get(zone, {})
+        for zone in {*fleet.limits.capacity, *first.capacity}
+    )
+    return bool(fleet.requests or fleet.nodes or told)
 
 
 def _announce(home: Path, port: int, token: str) -> None:
