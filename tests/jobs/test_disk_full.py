@@ -1,10 +1,15 @@
 """A disk that is full for a while: nothing is decided that cannot be written, and nothing ends."""
 
 import asyncio
+import errno
 import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pytest
+from starlette.requests import Request
+
+from drumline.jobs.server import _no_room
 from tests.jobs.pretend import HOUR, Office, play
 
 WRITES = ("save", "gone", "note", "adopt_stray", "check_writable")
@@ -65,3 +70,21 @@ def test_what_happens_while_the_disk_is_full_is_decided_afterwards(tmp_path: Pat
         await office.until(lambda: name not in office.cloud.held)
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        sqlite3.OperationalError("database or disk is full"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_a_caller_is_told_in_a_sentence_that_nothing_can_be_written(error: Exception) -> None:
+    answer = asyncio.run(_no_room(Request({"type": "http"}), error))
+    assert answer.status_code == 507
+    assert b"make room, then try again" in bytes(answer.body)
+
+
+def test_another_fault_is_not_called_a_full_disk() -> None:
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(_no_room(Request({"type": "http"}), FileNotFoundError(2, "no such file")))

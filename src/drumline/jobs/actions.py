@@ -86,7 +86,7 @@ class Actions:
     def failed(self, key: str, trouble: Exception, job_id: str | None = None) -> None:
         """It rests, longer each time. The first of several failures alike brings its traceback."""
         if is_about_storage(trouble):
-            self.unwritable = f"nothing can be written: {_in_words(trouble)}"
+            self.unwritable = f"nothing can be written: {trouble}"
         before = self._failed.get(key)
         times = before.times + 1 if before else 1
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 10))

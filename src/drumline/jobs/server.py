@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -34,6 +35,7 @@ from drumline import __version__
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.visits import LAST_CALLERS, Visits
+from drumline.jobs.actions import is_about_storage
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import RECENT, Desk
@@ -199,6 +201,13 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, status_code=error.status_code)
 
 
+async def _no_room(_: Request, error: Exception) -> Response:
+    if not is_about_storage(error):
+        raise error
+    text = f"nothing can be written to this home: {error}; make room, then try again"
+    return JSONResponse({"error": text}, status_code=507)
+
+
 def connect(config: Config) -> Cloud:
     """The cloud the settings name; the emulator is started when it is not running."""
     if config.local:
@@ -244,7 +253,12 @@ async def serve(config: Config, stay: bool = False) -> None:
     stop = asyncio.Event()
     app = Starlette(
         routes=routes(Desk(supervisor), stop, time.time(), lambda: visits.leaves_in()),
-        exception_handlers={Mistake: _mistake, HTTPException: _http_error},
+        exception_handlers={
+            Mistake: _mistake,
+            HTTPException: _http_error,
+            sqlite3.OperationalError: _no_room,
+            OSError: _no_room,
+        },
     )
     patience = None if stay else config.idle_seconds
     visits = Visits(app, supervisor.busy, patience, unnoticed={"/status"})
