@@ -58,6 +58,20 @@ def test_googles_client_is_let_in_by_the_token_alone(emulator: Emulator) -> None
     assert list(emulator.client().list_nodes(parent=PARENT)) == []
 
 
+def test_the_snippet_of_the_page_lets_googles_client_in(
+    emulator: Emulator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / ".drumline").mkdir()
+    (tmp_path / ".drumline" / "emulator").symlink_to(emulator.home)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    page = Path(__file__).parents[2] / "docs" / "emulator.md"
+    exec(page.read_text().split("```python\n")[1].split("```")[0], {})  # noqa: S102
+    assert capsys.readouterr().out == "[]\n"
+
+
 def test_started_by_its_command_it_leaves_the_home_to_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

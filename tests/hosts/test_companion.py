@@ -123,12 +123,12 @@ def test_the_program_finds_it(tmp_path: Path, kind: Any) -> None:
     )
     (tools / "docker").chmod(0o755)
     path = {"PATH": f"{tools}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "users")}
-    without = bash(SEEN, work, **path)
+    without = bash(SEEN, work, (), **path)
     assert "No module named 'drumline'" in without.stderr
     if kind == "venv":
         (step,) = python_steps(python, "1")
         script = step.script.replace("-m venv", "-m venv --without-pip")
-        assert bash(script, work, **path).returncode == 0
+        assert bash(script, work, (), **path).returncode == 0
     seen = bash(f'{SEEN}; echo "$PYTHONPATH"', work, run_wrap(python, "1"), **path)
     version, file, search = seen.stdout.split()
     assert version == drumline.__version__
@@ -136,7 +136,7 @@ def test_the_program_finds_it(tmp_path: Path, kind: Any) -> None:
     assert search == f"{work / COMPANION}:{tmp_path / 'users'}"
     if kind != "docker":
         own = setup_step(python, "1", SEEN)
-        assert bash(own.script, work, **path).stdout == f"{version} {file}\n"
+        assert bash(own.script, work, (), **path).stdout == f"{version} {file}\n"
 
 
 def test_what_training_needs_is_installed_where_the_environment_is_ours() -> None:

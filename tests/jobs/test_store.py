@@ -179,3 +179,13 @@ def test_what_a_program_told_goes_with_its_job(store: Store) -> None:
     assert store.told.points(job.id) == [point]
     store.remove(job.id)
     assert store.told.points(job.id) == []
+
+
+def test_a_store_that_was_full_can_be_written_again(store: Store) -> None:
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.add("lab", "a", {"run": "x" * 100_000}, new_job)
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    assert store.add("lab", "a", {"run": "x" * 100_000}, new_job).job.id
+    store.check_writable()

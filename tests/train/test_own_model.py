@@ -13,7 +13,7 @@ from drumline.train import Evaluation, Functions, Mistake, Recipe, data, fit
 from tests.train.toy import ROWS, init, toy
 
 
-def predicted(params: Any, batch: Any) -> jax.Array:
+def predicted(params: Any, batch: Any) -> Any:
     return jnp.tanh(batch["x"] @ params["body"]) @ params["head"]
 
 

@@ -247,7 +247,8 @@ def resume(
         try:
             return client.resume(number, file=file, overrides=overrides or ())
         except SpecError as mistake:
-            raise Refused(f"{mistake}\n{number} was not resumed") from None
+            left = "nothing was" if len(chosen) == 1 else f"{number} was not"
+            raise Refused(f"{mistake}\n{left} resumed") from None
 
     def changed(number: str) -> list[str]:
         return client.resume_changes(number, file, overrides or ())
@@ -366,8 +367,8 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
             refused = True
         else:
             if not task.as_json:
-                typer.echo(harmless(answers[-1]["text"]))
-                echo_lines(_told_changes(answers[-1].get("changes") or ()))
+                changed = _told_changes(answers[-1].get("changes") or ())
+                echo_lines([harmless(answers[-1]["text"]), *changed])
     if task.as_json:
         echo_json(answers)
     if refused:

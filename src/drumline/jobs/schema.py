@@ -6,11 +6,26 @@ that were released are never changed; what comes next is a new one at the end.
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class SchemaError(Exception):
     """The file cannot be used; the text says why and what to do."""
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of the block is written, or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        # A disk that is full may show at the commit, and SQLite may have gone back by itself.
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
 
 
 def upgrade(db: sqlite3.Connection) -> None:
@@ -22,14 +37,9 @@ def upgrade(db: sqlite3.Connection) -> None:
             f" {len(_STEPS)}); install that version again"
         )
     for number, step in enumerate(_STEPS[known:], start=known + 1):
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(db):
             step(db)
             db.execute(f"PRAGMA user_version = {number}")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
 
 
 def _first(db: sqlite3.Connection) -> None:

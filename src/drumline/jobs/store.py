@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.hosts.values import HostReport
-from drumline.jobs.schema import upgrade
+from drumline.jobs.schema import transaction, upgrade
 from drumline.jobs.search import MOST_ENDED, Search, where
 from drumline.jobs.state import Attempt, Decision, EffectKind, Event, Job, Slice
-from drumline.jobs.told import Told, transaction
+from drumline.jobs.told import Told
 
 _JOB = TypeAdapter(Job)
 

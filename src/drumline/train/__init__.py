@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drumline.train import data
     from drumline.train.data import Data
     from drumline.train.digest import fingerprint
-    from drumline.train.loop import Ending, Result, fit
+    from drumline.train.loop import fit
     from drumline.train.recipe import (
         Batch,
         Evaluation,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Recipe,
         Settings,
     )
+    from drumline.train.result import Ending, Result
     from drumline.train.state import State
 
 __all__ = [
@@ -59,7 +60,7 @@ __all__ = [
 _HOMES = {
     "data": ("Data",),
     "digest": ("fingerprint",),
-    "loop": ("Ending", "Result", "fit"),
+    "loop": ("fit",),
     "recipe": (
         "Batch",
         "Evaluation",
@@ -70,6 +71,7 @@ _HOMES = {
         "Recipe",
         "Settings",
     ),
+    "result": ("Ending", "Result"),
     "state": ("State",),
 }
 

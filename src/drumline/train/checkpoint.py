@@ -91,9 +91,6 @@ class Checkpoints:
         self._steps = set(as_host_0_says(sorted(self._there()) if _first() else []))
         self._ours = set(as_host_0_says(sorted(self._marks.steps()) if _first() else []))
         """What may be removed or written over."""
-        in_the_way = as_host_0_says(self._in_the_way() if _first() else [])
-        if in_the_way:
-            raise self._taken(in_the_way[0])
 
     def save(
         self, step: int, saved: Saved, mesh: Mesh, committed: Callable[[], None] = lambda: None
@@ -136,9 +133,7 @@ class Checkpoints:
                 self.committed = step
                 # Whole, of this recipe's shape, and with our sums: it is ours, marked or not.
                 self._ours.add(step)
-                foreign = self._damaged - self._ours
-                if foreign:
-                    raise self._taken(min(foreign))
+                self._check_free(step)
                 return found
             troubles.append(f"checkpoint {step} {trouble}")
             self._say(f"{troubles[-1]}; trying the one before")
@@ -148,6 +143,7 @@ class Checkpoints:
                 f"checkpoint: none of the {len(troubles)} in {self._folder} can be used: "
                 f"{troubles[0]}; to begin anew, name another folder"
             )
+        self._check_free(0)
         return None
 
     def close(self) -> None:
@@ -169,10 +165,14 @@ class Checkpoints:
             if not (self._path(step) / COMMITTED).exists():
                 self._remove(step)
 
-    def _in_the_way(self) -> list[int]:
-        """Steps whose place is taken by something that is no checkpoint."""
-        numbers = {int(path.name) for path in self._folder.iterdir() if path.name.isdigit()}
-        return sorted(n for n in numbers - self._steps if 0 < n <= self._last)
+    def _check_free(self, step: int) -> None:
+        """Refuse a folder where something of somebody else's is in the way from here on."""
+        names = [path.name for path in self._folder.iterdir()] if _first() else []
+        numbers = {int(name) for name in names if name.isdigit()}
+        ahead = sorted(n for n in numbers - self._ours if step < n <= self._last)
+        in_the_way = as_host_0_says(ahead)
+        if in_the_way:
+            raise self._taken(in_the_way[0])
 
     def _taken(self, step: int) -> Mistake:
         return Mistake(

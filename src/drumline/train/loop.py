@@ -9,7 +9,6 @@ later, in the same order on every host, and every decision is made from that alo
 same one.
 """
 
-import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -34,10 +33,11 @@ from drumline.train.goodput import Clock, History, open_history, write_history
 from drumline.train.loss import trace_loss
 from drumline.train.mistakes import Mistake
 from drumline.train.notice import Notice, listening
-from drumline.train.provenance import changes, provenance
+from drumline.train.provenance import compare, provenance
 from drumline.train.recipe import Recipe
 from drumline.train.report import Reports, described
-from drumline.train.state import State, begin, everywhere, layout, make_mesh, shardings
+from drumline.train.result import Ending, Result
+from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
 from drumline.train.step import FINITE, LOSS, PASSING, STOP, WATCHING, make_step
 from drumline.train.throughput import mfu
 
@@ -52,33 +52,6 @@ ROLLBACKS = 3
 INQUIRIES = 10
 """Batches that are computed again to find out whose they were. A run that skips may meet many: from
 then on it no longer halts at them, which costs the steps that were started since."""
-
-
-class Ending(Enum):
-    """How a run ended, and what the job manager is told of it."""
-
-    DONE = "done"
-    STOPPED = "stopped on notice"
-    NOT_FINITE = "not a number"
-
-    @property
-    def exit_code(self) -> int:
-        """0; 75, which asks to be started again later; 1."""
-        return {Ending.DONE: 0, Ending.STOPPED: os.EX_TEMPFAIL, Ending.NOT_FINITE: 1}[self]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a run."""
-
-    state: State
-    """As of the last finite step."""
-    step: int
-    metrics: dict[str, float]
-    """The last that was told of training, and of the evaluation with `eval_` before each name."""
-    ending: Ending
-    report: str = ""
-    """What was not finite, and where it came from."""
 
 
 def fit(
@@ -215,8 +188,20 @@ class _Run:
     def take_up(self, allow_changes: bool) -> None:
         """Take the newest checkpoint, if it is of this very recipe or that does not matter."""
         found = self.resume()
-        if self.step:
-            self.compare(found.provenance, allow_changes)
+        if not self.step:
+            return
+        compared = compare(found.provenance, self.provenance, allow_changes)
+        # Data that differ on one host alone end the run on all.
+        refusing = hosts_without(not compared.refused)
+        if refusing:
+            why = compared.refused or f"as host {refusing[0]} sees it"
+            raise Mistake(
+                f"checkpoint: step {self.step:,} in {self.folder} comes from another recipe "
+                f"({why}), and going on would give the result of neither; change it back, name "
+                "another folder, or allow it with --allow-changes or fit(…, allow_changes=True)"
+            )
+        for sentence in compared.said:
+            self.say(sentence)
 
     def resume(self) -> Saved:
         """Take the newest checkpoint, or begin at the beginning."""
@@ -236,31 +221,6 @@ class _Run:
         if self.step:
             self.say(f"going on from step {self.step:,}")
         return found
-
-    def compare(self, before: Mapping[str, Any], allow_changes: bool) -> None:
-        """Say what is new since the checkpoint was written; refuse what breaks the promise."""
-        if before.get("format") != self.provenance["format"]:
-            self.say(
-                f"checkpoint {self.step:,} does not say which recipe and data led to it; "
-                "taken to be these"
-            )
-            return
-        found = changes(before, self.provenance)
-        breaking = "; ".join(change.told for change in found if change.breaks)
-        others = "; ".join(change.told for change in found if not change.breaks)
-        # Data that differ on one host alone end the run on all.
-        refusing = hosts_without(allow_changes or not breaking)
-        if refusing:
-            raise Mistake(
-                f"checkpoint: step {self.step:,} in {self.folder} comes from another recipe "
-                f"({breaking or f'as host {refusing[0]} sees it'}), and going on would give the "
-                "result of neither; change it back, name another folder, or allow it with "
-                "--allow-changes or fit(…, allow_changes=True)"
-            )
-        if breaking:
-            self.say(f"with another recipe from here on, as allowed: {breaking}")
-        if others:
-            self.say(f"since that checkpoint: {others}")
 
     def start_step(self) -> None:
         """Hand the devices one more step. Nothing here waits for them."""

@@ -42,6 +42,16 @@ class Change:
     """Whether what comes after it is no longer the run that was begun."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What a run that goes on has to say, and whether it may."""
+
+    said: tuple[str, ...]
+    """Sentences for whoever watches."""
+    refused: str = ""
+    """What has changed and must not; empty where the run may go on."""
+
+
 def provenance(recipe: Recipe, mesh: Mesh, places: State, loss: ClosedJaxpr) -> dict[str, Any]:
     """What leads to the checkpoints of a run, as plain values for a file."""
     params, moments = _bare(places.params), _bare(places.opt_state)
@@ -55,6 +65,8 @@ def provenance(recipe: Recipe, mesh: Mesh, places: State, loss: ClosedJaxpr) -> 
             **{name: version(name) for name in ("jax", "optax")},
         },
         "mesh": {axis: int(size) for axis, size in mesh.shape.items()},
+        "devices": mesh.devices.flat[0].device_kind,
+        "hosts": jax.process_count(),
         "steps": recipe.steps,
         "nan": recipe.settings.nan,
         "seed": recipe.settings.seed,
@@ -99,6 +111,20 @@ def sampled(data: Data) -> str | None:
         return None
 
 
+def compare(before: Mapping[str, Any], now: Mapping[str, Any], allow_changes: bool) -> Comparison:
+    """Compare what led to a checkpoint with the recipe that is to go on from it."""
+    if before.get("format") != now["format"]:
+        told = "this checkpoint does not say which recipe and data led to it; taken to be these"
+        return Comparison((told,))
+    found = changes(before, now)
+    breaking = "; ".join(change.told for change in found if change.breaks)
+    others = "; ".join(change.told for change in found if not change.breaks)
+    if breaking and not allow_changes:
+        return Comparison((), refused=breaking)
+    said = [f"with another recipe from here on, as allowed: {breaking}"] if breaking else []
+    return Comparison((*said, f"since that checkpoint: {others}") if others else tuple(said))
+
+
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Change, ...]:
     """What is new, those that break the promise first."""
     found = [*_of_the_data(before["data"], now["data"])]
@@ -110,15 +136,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Change, 
         if old != now["versions"].get(name)
     ]
     sizes = [*_of_the_sizes(before["model"], now["model"])]
-    mesh = _of_the_mesh(before["mesh"], now["mesh"])
+    places = [*_of_the_places(before, now)]
     found += sizes
-    # Other shapes, another mesh or another JAX give another text of the same loss.
-    if not (found or mesh or versions) and before["model"]["loss"] != now["model"]["loss"]:
+    # Other shapes, other places or another JAX give another text of the same loss.
+    if not (found or places or versions) and before["model"]["loss"] != now["model"]["loss"]:
         found.append(Change("the model's loss computes something else", breaks=True))
     # Parameters of other shapes are updated by other equations, whatever the optimizer.
     if not any(change.breaks for change in sizes):
         found += _of_the_optimizer(before["optimizer"], now["optimizer"], same_text=not versions)
-    found += [*mesh, *versions]
+    found += [*places, *versions]
     found += [
         Change(f"{name} {before[name]} → {now[name]}", breaks=False)
         for name in ("steps", "nan")
@@ -151,11 +177,16 @@ def _of_the_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator
             yield Change(f"model {name} {old} → {new}", breaks=name != "layout")
 
 
-def _of_the_mesh(before: Mapping[str, int], now: Mapping[str, int]) -> list[Change]:
-    if dict(before) == dict(now):
-        return []
-    old, new = (" × ".join(f"{a}={size}" for a, size in mesh.items()) for mesh in (before, now))
-    return [Change(f"mesh {old} → {new}, so losses agree to rounding", breaks=False)]
+def _of_the_places(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    """Another slice: the same sums in another order, or by other chips."""
+    rounding = "losses agree to rounding"
+    if before["mesh"] != now["mesh"]:
+        meshes = (before["mesh"].items(), now["mesh"].items())
+        old, new = (" × ".join(f"{axis}={size}" for axis, size in mesh) for mesh in meshes)
+        yield Change(f"mesh {old} → {new}, so {rounding}", breaks=False)
+    for name in ("devices", "hosts"):
+        if before[name] != now[name]:
+            yield Change(f"{name} {before[name]} → {now[name]}, so {rounding}", breaks=False)
 
 
 def _of_the_optimizer(
