@@ -47,8 +47,8 @@ def status(as_json: AsJson = False) -> None:
         in_hand = f", {found['living']:,} in hand" if "living" in found else ""
         typer.echo(f"jobs     {found['jobs']:,}{in_hand}")
         typer.echo(f"leaves   {_leaves(found)}")
-        for one in found.get("unreadable") or ():
-            typer.echo(harmless(f"! {one['id']} cannot be read: {one['reason']}"))
+        for aside in found.get("unreadable") or ():
+            typer.echo(harmless(f"! {aside['id']} cannot be read: {aside['reason']}"))
         if count := len(found.get("strays") or ()):
             slices = "1 slice" if count == 1 else f"{count} slices"
             typer.echo(f"! {slices} of a lost database; drumline server strays lists them")
@@ -75,9 +75,9 @@ def strays(
     if not (release or adopt):
         echo_json(found) if as_json else echo_lines(_stray_lines(found))
         return
-    chosen = [one for one in found["strays"] if not names or one["name"] in names]
+    chosen = [stray for stray in found["strays"] if not names or stray["name"] in names]
     if release and chosen:
-        told = "\n".join(_stray_line(one) for one in chosen)
+        told = "\n".join(_stray_line(stray) for stray in chosen)
         question = f"{told}\nthis ends what runs there; another home may know of it. Go on?"
         confirm("release", question, yes)
     lines = client.settle_strays("release" if release else "adopt", names or ())
@@ -87,7 +87,7 @@ def strays(
 def _stray_lines(found: dict[str, Any]) -> list[str]:
     from drumline.cli.text import harmless
 
-    lines = [_stray_line(one) for one in found["strays"]]
+    lines = [_stray_line(stray) for stray in found["strays"]]
     if lines:
         lines.append("next: drumline server strays --release · drumline server strays --adopt")
     else:
@@ -98,11 +98,12 @@ def _stray_lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _stray_line(one: dict[str, Any]) -> str:
+def _stray_line(stray: dict[str, Any]) -> str:
     from drumline.cli.text import harmless
 
-    was = f"job {one['job']} of database {one['owner']}"
-    return harmless(f"{one['name']}  {one['accelerator']} in {one['zone']}, {one['state']}, {was}")
+    was = f"job {stray['job']} of database {stray['owner']}"
+    place = f"{stray['accelerator']} in {stray['zone']}"
+    return harmless(f"{stray['name']}  {place}, {stray['state']}, {was}")
 
 
 @app.command()

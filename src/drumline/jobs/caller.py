@@ -107,7 +107,7 @@ class Caller:
                 if method != "GET":
                     raise Refused(f"{gone}; drumline list shows whether it was done") from gone
             else:
-                self._compare_versions()
+                self._warn_of_server()
                 return answer
             if time.monotonic() > deadline:
                 raise NoServer(f"the server keeps going away; see {self.log}")
@@ -203,14 +203,23 @@ class Caller:
         finally:
             connection.close()
 
-    def _compare_versions(self) -> None:
+    def _warn_of_server(self) -> None:
+        """Say once what the user should know of a server that was found running."""
         if self._warn is None:
             return
         warn, self._warn = self._warn, None
         try:
-            running = self.once("GET", "/status").get("version", __version__)
+            known = self.once("GET", "/status")
         except (OSError, Refused, Dropped):
             return
+        if lost := len(known.get("strays") or ()):
+            slices = (
+                "1 slice of a job database that was lost runs"
+                if lost == 1
+                else (f"{lost} slices of a job database that was lost run")
+            )
+            warn(f"{slices} on and may cost; drumline server strays lists what to do")
+        running = known.get("version", __version__)
         if running != __version__:
             warn(
                 f"the server that runs is version {running}, this command is {__version__}; "

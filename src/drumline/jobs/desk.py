@@ -114,8 +114,8 @@ class Desk:
             "project": config.project,
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
-            "unreadable": [asdict(one) for one in self.store.set_aside()],
-            "strays": [one.told() for one in self.lost.seen()],
+            "unreadable": [asdict(aside) for aside in self.store.set_aside()],
+            "strays": [stray.told() for stray in self.lost.seen()],
             "trouble": self._trouble(),
         }
 

@@ -31,7 +31,7 @@ class LostSlices:
         """What bears the label of a database this home had and is known to none here."""
         await self._supervisor.look_everywhere()
         return {
-            "strays": [one.told() for one in self.seen()],
+            "strays": [stray.told() for stray in self.seen()],
             "not_seen": dict(self._supervisor.looks.trouble),
         }
 
@@ -40,7 +40,7 @@ class LostSlices:
         if verb not in {"release", "adopt"}:
             raise Mistake(f"{verb!r} is nothing one can do to a slice", 404)
         await self._supervisor.look_everywhere()
-        found = {one.name: one for one in self.seen()}
+        found = {stray.name: stray for stray in self.seen()}
         unknown = [name for name in names if name not in found]
         if unknown:
             raise Mistake(f"{unknown[0]} is no stray slice; drumline server strays lists them", 404)

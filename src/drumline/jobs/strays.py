@@ -115,15 +115,11 @@ class Strays:
         self._owners.remember(self._owner, zones=[look.zone])
 
     def _found(self, look: ZoneLook) -> Iterator[Stray]:
-        for name, one in look.everything().items():
-            owner, job = one.labels.get(LABEL_OWNER, ""), one.labels.get(LABEL_JOB, "")
-            if (
-                owner in self._owners.last_jobs
-                and one.state != "DELETING"
-                and self._unknown(owner, job)
-            ):
-                hosts = len(one.endpoints) if isinstance(one, Node) else 0
-                yield Stray(name, look.zone, one.accelerator, one.state, job, owner, hosts)
+        for name, seen in look.everything().items():
+            owner, job = seen.labels.get(LABEL_OWNER, ""), seen.labels.get(LABEL_JOB, "")
+            if seen.state != "DELETING" and self._unknown(owner, job):
+                hosts = len(seen.endpoints) if isinstance(seen, Node) else 0
+                yield Stray(name, look.zone, seen.accelerator, seen.state, job, owner, hosts)
 
     def _unknown(self, owner: str, job: str) -> bool:
         if owner == self._owner:
