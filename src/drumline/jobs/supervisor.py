@@ -388,8 +388,8 @@ class Supervisor:
             name = str(given.get("name", record.name))
             self.records[job.id] = replace(record, job=job, spec=given, name=name)
         for ended in decision.ended:
-            self.pulses.end(job.id, ended.attempt.number)
             self._end_session(job.id, ended.attempt.number)
+            self.pulses.end(job.id, ended.attempt.number)
         if job.status.ended and not before.status.ended:
             self.folders.forget_secrets(job.id)
         if job.slice and job.slice.phase is SlicePhase.READY and before.slice != job.slice:
@@ -416,7 +416,9 @@ class Supervisor:
                 if self.actions.may_start(key) and self._asks.take():
                     self.actions.start(key, lambda: self._ask(job.id, held), job.id)
             case EffectKind.DRIVE:
-                if job.attempt and (job.id, job.attempt.number) not in self._sessions:
+                if job.attempt and (job.id, job.attempt.number) in self._sessions:
+                    self._keep_listening(job.id, job.attempt.number, held.zone)
+                elif job.attempt:
                     key = f"drive {held.name}"
                     self.actions.start(key, lambda: self._drive(job.id, held), job.id)
             case EffectKind.STOP:
@@ -438,13 +440,15 @@ class Supervisor:
         key = f"stop {job_id}/{number}"
         self.actions.start(key, lambda: self._stop(job_id, number, held), job_id)
 
-    async def _ask(self, job_id: str, one: Slice) -> None:
-        record = self.records[job_id]
-        wanted = slice_of(one.accelerator)
+    async def _ask(self, job_id: str, held: Slice) -> None:
+        record = self.records.get(job_id)
+        if record is None:
+            return
+        wanted = slice_of(held.accelerator)
         request = SliceRequest(
-            name=one.name,
-            zone=one.zone,
-            accelerator=one.accelerator,
+            name=held.name,
+            zone=held.zone,
+            accelerator=held.accelerator,
             image=wanted.runtime_image or "",
             tier=str(record.spec.get("capacity", "spot")),
             labels={LABEL_OWNER: self._owner, LABEL_JOB: job_id},
@@ -457,31 +461,33 @@ class Supervisor:
             code, said = trouble.code, str(trouble)
 
             def refused(record: Record) -> Decision | None:
-                if record.job.slice != one:
+                if record.job.slice != held:
                     return None
                 now, patience = self._clock(), self.config.patience
                 return lifecycle.refused(record.job, code, said, now, patience)
 
             self.change(job_id, refused)
             return
-        self.looks.asked_for(one)
+        self.looks.asked_for(held)
 
         def asked(record: Record) -> Decision | None:
-            return Decision(lifecycle.asked(record.job)) if record.job.slice == one else None
+            return Decision(lifecycle.asked(record.job)) if record.job.slice == held else None
 
         self.change(job_id, asked)
 
-    async def _drive(self, job_id: str, one: Slice) -> None:
+    async def _drive(self, job_id: str, held: Slice) -> None:
         """Open connections to the hosts and have them run the attempt."""
-        record = self.records[job_id]
+        record = self.records.get(job_id)
+        if record is None:
+            return
         attempt, node = record.job.attempt, self.node(record.job)
-        if attempt is None or node is None or len(node.endpoints) != one.hosts:
+        if attempt is None or node is None or len(node.endpoints) != held.hosts:
             return
         try:
-            keys = await self.cloud.host_keys(one.zone, one.name)
+            keys = await self.cloud.host_keys(held.zone, held.name)
         except CloudError:
             keys = []
-        keys = [*keys, *[None] * one.hosts][: one.hosts]
+        keys = [*keys, *[None] * held.hosts][: held.hosts]
         if attempt.number > 3:
             logs, most = self.folders.logs(job_id), 3 * self.config.log_bytes // 4
             await asyncio.to_thread(trim, logs, attempt.number, most)
@@ -490,27 +496,29 @@ class Supervisor:
             for e, key in zip(node.endpoints, keys, strict=True)
         ]
         now = self.records.get(job_id)
-        if now is None or now.job.slice is None or now.job.slice.name != one.name:
+        if now is None or now.job.slice is None or now.job.slice.name != held.name:
             return
         if now.job.attempt != attempt:
             return
-        session = self._sessions[(job_id, attempt.number)] = SliceSession(
-            program_of(record, attempt.number, one, self.folders),
+        self._sessions[(job_id, attempt.number)] = session = SliceSession(
+            program_of(record, attempt.number, held, self.folders),
             addresses,
             key=self.folders.key,
             known_hosts=self.folders.all_known_hosts,
-            node=one.name,
+            node=held.name,
             logs=self.folders.logs(job_id, attempt.number),
             clock=self._clock,
             timing=self.config.timing,
-            log_limit=self.config.log_limit(one.hosts),
+            log_limit=self.config.log_limit(held.hosts),
         )
         self._listening_since[(job_id, attempt.number)] = self._clock()
         session.start()
-        self.actions.start(
-            f"listen {job_id}/{attempt.number}",
-            lambda: self._listen(job_id, attempt.number, one.zone, session),
-        )
+        self._keep_listening(job_id, attempt.number, held.zone)
+
+    def _keep_listening(self, job_id: str, number: int, zone: str) -> None:
+        session = self._sessions[(job_id, number)]
+        key = f"listen {job_id}/{number}"
+        self.actions.start(key, lambda: self._listen(job_id, number, zone, session), job_id)
 
     async def _listen(self, job_id: str, number: int, zone: str, session: SliceSession) -> None:
         """Wake the loop when a host has news; news of trouble brings the next look forward.
@@ -518,7 +526,7 @@ class Supervisor:
         A heartbeat alone is taken in here: with ten a second from each job, a round for every one
         would be all that the server does.
         """
-        before: list[tuple[HostPhase, str, int | None, str]] = []
+        before: list[tuple[HostPhase, str, int | None, str, str]] = []
         while self._sessions.get((job_id, number)) is session:
             try:
                 async with asyncio.timeout(1.0):
@@ -526,21 +534,26 @@ class Supervisor:
             except TimeoutError:
                 continue
             session.changed.clear()
-            state = [(r.phase, r.detail, r.exit_code, r.error) for r in session.reports()]
+            state = [
+                (r.phase, r.detail, r.exit_code, r.error, r.going_down) for r in session.reports()
+            ]
             record = self.records.get(job_id)
             if state == before and record is not None:
                 self._listen_to(record.job)
                 continue
-            if [one[:2] for one in state] != [one[:2] for one in before]:
+            if [host[:2] for host in state] != [host[:2] for host in before]:
                 self.looks.soon(zone)
             before = state
             self.wake()
 
-    async def _stop(self, job_id: str, number: int, one: Slice) -> None:
-        session, grace = self._sessions.get((job_id, number)), self.records[job_id].job.grace
+    async def _stop(self, job_id: str, number: int, held: Slice) -> None:
+        record, session = self.records.get(job_id), self._sessions.get((job_id, number))
+        if record is None:
+            return
         if session is None:
-            await self._drive(job_id, one)
+            await self._drive(job_id, held)
             session = self._sessions.get((job_id, number))
+        grace = record.job.grace
         if session is not None:
             try:
                 async with asyncio.timeout(grace + STOP_LIMIT):
