@@ -167,7 +167,7 @@ def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, run
     both = shell("exec", running, "--host", "all", "--", "wc -c", typed=text)
     assert both.out.splitlines() == [f"[host {n}] {len(text)}" for n in (0, 1)]
     # A command that reads nothing of a pipe that never ends.
-    words = [BIN / "drumline", "exec", running, "--", "echo", "done"]
+    words = [str(BIN / "drumline"), "exec", running, "--", "echo", "done"]
     environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
     with subprocess.Popen(
         words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
