@@ -268,3 +268,15 @@ def test_what_to_do_next_can_be_typed_as_it_stands(
     monkeypatch.setattr("sys.argv", ["/opt/lab/bin/drumline", "create"])
     shown = runnable("drumline show 1")
     assert shown == ("drumline show 1" if on_path else "/opt/lab/bin/drumline show 1")
+
+
+def test_a_long_story_begins_near_its_end(
+    a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = [event(n, n, "preempted", f"slice taken at step {n}") for n in range(1, 1001)]
+    a_life((many, {}), ([event(1001, 9.0, "succeeded")], {"status": "SUCCEEDED", "ended": 1.0}))
+    assert drumline("follow", "1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  … 960 earlier lines: show 000001 --json"
+    assert lines[2] == "  ! slice taken at step 961"
+    assert "  ! slice taken at step 1000" in lines

@@ -83,7 +83,7 @@ def test_every_place_in_a_log_has_its_moment(tmp_path: Path) -> None:
     log.append(b"a" * 100, 10.0)
     log.append(b"b" * 100, 20.0)
     log.append(b".", 20.1)
-    log.append(b"c" * 100, 20.2)
+    log.append(b"c" * 100, 20.15)
     log.close()
     times = Moments(parts_of(path)[0])
     assert [times.at(place) for place in (0, 99, 100, 199, 201)] == [10.0, 10.0, 20.0, 20.0, 20.1]
@@ -103,13 +103,13 @@ def test_moments_of_a_log_that_grows_are_found_as_it_grows(tmp_path: Path) -> No
     assert [times.at(place) for place in (99, 150, 250)] == [10.0, 20.0, 30.0]
 
 
-def test_moments_take_no_more_than_a_quarter_of_the_text_or_one_a_second(tmp_path: Path) -> None:
+def test_moments_take_no_more_than_a_quarter_of_the_text_or_five_a_second(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
     log = KeptLog(path)
     for dot in range(10_000):
         log.append(b".", dot / 100)
     log.close()
-    assert parts_of(path)[0].times.stat().st_size <= max(10_000 / 4, 100 * 16) + 16
+    assert parts_of(path)[0].times.stat().st_size <= 10_000 / 4 + 5 * 100 * 16 + 16
 
 
 def test_a_log_set_aside_leaves_room_for_a_new_one(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -60,7 +60,7 @@ def logs(
         raise Refused(
             f"--since {since}: give how long ago, such as 10m, or a time, such as 14:02"
         ) from None
-    part = {"tail": tail, "since": begin, "times": timestamps, "as_json": as_json}
+    part: dict[str, Any] = {"tail": tail, "since": begin, "times": timestamps, "as_json": as_json}
     pieces = connect().logs(number, _host(host), attempt, follow, **part)
     with interruptible(f"{number} goes on; drumline logs {number} --follow comes back to it"):
         _print(pieces, raw)

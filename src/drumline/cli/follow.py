@@ -33,6 +33,8 @@ TIMES_AT = 62
 LONGEST_TIME = 12
 INDENT = 4
 SMALLEST_BAR = 6
+MOST_LINES = 40
+"""Of a story that began long ago."""
 BAR = 22
 # Someone is looking at a terminal; a log file wants to be read later.
 POLL_TERMINAL, POLL_PIPE = 1.0, 5.0
@@ -232,13 +234,17 @@ def follow(client: "Client", job: Job, screen: Screen) -> Job:
         answer = client.events(job["id"], after, patience)
         now: Job = answer["job"]
         ended = now["status"] in ENDED
+        told: list[tuple[str, bool]] = []
         for event in answer["events"]:
             after = max(after, int(event["id"]))
             if ended and event is answer["events"][-1] and event["kind"] == now["status"].lower():
                 continue  # the closing line says it
             keep = event["kind"] in _SETBACKS and bool(moving)
-            for line in story.lines(event):
-                screen.say(line, keep_progress=keep)
+            told += [(line, keep) for line in story.lines(event)]
+        if len(told) > MOST_LINES:
+            screen.say(f"  … {len(told) - MOST_LINES:,} earlier lines: show {job['id']} --json")
+        for line, keep in told[-MOST_LINES:]:
+            screen.say(line, keep_progress=keep)
         moving = progress_line(now, screen.columns)
         if moving or not screen.redraws:
             screen.progress(moving, last=ended)

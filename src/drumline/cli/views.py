@@ -17,7 +17,7 @@ Job = Mapping[str, Any]
 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
-HEADINGS = (
+HEADINGS: tuple[str, ...] = (
     "JOB ID",
     "USER",
     "NAME",

@@ -862,7 +862,10 @@ def failing_command(witness: str, code: int, wanted: Json) -> str:
 
 def ended_how(code: int) -> str:
     """How a step ended that failed."""
-    return f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+    if code > 0:
+        return f"exit code {code}"
+    known = {one.value: one.name for one in signal.Signals}
+    return "killed by {}".format(known.get(-code, f"signal {-code}"))
 
 
 def watch(folder: str, offset: str) -> None:

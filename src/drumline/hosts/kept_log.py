@@ -20,9 +20,9 @@ SMALLEST = 1 << 16
 """Bytes that are kept of any log, whatever its limit."""
 TAIL_PARTS = 8
 """The newest end is kept in this many parts, so an eighth of it is removed at a time."""
-APART_BYTES, APART_SECONDS = 64, 1.0
-"""Two moments are noted only when so much lies between them: a program that writes a dot ten times
-a second must not have more moments than text."""
+APART_BYTES, APART_SECONDS = 64, 0.2
+"""Two moments are noted only when so much lies between them: a program that writes dot by dot must
+not have more moments than text."""
 _PAIR = struct.Struct("<Qd")
 
 
