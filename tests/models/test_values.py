@@ -43,9 +43,9 @@ def test_the_loss_and_its_slopes_are_the_plain_ones(name: str) -> None:
 
 def test_a_layer_norm_keeps_its_digits_where_the_mean_outweighs_what_varies() -> None:
     rng = np.random.default_rng(0)
-    x = np.float32(1000 + rng.normal(size=(64, 256)))
-    scale, shift = np.float32(rng.normal(size=(2, 256)))
-    exact = reference.normal(*(np.float64(each) for each in (x, scale, shift)))
+    x = (1000 + rng.normal(size=(64, 256))).astype(np.float32)
+    scale, shift = rng.normal(size=(2, 256)).astype(np.float32)
+    exact = reference.normal(*(each.astype(np.float64) for each in (x, scale, shift)))
     found = jax.jit(layer_norm)(x, scale, shift)
     # A float32 of 1000 is known to 3e-5: the mean can be no better.
     assert np.abs(found - exact).max() < 1e-3

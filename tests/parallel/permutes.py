@@ -32,7 +32,8 @@ def bytes_each_way(lowered: jax.stages.Lowered, mesh: Mesh, axis: str) -> dict[i
 
 def _sent(text: str, bodies: dict[str, str], mesh: Mesh, axis: str) -> Counter[int]:
     sent: Counter[int] = Counter()
-    depth, trips, around = 0, 0, []  # around: of each loop, its depth and how often it goes round
+    around: list[tuple[int, int]] = []  # of each loop that is open, its depth and its trips
+    depth, trips = 0, 0
     for line in text.splitlines():
         if "cond {" in line:
             trips = 0
