@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from drumline import __version__
 from drumline.hosts.code import COMPANION
+from drumline.jobs.spec import SpecError, parse
 from tests.jobs.pretend import Office, play
 
 
@@ -41,3 +44,11 @@ def test_the_hosts_are_told_where_to_find_it(tmp_path: Path) -> None:
         assert "PYTHONPATH" not in office.starts(other)[-1].program.wrap[2]
 
     play(tmp_path, story)
+
+
+def test_the_key_takes_three_words(tmp_path: Path) -> None:
+    job = "accelerator: v4-8\nrun: x\npython: {kind: uv, drumline: %s}\n"
+    for word, kept in (("true", True), ("false", False), ("auto", "auto")):
+        assert parse(job % word, source="job.yaml", folder=tmp_path).python.drumline == kept
+    with pytest.raises(SpecError, match=r"python\.drumline: is 'maybe'; it takes auto, true"):
+        parse(job % "maybe", source="job.yaml", folder=tmp_path)

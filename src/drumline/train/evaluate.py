@@ -52,16 +52,18 @@ class Measure:
         shapes = self._placed.shapes()
         function = evaluation.function or _of_the_model(recipe.model, loss, params, shapes)
 
+        is_mean: dict[str, bool] = {}
+
         def measure(params: Params, batch: Batch) -> jax.Array:
             told = function(params, batch)
+            if not isinstance(told, Mapping):
+                raise Mistake("evaluation: the function returns no dict of names and values")
+            is_mean.update({name: not isinstance(told[name], tuple) for name in sorted(told)})
             return jnp.stack([jnp.stack(_fraction(n, told[n], size)) for n in sorted(told)])
 
-        measured = jax.eval_shape(function, params, shapes)
-        if not isinstance(measured, Mapping):
-            raise Mistake("evaluation: the function returns no dict of names and values")
-        self._names = sorted(measured)
-        self._means = [not isinstance(measured[name], tuple) for name in self._names]
+        # To trace it is to learn what it tells.
         jax.eval_shape(measure, params, shapes)
+        self._names, self._means = list(is_mean), list(is_mean.values())
         self._measure = jax.jit(measure, out_shardings=on_all(mesh))
 
     def __call__(self, params: Params) -> dict[str, float]:
