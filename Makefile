@@ -3,10 +3,26 @@
 #   make test         install, check, and run every test
 # Another interpreter: make test PYTHON=python3.12
 # The comparisons with PyTorch too: make test EXTRAS=jax,torch,dev
+# The oldest and the newest JAX we allow: make test JAX=oldest, make test JAX=newest
 
 PYTHON ?= python3
 EXTRAS ?= jax,dev
-VENV := .venv
+
+# Each JAX has an environment of its own. Beside the pinned one: the ends of pyproject's range.
+JAX ?= pinned
+ifeq ($(JAX),pinned)
+  VENV := .venv
+else ifeq ($(JAX),oldest)
+  VENV := .venv-oldest
+  JAX_VERSION := 0.10.0
+else ifeq ($(JAX),newest)
+  VENV := .venv-newest
+  JAX_VERSION := 0.12.0.1
+else
+  $(error JAX is '$(JAX)'; it can be oldest, newest or pinned)
+endif
+JAX_PINS := $(if $(JAX_VERSION),s/^(jax|jaxlib)==.*/\1==$(JAX_VERSION)/)
+
 BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(EXTRAS)
 
@@ -16,19 +32,23 @@ READY := $(VENV)/ready-$(EXTRAS)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target does; do \
 		printf '  make %-12s %s\n' "$$target" "$$does"; done
-	@sed -n '4,5p' Makefile | cut -c3-
+	@sed -n '4,6p' Makefile | cut -c3-
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "drumline needs Python 3.11 or newer and '$(PYTHON)' is not: make test PYTHON=/path/to/python3.11"; exit 2; }
+	@test '$(JAX)' != newest || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
+		{ echo "jax $(JAX_VERSION) needs Python 3.12 or newer and '$(PYTHON)' is not: make test JAX=newest PYTHON=/path/to/python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	sed -E '$(JAX_PINS)' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $(READY)
 
 quickstart: $(READY) ## install, then train through a preemption
 	$(BIN)/drumline create examples/quickstart.yaml --follow
 
-test: check ## install, check, and run every test
+# The code is checked against the types of the pinned versions; the others only run it.
+test: $(if $(JAX_VERSION),$(READY),check) ## install, check, and run every test
 	$(BIN)/pytest --numprocesses 3 --dist worksteal
 
 check: $(READY) ## lint, format and types, as each commit should pass them
@@ -43,6 +63,7 @@ format: $(READY) ## mend what can be mended of lint and format
 bench: $(READY) ## print how quick the commands and the server are
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/thousand_jobs.py
+	$(BIN)/python benchmarks/many_jobs.py
 
-clean: ## remove the environment and what tools left
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## remove the environments and what tools left
+	rm -rf .venv .venv-oldest .venv-newest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

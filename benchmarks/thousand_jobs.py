@@ -61,11 +61,11 @@ def main() -> None:
         zones = ", ".join(ZONES)
         (home / "config.yaml").write_text(f"pace: google\nzones: [{zones}]\n")
         emulator = home / "emulator"
-        url = launch.ensure_running(emulator)
+        launch.ensure_running(emulator)
         client = Client(home)
         try:
             for zone in ZONES:
-                launch.control(url, "capacity", zone=zone, accelerator=ACCELERATOR, chips=0)
+                launch.control(emulator, "capacity", zone=zone, accelerator=ACCELERATOR, chips=0)
             spec = {
                 "name": "waits", "accelerator": [ACCELERATOR], "zones": ZONES,
                 "workdir": None, "run": "true",
@@ -79,13 +79,13 @@ def main() -> None:
             assert status is not None
             pid = int(status["pid"])
             calls, cpu, began = (
-                launch.control(url, "status")["total"],
+                launch.control(emulator, "status")["total"],
                 cpu_seconds(pid),
                 time.time(),
             )
             time.sleep(MEASURE_SECONDS)
             spent = time.time() - began
-            calls = launch.control(url, "status")["total"] - calls
+            calls = launch.control(emulator, "status")["total"] - calls
             cpu = cpu_seconds(pid) - cpu
             drumline = str(Path(sys.executable).with_name("drumline"))
             listing = median_seconds([drumline, "list"], home)

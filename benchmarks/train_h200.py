@@ -75,9 +75,9 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     from drumline.models.lm import llama_1b3, llama_350m
     from drumline.models.vit import vit_b16
     from drumline.train.data import arrays as in_memory
-    from drumline.train.loop import make_step
     from drumline.train.recipe import Recipe
     from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+    from drumline.train.step import make_step
 
     case, random = CASES[name], np.random.default_rng(0)
     model: Any
@@ -99,17 +99,17 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     with jax.set_mesh(mesh):
         places = layout(recipe, mesh)
         state = jax.jit(lambda: begin(recipe), out_shardings=shardings(places))()
-        halted = everywhere(mesh, np.zeros((), np.bool_))
+        watch = everywhere(mesh, np.zeros((), np.int32))
         notice = everywhere(mesh, np.zeros(1, np.float32))
         batch = {key: everywhere(mesh, array) for key, array in arrays.items()}
         start = time.perf_counter()
-        step = make_step(recipe, mesh, places).lower(state, halted, batch, notice).compile()
+        step = make_step(recipe, mesh, places).lower(state, watch, batch, notice).compile()
         compiling = time.perf_counter() - start
 
         def run(steps: int) -> float:
-            nonlocal state, halted
+            nonlocal state, watch
             for _ in range(steps):
-                state, halted, told = step(state, halted, batch, notice)
+                state, watch, told = step(state, watch, batch, notice)
             return float(told[2])
 
         seconds = measure(run)

@@ -36,9 +36,9 @@ import optax  # type: ignore[import-untyped]
 
 from drumline.train import Functions, Recipe, Settings, data, fit
 from drumline.train.batches import Batches, Placed
-from drumline.train.loop import make_step
 from drumline.train.notice import Notice
 from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+from drumline.train.step import make_step
 
 STEP = 0.05
 SAVE_EVERY = 100
@@ -102,9 +102,9 @@ def bare(million: int, steps: int) -> None:
         state = jax.jit(lambda: begin(made), out_shardings=shardings(places))()
         batches = Batches(Placed(made.data, mesh, made.model.batch_spec()))
         batch, word = batches.take(0), Notice(mesh).word
-        halted = everywhere(mesh, np.zeros((), np.bool_))
+        watch = everywhere(mesh, np.zeros((), np.int32))
         for _ in range(steps):
-            state, halted, told = step(state, halted, batch, word)
+            state, watch, told = step(state, watch, batch, word)
         jax.block_until_ready(told)
         batches.close()
 

@@ -1,6 +1,42 @@
-"""Eight emulated devices for every test that uses JAX, set before anything imports it."""
+"""Eight emulated devices for every test that uses JAX, set before anything imports it.
+
+And a check, when the last test is done, that no process of ours is left running.
+"""
 
 import os
+import uuid
+
+import pytest
+
+from tests import leftovers
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# The workers inherit it from the process that starts them, and their children from them.
+os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whatever is started from now on tells who started it."""
+    os.environ[leftovers.TEST] = item.nodeid
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that leaves processes behind, and name them; the workers have ended by now."""
+    config = session.config
+    if hasattr(config, "workerinput") or not os.path.isdir("/proc/self"):
+        return
+    folder = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    left = leftovers.wait_for_none([f"{leftovers.RUN}={os.environ[leftovers.RUN]}", f"{folder}/"])
+    say = config.get_terminal_writer().line
+    say()
+    if not left:
+        say("no process of these tests is left running")
+        return
+    say(f"{len(left)} of the tests' processes were left running, and are ended now:", red=True)
+    for one in left:
+        say(f"  {one}")
+    leftovers.end(left)
+    if session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

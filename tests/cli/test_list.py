@@ -8,6 +8,8 @@ import pytest
 
 from drumline.cli.text import width
 from drumline.cli.views import list_lines
+from drumline.jobs.store import SetAside
+from drumline.jobs.views import unreadable
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -65,9 +67,18 @@ def test_list_as_json_has_the_promised_keys(
 def test_list_asks_for_those_that_fit(server: Any, drumline: Run) -> None:
     server.holds()
     words = ("--status", "running,Failed", "--name", "llama-*", "--user", "lab", "--limit", "5")
+    words += ("--before", "12")
     assert drumline("list", *words) == 0
     [(_, path, _)] = server.asked
-    assert path == "/jobs?name=llama-%2A&user=lab&limit=5&status=RUNNING%2CFAILED"
+    assert path == "/jobs?name=llama-%2A&user=lab&limit=5&before=000012&status=RUNNING%2CFAILED"
+
+
+def test_a_job_whose_row_cannot_be_read_has_its_line(a_job: Make) -> None:
+    aside = SetAside("000007", "lab", "bad", "choices: field required")
+    line = list_lines([a_job(), unreadable(aside)])[2]
+    assert line.split()[:3] == ["000007", "lab", "bad"]
+    assert "UNREADABLE" in line
+    assert line.endswith("its row cannot be read: choices: field required")
 
 
 def test_an_empty_list_says_how_to_begin(

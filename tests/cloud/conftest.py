@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from drumline.cloud.emulator import launch
+from tests.cloud.wire import rest
 
 PARENT = "projects/p/locations/local-a"
 
 
-def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 20.0) -> Any:
+def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:
     """Wait until `holds()` is true, and return what it returned."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
@@ -32,20 +33,30 @@ class Emulator:
     url: str
     key: asyncssh.SSHKey
 
-    def client(self) -> Any:
-        from google.auth.credentials import AnonymousCredentials
+    def client(self, credentials: Any = None) -> Any:
         from google.cloud import tpu_v2
         from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
+        from google.oauth2.credentials import Credentials
 
         transport = TpuRestTransport(
             host=self.url.removeprefix("http://"),
             url_scheme="http",
-            credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
+            credentials=credentials or Credentials(self.token),  # type: ignore[no-untyped-call]
         )
         return tpu_v2.TpuClient(transport=transport)
 
+    @property
+    def token(self) -> str:
+        found = launch.find(self.home)
+        assert found is not None
+        return found.token
+
     def control(self, verb: str, **given: Any) -> dict[str, Any]:
-        return launch.control(self.url, verb, **given)
+        return launch.control(self.home, verb, **given)
+
+    def rest(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """One call as it goes over the wire."""
+        return rest(self.url, method, path, body, {"Authorization": f"Bearer {self.token}"})
 
     def node(self, accelerator: str = "v4-8", **more: Any) -> dict[str, Any]:
         public = self.key.export_public_key().decode().strip()
@@ -80,10 +91,15 @@ class Emulator:
         hosts = self.control("resources")["hosts"]
         return [host for host in hosts if host["node"] == name]
 
+    def host(self, node: str) -> dict[str, Any]:
+        """The one host of a node."""
+        (found,) = [one for one in self.control("resources")["hosts"] if one["node"] == node]
+        return dict(found)
+
     def release(self, name: str) -> None:
         full = f"{PARENT}/queuedResources/{name}"
         self.client().delete_queued_resource(request={"name": full, "force": True}).result(
-            timeout=20
+            timeout=60
         )
 
 

@@ -1,7 +1,5 @@
 """The API as Google's own client sees it."""
 
-import http.client
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,20 +14,10 @@ else:
 PARENT = "projects/p/locations/local-a"
 
 
-def rest(url: str, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
-    connection.request(method, path, None if body is None else json.dumps(body))
-    answer = connection.getresponse()
-    found = json.loads(answer.read())
-    connection.close()
-    assert isinstance(found, dict)
-    return answer.status, found
-
-
 def test_the_whole_life_of_a_request(emulator: Emulator) -> None:
     client = emulator.client()
     operation = emulator.ask("life", "v4-16", labels={"drumline-job": "000012"})
-    created = operation.result(timeout=20)
+    created = operation.result(timeout=60)
     assert isinstance(created, tpu_v2.QueuedResource)
     assert operation.metadata.target == f"{PARENT}/queuedResources/life"
     emulator.wait_for("life", "ACTIVE")
@@ -60,14 +48,14 @@ def test_the_whole_life_of_a_request(emulator: Emulator) -> None:
 def test_a_node_without_a_queue(emulator: Emulator) -> None:
     client = emulator.client()
     node = client.create_node(parent=PARENT, node_id="alone", node=emulator.node()).result(
-        timeout=20
+        timeout=60
     )
     assert (node.state, node.name) == (tpu_v2.Node.State.READY, f"{PARENT}/nodes/alone")
     changed = client.update_node(
         node={"name": node.name, "labels": {"a": "b"}}, update_mask={"paths": ["labels"]}
-    ).result(timeout=20)
+    ).result(timeout=60)
     assert changed.labels == {"a": "b"}
-    client.delete_node(name=node.name).result(timeout=20)
+    client.delete_node(name=node.name).result(timeout=60)
     assert list(client.list_nodes(parent=PARENT)) == []
 
 
@@ -77,7 +65,7 @@ def test_out_of_chips_the_operation_of_a_node_fails_with_code_8(start_emulator: 
     with pytest.raises(
         exceptions.GoogleAPICallError, match="There is no more capacity in the zone"
     ):
-        operation.result(timeout=20)
+        operation.result(timeout=60)
     assert operation.operation.error.code == 8
     assert list(emulator.client().list_nodes(parent=PARENT)) == []
 
@@ -99,6 +87,22 @@ def test_lists_come_in_pages(start_emulator: Start) -> None:
     assert calls["calls"]["queuedResources.create"] == 7
     assert calls["calls_by_zone"]["local-b"] == {"queuedResources.list": 1}
     assert calls["total"] == sum(calls["calls"].values())
+
+
+def test_what_is_deleted_while_one_pages_neither_hides_nor_repeats(start_emulator: Start) -> None:
+    emulator = start_emulator(page_size=3, capacity={"local-a": {"v4": 0}})
+    for index in range(9):
+        emulator.ask(f"r{index}")
+    client = emulator.client()
+    seen: list[str] = []
+    for page in client.list_queued_resources(parent=PARENT).pages:
+        seen += [one.name[-2:] for one in page.queued_resources]
+        # The first of the page, its last (whose name the next begins after), and one to come.
+        for index in {3: (0, 2, 4), 6: (3, 8)}.get(len(seen), ()):
+            emulator.release(f"r{index}")
+    assert seen == ["r0", "r1", "r2", "r3", "r5", "r6", "r7"]
+    with pytest.raises(exceptions.BadRequest, match="page token is invalid"):
+        list(client.list_nodes(request={"parent": PARENT, "page_token": "nonsense"}))
 
 
 def test_a_failed_request_carries_its_error(start_emulator: Start) -> None:
@@ -176,8 +180,8 @@ def test_names_that_are_taken_malformed_or_nowhere(emulator: Emulator) -> None:
 
 
 def test_a_field_that_does_not_exist_is_refused(emulator: Emulator) -> None:
-    status, answer = rest(
-        emulator.url, "POST", f"/v2/{PARENT}/nodes?nodeId=n", {"acceleratorTyp": "v4-8"}
+    status, answer = emulator.rest(
+        "POST", f"/v2/{PARENT}/nodes?nodeId=n", {"acceleratorTyp": "v4-8"}
     )
     assert status == 400
     assert answer["error"]["status"] == "INVALID_ARGUMENT"
@@ -196,10 +200,82 @@ def test_places_types_and_images(emulator: Emulator) -> None:
     assert "v2-alpha-tpuv6e" in images
 
 
+def test_lists_of_types_and_images_are_filtered_and_ordered(start_emulator: Start) -> None:
+    emulator = start_emulator(page_size=2)
+    client = emulator.client()
+    asked = {"parent": PARENT, "filter": 'type = "v6e-*" AND NOT type = v6e-8'}
+    types = [one.type_ for one in client.list_accelerator_types(request=asked)]
+    assert types == sorted(types)
+    assert {"v6e-1", "v6e-4"} <= set(types)
+    assert "v6e-8" not in types
+    backwards = client.list_accelerator_types(request=asked | {"order_by": "type desc"})
+    assert [one.type_ for one in backwards] == types[::-1]
+    images = client.list_runtime_versions(request={"parent": PARENT, "filter": "version:tpuv6e"})
+    assert [one.version for one in images] == ["v2-alpha-tpuv6e"]
+    zones = client.list_locations({"name": "projects/p", "filter": "locationId = local-a"})
+    assert [one.location_id for one in zones.locations] == ["local-a"]
+    with pytest.raises(exceptions.BadRequest, match="Invalid filter 'type'"):
+        list(client.list_accelerator_types(request={"parent": PARENT, "filter": "type"}))
+
+
+def test_paths_and_parameters_that_do_not_exist_are_errors_as_googles(emulator: Emulator) -> None:
+    for method, path in (
+        ("GET", "/"),
+        ("GET", f"/v2/{PARENT}/volcanoes"),
+        ("GET", "/v1/projects/p/locations"),
+        ("PUT", f"/v2/{PARENT}/nodes"),
+        ("POST", f"/v2/{PARENT}/nodes/n:explode"),
+    ):
+        status, answer = emulator.rest(method, path, {})
+        shown = {"code": 404, "message": "Method not found.", "status": "NOT_FOUND"}
+        assert (status, answer) == (404, {"error": shown}), path
+    status, answer = emulator.rest("GET", f"/v2/{PARENT}/nodes?filter=x")
+    assert (status, answer["error"]["status"]) == (400, "INVALID_ARGUMENT")
+    assert 'Unknown name "filter": Cannot bind query parameter' in answer["error"]["message"]
+    status, answer = emulator.rest("GET", "/emulator/volcano")
+    assert (status, answer) == (404, {"error": "there is no control GET /emulator/volcano"})
+
+
+def test_a_call_repeated_under_its_request_id_is_the_same_operation(emulator: Emulator) -> None:
+    client = emulator.client()
+    spec = {"parent": PARENT, "node_id": "twice", "node": emulator.node()}
+    create = {
+        "parent": PARENT,
+        "queued_resource_id": "twice",
+        "queued_resource": {"tpu": {"node_spec": [spec]}, "spot": {}},
+        "request_id": "01234567-89ab-4def-8123-456789abcdef",
+    }
+    first, again = (client.create_queued_resource(request=create) for _ in range(2))
+    assert first.operation.name == again.operation.name
+    with pytest.raises(exceptions.BadRequest, match="was used for another request"):
+        client.create_queued_resource(request=create | {"queued_resource_id": "other"})
+    with pytest.raises(exceptions.BadRequest, match="must be a UUID"):
+        client.create_queued_resource(request=create | {"request_id": "again"})
+    with pytest.raises(exceptions.Conflict, match="already exists"):
+        client.create_queued_resource(request=create | {"request_id": ""})
+    emulator.wait_for("twice", "ACTIVE")
+    delete = {
+        "name": f"{PARENT}/queuedResources/twice",
+        "force": True,
+        "request_id": "01234567-89ab-4def-8123-456789abcde0",
+    }
+    gone = client.delete_queued_resource(request=delete)
+    gone.result(timeout=60)
+    # Without the id there would be nothing to delete any more.
+    assert client.delete_queued_resource(request=delete).operation.name == gone.operation.name
+    with pytest.raises(exceptions.NotFound):
+        client.delete_queued_resource(request=delete | {"request_id": ""})
+
+
+def test_who_the_service_is(emulator: Emulator) -> None:
+    shown = emulator.client().generate_service_identity(request={"parent": PARENT})
+    assert shown.identity.email.endswith("@cloud-tpu.iam.gserviceaccount.com")
+
+
 def test_buckets_have_a_location(start_emulator: Start) -> None:
     emulator = start_emulator(buckets={"ours": "US-CENTRAL2"})
-    assert rest(emulator.url, "GET", "/storage/v1/b/ours")[1]["location"] == "US-CENTRAL2"
-    assert rest(emulator.url, "GET", "/storage/v1/b/other")[1]["location"] == "LOCAL"
+    assert emulator.rest("GET", "/storage/v1/b/ours")[1]["location"] == "US-CENTRAL2"
+    assert emulator.rest("GET", "/storage/v1/b/other")[1]["location"] == "LOCAL"
 
 
 def test_several_nodes_under_one_request(emulator: Emulator) -> None:
@@ -221,17 +297,17 @@ def test_calls_fail_by_turns_and_never_the_controls(start_emulator: Start) -> No
     emulator = start_emulator()
     emulator.control("faults", fail=1.0)
     path = f"/v2/{PARENT}/nodes"
-    assert {rest(emulator.url, "GET", path)[0] for _ in range(3)} == {429, 500, 503}
+    assert {emulator.rest("GET", path)[0] for _ in range(3)} == {429, 500, 503}
     spec = {"parent": PARENT, "nodeId": "n", "node": {"acceleratorType": "v4-8"}}
     spec["node"] |= {"runtimeVersion": "tpu-ubuntu2204-base"}  # type: ignore[operator]
     for index in range(12):
         create = f"/v2/{PARENT}/queuedResources?queuedResourceId=r{index}"
         body = {"tpu": {"nodeSpec": [spec | {"nodeId": f"r{index}"}]}}
-        assert rest(emulator.url, "POST", create, body)[0] in {429, 500, 503}
+        assert emulator.rest("POST", create, body)[0] in {429, 500, 503}
     # Some were carried out although they failed: the caller cannot know.
     assert 0 < len(emulator.control("resources")["requests"]) < 12
     emulator.control("faults", clear=True)
-    assert rest(emulator.url, "GET", path)[0] == 200
+    assert emulator.rest("GET", path)[0] == 200
 
 
 def test_an_expired_login_and_a_denied_zone(start_emulator: Start) -> None:
@@ -239,7 +315,7 @@ def test_an_expired_login_and_a_denied_zone(start_emulator: Start) -> None:
     client = emulator.client()
     emulator.control("faults", login="expired")
     # Google's client would go and refresh its token, which an anonymous one cannot.
-    status, answer = rest(emulator.url, "GET", f"/v2/{PARENT}/nodes")
+    status, answer = emulator.rest("GET", f"/v2/{PARENT}/nodes")
     assert (status, answer["error"]["status"]) == (401, "UNAUTHENTICATED")
     assert "invalid authentication credentials" in answer["error"]["message"]
     emulator.control("faults", login="ok", deny=["local-b"])

@@ -1,16 +1,19 @@
 """Hosts one can log in to, and what dies with them."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncssh
 import pytest
+from google.api_core import exceptions
 
 from drumline.cloud.emulator import launch
 
@@ -31,7 +34,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < deadline, "it never came to be"
@@ -54,7 +57,7 @@ def connect(emulator: Emulator, host: Host, **more: Any) -> Any:
 def run(emulator: Emulator, host: Host, command: str, **more: Any) -> Any:
     async def go() -> Any:
         async with connect(emulator, host) as connection:
-            return await asyncio.wait_for(connection.run(command, **more), 30)
+            return await asyncio.wait_for(connection.run(command, **more), 180)
 
     return asyncio.run(go())
 
@@ -64,6 +67,15 @@ def start_daemon(emulator: Emulator, host: Host) -> int:
     run(emulator, host, "(setsid bash -c 'echo $$ > pid; exec sleep 1000' </dev/null &>log &)")
     home = Path(run(emulator, host, "pwd").stdout.strip())
     return int(until(lambda: (home / "pid").exists() and (home / "pid").read_text()))
+
+
+def boot_id(emulator: Emulator) -> str:
+    (path,) = (emulator.home / "hosts").glob("*/*/dev/boot_id")
+    return path.read_text()
+
+
+def _contains(path: Path, text: str) -> bool:
+    return path.exists() and text in path.read_text()
 
 
 def wait_until_it_answers(emulator: Emulator, host: Host) -> None:
@@ -167,6 +179,21 @@ def test_guest_attributes_tell_the_host_keys(emulator: Emulator, host: Host) -> 
     ]
 
 
+def test_a_slice_is_active_only_when_its_hosts_let_one_in(start_emulator: Start) -> None:
+    emulator = start_emulator(boot_seconds=1.0)
+    for host in emulator.slice("booted", "v4-16"):
+        assert run(emulator, host, "echo in").stdout == "in\n"
+
+
+def test_a_slice_whose_hosts_still_boot_is_released_at_once(start_emulator: Start) -> None:
+    emulator = start_emulator(boot_seconds=1000.0)
+    emulator.ask("slow")
+    emulator.wait_for("slow", "PROVISIONING")
+    emulator.release("slow")
+    assert emulator.control("resources") == {"requests": [], "nodes": [], "hosts": []}
+    assert list((emulator.home / "hosts").iterdir()) == []
+
+
 @LINUX
 def test_a_program_outlives_its_connection_but_not_its_host(emulator: Emulator) -> None:
     host = emulator.slice("mortal")[0]
@@ -218,14 +245,15 @@ def test_a_silent_host_hangs_while_its_program_runs_on(emulator: Emulator) -> No
 
 @LINUX
 def test_a_rebooted_host_comes_back_without_its_program(start_emulator: Start) -> None:
-    emulator = start_emulator(boot_seconds=2.0)
+    emulator = start_emulator(boot_seconds=0.5)
     host = emulator.slice("again")[0]
-    wait_until_it_answers(emulator, host)
     daemon = start_daemon(emulator, host)
+    before = boot_id(emulator)
     emulator.control("break", target="again", host=0, how="reboot")
-    until(lambda: not alive(daemon))
-    with pytest.raises(ConnectionError):  # reset while it goes down, refused once it is
+    assert not alive(daemon)
+    with contextlib.suppress(ConnectionError, asyncssh.Error):  # while it is down
         run(emulator, host, "true")
+        assert boot_id(emulator) != before
     wait_until_it_answers(emulator, host)  # same port, same host key
     assert run(emulator, host, "cat pid").stdout.strip() == str(daemon)
 
@@ -244,7 +272,7 @@ def test_a_host_that_loses_its_chip_ends_its_program(emulator: Emulator) -> None
     )
     assert run(emulator, host, opens).exit_status != 0
     emulator.control("break", target="sick", host=0, how="heal")
-    assert until(lambda: run(emulator, host, opens).exit_status == 0)
+    assert run(emulator, host, opens).exit_status == 0
     emulator.release("sick")
 
 
@@ -260,11 +288,58 @@ def test_a_slow_host_runs_its_programs_a_fifth_of_the_time(emulator: Emulator) -
     until(stopped)
     until(lambda: not stopped())
     emulator.control("break", target="sluggish", host=0, how="heal")
-    until(lambda: not stopped())
     for _ in range(50):
         assert not stopped()
         time.sleep(0.01)
     emulator.release("sluggish")
+
+
+def test_a_node_stopped_and_started_keeps_its_disk_and_its_key(emulator: Emulator) -> None:
+    client = emulator.client()
+    name = "projects/p/locations/local-a/nodes/pause"
+    parent = name.rpartition("/nodes/")[0]
+    node = emulator.node(metadata=emulator.node()["metadata"] | {"startup-script": "echo boot"})
+    client.create_node(parent=parent, node_id="pause", node=node).result(timeout=60)
+    before = emulator.host("pause")
+    daemon = start_daemon(emulator, before)
+    run(emulator, before, "echo kept > note")
+    stopped = client.stop_node(request={"name": name}).result(timeout=60)
+    assert stopped.state.name == "STOPPED"
+    assert not alive(daemon)
+    with pytest.raises(exceptions.BadRequest, match="stop is not supported while in state STOPPED"):
+        client.stop_node(request={"name": name})
+    started = client.start_node(request={"name": name}).result(timeout=60)
+    assert started.state.name == "READY"
+    after = emulator.host("pause")
+    assert after["host_key"] == before["host_key"]
+    assert run(emulator, after, "cat note").stdout == "kept\n"
+    until(lambda: run(emulator, after, "cat startup-script.log").stdout == "boot\nboot\n")
+    client.delete_node(name=name).result(timeout=60)
+    assert not any("pause" in path.name for path in (emulator.home / "hosts").iterdir())
+
+
+@LINUX
+def test_a_reset_request_boots_its_hosts_anew(emulator: Emulator) -> None:
+    hosts = emulator.slice("button", "v4-16")
+    daemons = [start_daemon(emulator, host) for host in hosts]
+    name = "projects/p/locations/local-a/queuedResources/button"
+    emulator.client().reset_queued_resource(name=name).result(timeout=60)
+    assert emulator.state("button") == "ACTIVE"
+    assert not any(map(alive, daemons))
+    assert emulator.control("resources")["hosts"][-2:] == hosts  # same ports, same keys
+    assert run(emulator, hosts[1], "cat pid").stdout.strip() == str(daemons[1])
+    emulator.release("button")
+
+
+def test_a_startup_script_runs_on_every_host_and_holds_nothing_up(emulator: Emulator) -> None:
+    script = "#!/bin/sh\necho $HOME; pwd; no-such-program; sleep 1000"
+    metadata = emulator.node()["metadata"] | {"startup-script": script}
+    for host in emulator.slice("scripted", "v4-16", metadata=metadata):
+        home = run(emulator, host, "pwd").stdout.strip()
+        log = Path(home, "startup-script.log")
+        until(partial(_contains, log, "not found"))
+        assert log.read_text().splitlines()[:2] == [home, home]
+    emulator.release("scripted")
 
 
 @pytest.mark.usefixtures("host")

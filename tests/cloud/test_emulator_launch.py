@@ -31,7 +31,7 @@ def drumline(*arguments: str) -> tuple[int, str, str]:
 def at_home(start_emulator: Start, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     emulator = start_emulator()
     monkeypatch.setenv("DRUMLINE_HOME", str(emulator.home.parent))
-    monkeypatch.delenv("DRUMLINE_EMULATOR_URL", raising=False)
+    monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
     return emulator
 
 
@@ -50,7 +50,7 @@ def test_two_that_start_it_at_once_get_the_same_one(tmp_path: Path) -> None:
     try:
         assert first == second == launch.endpoint(tmp_path)
         announced = json.loads((tmp_path / "endpoint.json").read_text())
-        assert announced["pid"] == launch.control(first, "status")["pid"]
+        assert announced["pid"] == launch.control(tmp_path, "status")["pid"]
         assert "already runs" not in (tmp_path / "log").read_text()
     finally:
         assert launch.stop(tmp_path)
@@ -62,11 +62,23 @@ def test_asked_to_end_it_ends_its_hosts_and_takes_its_address_away(start_emulato
     emulator = start_emulator()
     emulator.slice("some", "v4-16")
     os.kill(emulator.control("status")["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (emulator.home / "endpoint.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert not (emulator.home / "hosts").exists()
+
+
+def test_one_that_hangs_is_stopped_all_the_same(
+    start_emulator: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = start_emulator()
+    pid = emulator.control("status")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(launch, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "_STOP_SECONDS", 0.1)
+    assert launch.stop(emulator.home)
+    assert launch.find(emulator.home) is None
 
 
 def test_looking_for_it_imports_the_standard_library_only() -> None:
@@ -98,7 +110,7 @@ def test_without_an_emulator_the_commands_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRUMLINE_HOME", str(tmp_path))
-    monkeypatch.delenv("DRUMLINE_EMULATOR_URL", raising=False)
+    monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
     for arguments in (["resources"], ["preempt", "000001"], ["stop"]):
         code, _, told = drumline(*arguments)
         assert (code, told) == (2, "no emulator is running; drumline create starts one\n")

@@ -39,7 +39,7 @@ class World:
             for order in self.fleet.orders[:]:
                 self.fleet.orders.remove(order)
                 if isinstance(order, EndHosts):
-                    self.fleet.hosts_gone(order.node)
+                    self.fleet.hosts_gone(order.node, disks_kept=order.keep_disks)
                 else:
                     self.fleet.hosts_up(order.node, (HostAddress("127.0.0.1", 1, "key"),))
             self.fleet.advance()
@@ -59,6 +59,15 @@ class World:
         operation = self.fleet.create_request(spec)
         self.settle()
         return operation
+
+    def node_name(self, name: str) -> str:
+        return f"{ZONE}/nodes/{name}"
+
+    def node(self, name: str, accelerator: str = "v4-8") -> str:
+        """A node without a queue; returns its full name."""
+        self.fleet.create_node(node_spec(name, accelerator, Tier.ON_DEMAND))
+        self.settle()
+        return self.node_name(name)
 
     def state(self, name: str) -> str:
         return self.fleet.request(f"{ZONE}/queuedResources/{name}").state
@@ -299,3 +308,71 @@ def test_operations_end_when_what_they_are_for_has_happened() -> None:
     world.later(1)
     ends.append(deleted.ended)
     assert ends == [None, 1013]
+
+
+def test_a_node_that_is_stopped_gives_its_chips_back_and_keeps_its_disk() -> None:
+    world = World(limits=Limits(capacity={"local-a": {"v4": 4}}))
+    name = world.node("a")
+    stop = world.fleet.stop_node(name)
+    assert world.node_state("a") == "STOPPING"
+    world.settle()
+    assert (world.node_state("a"), stop.ended is not None) == ("STOPPED", True)
+    assert (world.fleet.node(name).has_disks, world.fleet.node(name).hosts) == (True, ())
+    world.node("b")
+    short = world.fleet.start_node(name)
+    assert short.error is not None
+    assert "There is no more capacity" in short.error.message
+    assert world.node_state("a") == "STOPPED"
+    world.fleet.delete_node(world.node_name("b"))
+    world.settle()
+    start = world.fleet.start_node(name)
+    assert world.node_state("a") == "STARTING"
+    world.settle()
+    assert (world.node_state("a"), start.error) == ("READY", None)
+
+
+def test_a_stopped_node_is_deleted_with_its_disk() -> None:
+    world = World()
+    name = world.node("a")
+    world.fleet.stop_node(name)
+    world.settle()
+    world.hosts_obey = False
+    world.fleet.delete_node(name)
+    world.settle()
+    assert world.node_state("a") == "DELETING"
+    assert [type(order) for order in world.fleet.orders] == [EndHosts]
+    world.hosts_obey = True
+    world.settle()
+    assert not world.fleet.nodes
+
+
+def test_who_cannot_be_stopped_started_or_reset_is_told_why() -> None:
+    world = World(limits=Limits(capacity={"local-a": {"v6e": 0}}))
+    queued, pod = f"{ZONE}/nodes/queued", world.node("pod", "v4-16")
+    world.ask("queued")
+    world.ask("waits", "v6e-8")
+    ready = world.node("ready")
+    fleet = world.fleet
+    for call, name, says in (
+        (fleet.stop_node, queued, "created through a queued resource"),
+        (fleet.stop_node, pod, "it has more than one host"),
+        (fleet.start_node, ready, "start is not supported while in state READY"),
+        (fleet.reset_request, f"{ZONE}/queuedResources/waits", "must be ACTIVE"),
+        (fleet.stop_node, f"{ZONE}/nodes/none", "was not found"),
+    ):
+        with pytest.raises(Refused, match=says):
+            call(name)
+    world.fleet.stop_node(ready)
+    with pytest.raises(Refused, match="stop is not supported while in state STOPPING"):
+        world.fleet.stop_node(ready)
+
+
+def test_a_reset_request_stays_active_while_its_hosts_boot() -> None:
+    world = World()
+    world.ask("a")
+    reset = world.fleet.reset_request(f"{ZONE}/queuedResources/a")
+    world.fleet.advance()
+    assert (world.state("a"), world.node_state("a"), reset.ended) == ("ACTIVE", "RESTARTING", None)
+    world.settle()
+    assert (world.node_state("a"), reset.error) == ("READY", None)
+    assert reset.ended is not None

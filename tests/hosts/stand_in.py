@@ -46,7 +46,7 @@ def program(**parts: Any) -> Program:
     return Program(**{**known, **parts})
 
 
-async def until(condition: Callable[[], object], what: str, seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
     """Wait for a condition; fail with what it was after the time is up."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -259,7 +259,7 @@ class Slice:
                 with contextlib.suppress(ProcessLookupError):
                     child.kill()
                 await child.wait()
-        await until(lambda: len(asyncio.all_tasks()) <= 1, f"quiet: {asyncio.all_tasks()}", 5)
+        await until(lambda: len(asyncio.all_tasks()) <= 1, f"quiet: {asyncio.all_tasks()}")
 
     def session(self, what: Program, **parts: Any) -> SliceSession:
         known: Mapping[str, Any] = {

@@ -24,7 +24,7 @@ def on_hosts(folder: Path, hosts: int, story: Story) -> None:
     """Play a story on a slice of stand-ins."""
 
     async def play() -> None:
-        async with asyncio.timeout(40), Slice(folder, hosts) as stand_ins:
+        async with asyncio.timeout(180), Slice(folder, hosts) as stand_ins:
             await story(stand_ins)
 
     asyncio.run(play())
@@ -35,7 +35,7 @@ def phases(session: SliceSession) -> set[HostPhase]:
 
 
 async def reach(session: SliceSession, phase: HostPhase) -> tuple[HostReport, ...]:
-    await until(lambda: phases(session) == {phase}, f"all hosts {phase}: {session.reports()}", 15)
+    await until(lambda: phases(session) == {phase}, f"all hosts {phase}: {session.reports()}")
     return session.reports()
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from drumline.cloud.protocol import CloudError, Endpoint, Node, Request, SliceRequest
+from drumline.cloud.protocol import (
+    CloudError,
+    Endpoint,
+    Node,
+    Request,
+    SliceRequest,
+    Trouble,
+)
 from drumline.hosts.values import Address, HostPhase, HostReport, Program
 from drumline.jobs.config import read
 from drumline.jobs.desk import Desk
@@ -38,7 +45,11 @@ class _Skipping(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop in which sleeping takes no time."""
+    """An event loop in which waiting takes no time."""
+
+    def sleep_through(self, seconds: float) -> None:
+        """The machine sleeps: time passes and nothing happens."""
+        self._skipping.now += seconds
 
     def __init__(self) -> None:
         self._skipping = _Skipping()
@@ -68,6 +79,16 @@ class PretendedCloud:
         """What asking for a slice fails with."""
         self.given: tuple[str, str | None] = ("ACTIVE", "READY")
         """The states of a new request and of its node."""
+        self.given_trouble: Trouble | None = None
+        """What a new request failed with."""
+        self.slow = 0.0
+        """Seconds that asking for a slice takes."""
+        self.deaf = False
+        """Whether deletes are taken and nothing is done about them."""
+        self.no_release: CloudError | None = None
+        """What every delete fails with."""
+        self.unlisted: set[str] = set()
+        """Slices that are there and that listings leave out."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.requested: dict[str, Request] = {}
@@ -91,19 +112,28 @@ class PretendedCloud:
 
     async def requests(self, zone: str) -> list[Request]:
         self._called("requests", zone)
-        return [one for one in self.requested.values() if one.zone == zone]
+        return [r for r in self.requested.values() if self._listed(r, zone)]
 
     async def nodes(self, zone: str) -> list[Node]:
         self._called("nodes", zone)
-        return [one for one in self.held.values() if one.zone == zone]
+        return [n for n in self.held.values() if self._listed(n, zone)]
+
+    def _listed(self, entry: Request | Node, zone: str) -> bool:
+        return entry.zone == zone and entry.name not in self.unlisted
+
+    async def find(self, zone: str, name: str) -> tuple[Request | None, Node | None]:
+        self._called("find", name)
+        found = self.requested.get(name), self.held.get(name)
+        return found if any(one and one.zone == zone for one in found) else (None, None)
 
     async def ask(self, request: SliceRequest) -> None:
         self._called("ask", request.name)
+        await asyncio.sleep(self.slow)
         if self.refusal:
             raise self.refusal
         state, node = self.given
         name, zone, kind = request.name, request.zone, request.accelerator
-        self.requested[name] = Request(name, zone, state, kind, request.labels)
+        self.requested[name] = Request(name, zone, state, kind, request.labels, self.given_trouble)
         ends = tuple(Endpoint(f"10.0.0.{n}", f"34.0.0.{n}") for n in range(2))
         if node:
             self.held[name] = Node(name, zone, node, kind, request.labels, ends)
@@ -111,6 +141,10 @@ class PretendedCloud:
     async def release(self, zone: str, name: str) -> None:
         del zone
         self._called("release", name)
+        if self.no_release:
+            raise self.no_release
+        if self.deaf:
+            return
         self.requested.pop(name, None)
         self.held.pop(name, None)
 
@@ -139,6 +173,7 @@ class PretendedSession:
         self.changed = asyncio.Event()
         self._clock: Callable[[], float] = means["clock"]
         self._cut_since: float | None = None
+        self.stopped = False
         self._hosts = [
             HostReport(n, HostPhase.RUNNING, self._clock()) for n in range(len(addresses))
         ]
@@ -163,6 +198,11 @@ class PretendedSession:
         ]
         self.changed.set()
 
+    def goes_down(self, why: str) -> None:
+        """The hosts are told that they will be taken."""
+        self._hosts = [replace(report, going_down=why) for report in self._hosts]
+        self.changed.set()
+
     def tells(self, **told: object) -> None:
         """A heartbeat from every host."""
         self._hosts = [replace(report, heartbeat=told) for report in self._hosts]
@@ -170,6 +210,7 @@ class PretendedSession:
 
     async def stop(self, grace: float) -> None:
         del grace
+        self.stopped = True
         self.ends(-15)
 
     async def close(self) -> None:
@@ -179,17 +220,44 @@ class PretendedSession:
 class Office:
     """The job manager and the world it sees."""
 
+    sessions = PretendedSession
+
     def __init__(self, home: Path, settings: str = "") -> None:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.yaml").write_text(f"cloud: google\nproject: lab-tpu-1\n{settings}")
         self.clock = asyncio.get_running_loop().time
+        self.stepped = 0.0
+        """Seconds by which somebody has set the wall clock forward."""
         self.cloud = PretendedCloud(self.clock)
-        config = read(home)
-        self._store = Store(home / "jobs.db")
+        self._home = home
+        self._open()
+
+    def _open(self) -> None:
         key = "ssh-ed25519 AAAA drumline"
-        self.supervisor = Supervisor(self._store, self.cloud, config, key, clock=self.clock)
+        self.supervisor = Supervisor(
+            Store(self._home / "jobs.db"),
+            self.cloud,
+            read(self._home),
+            key,
+            wall=self.wall,
+            monotonic=self.clock,
+        )
         self.desk = Desk(self.supervisor)
         self.running = asyncio.create_task(self.supervisor.run())
+
+    async def close(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self.supervisor.close()
+        self.desk.store.close()
+
+    async def restart(self) -> None:
+        """Another server takes over; the cloud and the hosts go on."""
+        await self.close()
+        self._open()
+
+    def wall(self) -> float:
+        return self.clock() + self.stepped
 
     async def create(self, run: str = "python train.py", **keys: Any) -> str:
         spec = {"accelerator": "v4-16", "zones": [ZONE], "run": run, "workdir": None} | keys
@@ -226,10 +294,7 @@ def play(home: Path, story: Story, settings: str = "") -> None:
         try:
             await story(office)
         finally:
-            office.running.cancel()
-            await asyncio.gather(office.running, return_exceptions=True)
-            await office.supervisor.close()
-            office.desk.store.close()
+            await office.close()
 
     PretendedSession.opened = []
     hosts = patch("drumline.jobs.supervisor.SliceSession", PretendedSession)

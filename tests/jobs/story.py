@@ -96,7 +96,7 @@ class Story:
         return self
 
     def cloud_refuses(self, code: int | None, text: str) -> "Story":
-        self._take(lifecycle.refused(self.job, code, text, self.now))
+        self._take(lifecycle.refused(self.job, code, text, self.now, PATIENCE))
         return self
 
     def look(

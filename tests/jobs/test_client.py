@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from drumline import __version__
+from drumline.cloud.emulator import processes
 from drumline.jobs import Client, Refused
 from drumline.jobs import caller as caller_module
-from drumline.jobs.caller import NoServer, home_folder
+from drumline.jobs.caller import Caller, NoServer, home_folder
 from drumline.jobs.client import job_id
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
@@ -65,11 +67,8 @@ def home(
     script.write_text(SERVER)
     monkeypatch.setattr(caller_module, "SERVER_COMMAND", (sys.executable, str(script)))
     yield folder
-    for start in starts(folder):
-        try:
-            os.kill(start["pid"], signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    # One that was given up before it came to write down that it started, too.
+    processes.end_all(lambda: processes.bearing(f"DRUMLINE_HOME={folder}"))
 
 
 def starts(home: Path) -> list[dict[str, Any]]:
@@ -79,7 +78,7 @@ def starts(home: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -204,6 +203,24 @@ def test_another_version_is_told_once_and_only_of_a_server_found_running(home: P
     client.list()
     assert len(told) == 1
     assert "version 9" in told[0]
+
+
+def test_slices_of_a_lost_database_are_told_of_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def once(_: object, __: str, path: str, *___: object) -> object:
+        known = {"version": __version__, "strays": [{"name": "dl-1"}]}
+        return known if path == "/status" else []
+
+    monkeypatch.setattr(Caller, "once", once)
+    client = Client(tmp_path, warn=told.append)
+    client.list()
+    client.list()
+    (sentence,) = told
+    assert "1 slice of a job database that was lost runs on" in sentence
+    assert "drumline server strays" in sentence
 
 
 @pytest.mark.parametrize("typed", [12, "12", "000012", " 12 "])

@@ -42,7 +42,7 @@ class Shell:
             input=typed,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=240,
         )
         assert "Traceback" not in done.stderr
         return Said(done.returncode, done.stdout, done.stderr)
@@ -218,7 +218,7 @@ def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
     assert shell.world.status(job) == "RUNNING"
     told = shell("cancel", job)
     assert told.code == 0
-    assert "is kept for a resume, which costs about $" in told.out
+    assert "is kept 60 min for a resume, which costs about $" in told.out
     assert f"drumline delete {job}" in told.out
     assert shell("wait", job).code == 1
     assert not holds_nothing(shell, job)
@@ -236,6 +236,53 @@ def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
     assert shell("wait", job).code == 1
     shell.world.until(lambda: holds_nothing(shell, job))
     assert "on attempt 2" in shell("logs", job).out
+
+
+def test_resume_reads_the_job_file_again_and_says_what_changed(shell: Shell) -> None:
+    path = shell.world.write_job("exit 3", accelerator="v4-8", retry={"failures": 0})
+    made = shell("create", str(path), "--json", "--set", "stop_grace=2")
+    job = made.json["id"]
+    assert shell("wait", job).code == 1
+    path.write_text(path.read_text().replace("exit 3", "echo mended $GREETING"))
+    planned = shell("resume", job, "--dry-run", "--set", "environment.GREETING=hello")
+    assert planned.code == 0
+    assert "run: exit 3 → echo mended $GREETING" in planned.out
+    assert shell.world.status(job) == "FAILED"
+    path.write_text(path.read_text() + "chekpoint: gs://x/y\n")
+    refused = shell("resume", job)
+    assert refused.code == 2
+    assert refused.err.splitlines()[-1] == "nothing was resumed"
+    assert shell.world.status(job) == "FAILED"
+    path.write_text(path.read_text().replace("chekpoint: gs://x/y\n", ""))
+    told = shell("resume", job, "--set", "environment.GREETING=hello")
+    assert told.code == 0, told.err
+    assert sorted(told.out.splitlines()[1:]) == [
+        "  changed  environment.GREETING: none → hello",
+        "  changed  run: exit 3 → echo mended $GREETING",
+    ], "what --set said at create stands"
+    assert shell("wait", job).code == 0
+    assert shell("logs", job).out.splitlines()[-1] == "mended hello"
+
+
+def test_a_new_job_begins_with_the_checkpoints_of_another(shell: Shell) -> None:
+    step = (
+        'mkdir -p "$DRUMLINE_CHECKPOINT"; cd "$DRUMLINE_CHECKPOINT"; echo x >> steps; wc -l < steps'
+    )
+    path = shell.world.write_job(
+        f"{step}; exit 3", accelerator="v4-8", checkpoint="gs://counts/runs", retry={"failures": 0}
+    )
+    first = shell("create", str(path), "--json").json["id"]
+    assert shell("wait", first).code == 1
+    path.write_text(path.read_text().replace("exit 3", "exit 0"))
+    plan = shell("create", str(path), "--from", first, "--dry-run")
+    assert f"would begin with the checkpoints of {first} in gs://counts/runs/{first}" in plan.out
+    second = shell("create", str(path), "--from", first, "--json").json["id"]
+    assert second != first
+    assert shell("wait", second).code == 0
+    assert shell("logs", second).out.split()[-1] == "2"
+    apart = shell("create", str(path), "--json").json["id"]
+    assert shell("wait", apart).code == 0
+    assert shell("logs", apart).out.split()[-1] == "1"
 
 
 def test_clean_removes_logs_and_record(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from drumline.jobs import faults
 from drumline.jobs.faults import (
+    Action,
     Fault,
     FaultKind,
     Scope,
@@ -160,27 +161,27 @@ def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "retry", "next_zone"),
+    ("fault", "action"),
     [
-        (STOCKOUT, True, True),
-        (ZONE_QUOTA, True, True),
-        (REGION_QUOTA, True, True),
-        (RATE, True, False),
-        (ZONE_DENIED, False, True),
-        (PROJECT_DENIED, False, False),
-        (LOGIN, True, False),
-        (Fault(FaultKind.PREEMPTED, Scope.ZONE), True, True),
-        (BAD_HOST, True, True),
-        (CONFLICT, True, False),
-        (INVALID, False, False),
-        (Fault(FaultKind.INVALID, Scope.ZONE), False, True),
-        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), False, False),
-        (TRANSIENT, True, False),
-        (UNKNOWN, True, True),
+        (STOCKOUT, Action.NEXT_CHOICE),
+        (ZONE_QUOTA, Action.NEXT_CHOICE),
+        (REGION_QUOTA, Action.NEXT_CHOICE),
+        (RATE, Action.RETRY),
+        (ZONE_DENIED, Action.NEXT_CHOICE),
+        (PROJECT_DENIED, Action.RETRY),
+        (LOGIN, Action.RETRY),
+        (Fault(FaultKind.PREEMPTED, Scope.ZONE), Action.PREEMPTION),
+        (BAD_HOST, Action.NEXT_CHOICE),
+        (CONFLICT, Action.RETRY),
+        (INVALID, Action.GIVE_UP),
+        (Fault(FaultKind.INVALID, Scope.ZONE), Action.NEXT_CHOICE),
+        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), Action.RETRY),
+        (TRANSIENT, Action.RETRY),
+        (UNKNOWN, Action.NEXT_CHOICE),
     ],
 )
-def test_the_kind_says_what_follows(fault: Fault, retry: bool, next_zone: bool) -> None:
-    assert (fault.retry, fault.next_zone) == (retry, next_zone)
+def test_the_kind_says_what_follows(fault: Fault, action: Action) -> None:
+    assert fault.action is action
 
 
 BACKEND = "RuntimeError: Unable to initialize backend 'tpu': UNKNOWN: "
@@ -326,7 +327,7 @@ def test_any_text_has_a_meaning_and_a_sentence(code: int | None, text: str) -> N
     fault = classify(code, text)
     assert fault.kind in FaultKind
     assert fault.scope in Scope
-    assert isinstance(fault.retry, bool)
+    assert fault.action in Action
     assert explain(fault, "us-central2-b", text)
 
 

@@ -18,7 +18,7 @@ import pytest
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.session import HostPhase
 from drumline.jobs import Client, Refused
-from drumline.jobs.desk import Mistake
+from drumline.jobs.verbs import Mistake
 from tests.hosts import stand_in
 from tests.jobs.pretend import (
     HOUR,
@@ -308,7 +308,7 @@ def test_13_real_failures_are_counted_however_often_a_connection_was_lost(tmp_pa
     """After one SSH retry, real failures are retried without end."""
 
     async def on_the_hosts() -> None:
-        async with asyncio.timeout(30), stand_in.Slice(tmp_path / "hosts", 1) as slice_:
+        async with asyncio.timeout(120), stand_in.Slice(tmp_path / "hosts", 1) as slice_:
             run = 'echo up; while [ ! -e "$HOME/go" ]; do sleep 0.05; done; exit 3'
             session = slice_.session(stand_in.program(run=run))
             session.start()
@@ -356,7 +356,7 @@ def test_14_a_second_server_of_the_same_home_leaves_at_once_and_runs_nothing(tow
         )
         for _ in range(2)
     ]
-    assert [other.wait(20) for other in others] == [0, 0]
+    assert [other.wait(120) for other in others] == [0, 0]
     now = town.client.server_status()
     assert now is not None
     assert now["pid"] == first["pid"]
@@ -369,11 +369,15 @@ def test_15_hosts_are_counted_as_the_cloud_counts_them(
     town: World, accelerator: str, hosts: int
 ) -> None:
     """Hosts are miscounted for v5p-16 and v5litepod-8."""
-    job = town.create('echo "$DRUMLINE_HOST of $DRUMLINE_HOSTS"; sleep 1', accelerator=accelerator)
+    job = town.create(
+        'echo "$DRUMLINE_HOST of $DRUMLINE_HOSTS"; until [ -e "$HOME/go" ]; do sleep 0.05; done',
+        accelerator=accelerator,
+    )
     town.reaches(job, "RUNNING")
     node = town.client.show(job)["slice"]["name"]
     there = [host for host in town.emulator("resources")["hosts"] if host["node"] == node]
     assert len(there) == len(town.client.hosts(job)) == hosts
+    town.client.exec(job, "touch ~/go", host="all")
     assert town.end(job)["status"] == "SUCCEEDED"
     said = [b"".join(town.client.logs(job, host=n)).decode().strip() for n in range(hosts)]
     assert said == [f"{n} of {hosts}" for n in range(hosts)]
@@ -403,7 +407,7 @@ def test_16_no_private_key_on_a_host_none_without_its_own_key_and_no_file_of_its
     town.client.delete(job)
 
     async def another_shows_up_at_its_address() -> None:
-        async with asyncio.timeout(30), stand_in.Slice(tmp_path, 1) as slice_:
+        async with asyncio.timeout(120), stand_in.Slice(tmp_path, 1) as slice_:
             session = slice_.session(stand_in.program(run="sleep 60"))
             session.start()
             await stand_in.until(lambda: session.reports()[0].phase is HostPhase.RUNNING, "it runs")
@@ -426,7 +430,7 @@ def test_17_a_multi_region_bucket_is_refused_with_its_cost(tmp_path: Path) -> No
         office.cloud.buckets = {"lab-data": "US", "lab-near": "US-CENTRAL2"}
         with pytest.raises(Mistake, match=r"gs://lab-data is in US, .*1 TB costs about \$\d+"):
             await office.create(mounts={"/data": "gs://lab-data/c4"})
-        assert office.desk.overview(everything=True) == []
+        assert office.desk.overview() == []
         await asyncio.sleep(60)
         assert office.cloud.count("ask") == 0
         near = await office.create(mounts={"/data": "gs://lab-near/c4"})
@@ -468,7 +472,7 @@ def test_19_list_answers_at_once_while_the_cloud_is_slow(town: World) -> None:
             began = time.monotonic()
             assert job in {one["id"] for one in town.client.list()}
             town.client.show(job)
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 4.0, "it waited for the cloud"
     finally:
         town.emulator("faults", clear=True)
     town.end(job)

@@ -62,6 +62,8 @@ def test_a_job_preempted_while_it_waits_asks_again() -> None:
     story = Story().settle().cloud_takes_the_request()
     story.look("SUSPENDED", None, Trouble(3, "update is not supported while in state PREEMPTED"))
     assert story.job.preemptions == 1
+    assert story.job.slice is None
+    story.passes(PATIENCE.retry + 1)
     assert story.job.slice is not None
     assert story.job.slice.name == "dl-me-000001-2"
 
@@ -162,8 +164,8 @@ def test_a_failure_is_judged_only_after_a_newer_look_at_the_cloud() -> None:
     assert story.job.failures == 0
 
 
-def test_a_program_ended_by_a_signal_is_judged_only_if_its_host_lives_on() -> None:
-    story = Story().runs().program_fails(code=143, error="terminated")
+def test_a_program_that_was_killed_is_judged_only_if_its_host_lives_on() -> None:
+    story = Story().runs().program_fails(code=137, error="killed")
     story.look("ACTIVE", "READY").everybody_is_heard()
     assert story.outcomes == [], "the host may be going down"
     story.passes(PATIENCE.shutdown + 1).look("ACTIVE", "READY").everybody_is_heard()

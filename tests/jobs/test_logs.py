@@ -11,11 +11,12 @@ from typing import Any, cast
 import pytest
 
 from drumline.hosts.kept_log import SMALLEST, KeptLog
-from drumline.jobs.desk import Desk, Mistake
+from drumline.jobs.desk import Desk
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import Wanted, stream_logs, trim, wanted_of
 from drumline.jobs.state import Attempt, Choice, Job, Slice, SlicePhase, Status
 from drumline.jobs.store import Record
+from drumline.jobs.verbs import Mistake
 from tests.jobs.pretend import Office, play
 
 

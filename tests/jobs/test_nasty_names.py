@@ -72,7 +72,7 @@ def test_names_run_nothing_and_leave_the_clouds_names_valid(town: World, touch: 
             env={"DRUMLINE_HOME": str(town.home), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         assert done.returncode == 0, done.stderr
         assert names[0] in done.stdout

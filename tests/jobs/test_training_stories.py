@@ -67,13 +67,13 @@ def step_of(world: World, job: str) -> float:
 
 def test_one_that_hangs_is_started_again_and_finishes(world: World) -> None:
     hang = "(attempt == 1 and step == 3) and time.sleep(600)"
-    beating = train(world, 6, hang, stuck_after="1s")
+    beating = train(world, 6, hang, stuck_after="3s")
     shell = """
         for step in 1 2 3; do echo "completed step: $step, loss: 0.$step"; sleep 0.2; done
         test $DRUMLINE_ATTEMPT = 2 || sleep 600
         """
     pattern = r"completed step: (?P<step>\d+), loss: (?P<loss>\S+)"
-    logging = world.create(shell, accelerator="v4-8", stuck_after="1s", progress=pattern)
+    logging = world.create(shell, accelerator="v4-8", stuck_after="3s", progress=pattern)
     for job, step in ((beating, 3), (logging, 3)):
         shown = world.end(job)
         assert shown["status"] == "SUCCEEDED"
@@ -109,7 +109,7 @@ def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(world: World)
 def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(world: World) -> None:
     job = train(world, 24, retry={"failures": 0})
     world.until(lambda: step_of(world, job) >= 5)
-    world.emulator("preempt", target=job, notice=1.0)
+    world.emulator("preempt", target=job, notice=4.0)
     shown = world.end(job)
     assert shown["status"] == "SUCCEEDED"
     assert [one["outcome"] for one in shown["attempts"]] == ["preempted", "succeeded"]
@@ -125,5 +125,4 @@ def test_one_that_leaves_of_itself_goes_on_where_it_was(world: World) -> None:
     assert [one["outcome"] for one in shown["attempts"]] == ["left", "left", "succeeded"]
     assert (shown["failures"], shown["preemptions"], shown["steps_again"]) == (0, 0, 0)
     pauses = [after["started"] - before["ended"] for before, after in pairwise(shown["attempts"])]
-    assert pauses == sorted(pauses)
-    assert pauses[0] >= 0.5
+    assert all(pause >= rest for pause, rest in zip(pauses, (0.5, 1.0), strict=True)), pauses

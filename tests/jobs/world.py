@@ -13,7 +13,7 @@ from drumline.cloud.emulator import launch
 from drumline.jobs.client import Client
 
 # Counts to the number in $STEPS with a checkpoint, and writes down who ran which step when. What it
-# must never do: skip a step, or run in two attempts at once.
+# must never do: skip a step, or run in two attempts at once. Ends when the file $GATE is there.
 COUNTER = """
 import json, os, time
 from pathlib import Path
@@ -34,11 +34,16 @@ while step < int(os.environ["STEPS"]):
     new = saved.with_suffix(".new")
     new.write_text(str(step))
     new.rename(saved)
+while not os.path.exists(os.environ.get("GATE", "/")):
+    time.sleep(0.05)
 """
 
 
 class World:
-    """Everything under one temporary home."""
+    """Everything under one temporary home.
+
+    The limits are for what has failed: a machine whose cores are taken is ten times slower.
+    """
 
     def __init__(self, home: Path, jobs: Path) -> None:
         self.home = home
@@ -46,12 +51,12 @@ class World:
         self.client = Client(home)
         jobs.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def url(self) -> str:
-        return launch.ensure_running(self.home / "emulator")
+    def start_emulator(self) -> None:
+        launch.ensure_running(self.home / "emulator")
 
     def emulator(self, verb: str, **given: Any) -> dict[str, Any]:
-        return launch.control(self.url, verb, **given)
+        self.start_emulator()
+        return launch.control(self.home / "emulator", verb, **given)
 
     def resources(self) -> list[Any]:
         """Everything the cloud holds."""
@@ -76,7 +81,7 @@ class World:
     def count(self, steps: int, pace: float = 0.05, **keys: Any) -> str:
         """A job that counts with a checkpoint."""
         keys.setdefault("checkpoint", "gs://counts/here")
-        environment = {"STEPS": str(steps), "PACE": str(pace)}
+        environment = {"STEPS": str(steps), "PACE": str(pace)} | keys.pop("environment", {})
         return self.create("python count.py", environment=environment, **keys)
 
     def saved(self, job: str) -> Path:
@@ -86,19 +91,20 @@ class World:
     def status(self, job: str) -> str:
         return str(self.client.show(job)["status"])
 
-    def end(self, job: str, timeout: float = 60) -> dict[str, Any]:
+    def end(self, job: str, timeout: float = 240) -> dict[str, Any]:
         """Wait until a job has ended."""
         self.until(lambda: self.client.show(job)["ended"] is not None, timeout, f"{job} to end")
         return self.client.show(job)
 
-    def reaches(self, job: str, *statuses: str, timeout: float = 30) -> None:
+    def reaches(self, job: str, *statuses: str, timeout: float = 120) -> None:
         self.until(lambda: self.status(job) in statuses, timeout, f"{job} to be {statuses}")
 
-    def until(self, condition: Callable[[], bool], timeout: float = 30, what: str = "") -> None:
+    def until(self, condition: Callable[[], bool], timeout: float = 120, what: str = "") -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
-                log = (self.home / "server.log").read_text()[-3000:]
+                path = self.home / "server.log"
+                log = path.read_text()[-3000:] if path.exists() else "there is no server.log"
                 raise AssertionError(f"waited {timeout} s for {what or condition}\n{log}")
             time.sleep(0.05)
 
@@ -107,7 +113,7 @@ class World:
         for folder, _, names in os.walk(self.home):
             yield from (Path(folder) / name for name in names)
 
-    def cloud_is_empty(self, timeout: float = 15) -> None:
+    def cloud_is_empty(self, timeout: float = 60) -> None:
         self.until(lambda: not self.resources(), timeout, "the cloud to be empty")
 
     def kill_server(self) -> None:
@@ -117,8 +123,10 @@ class World:
             os.kill(int(status["pid"]), signal.SIGKILL)
 
     def stop(self) -> None:
-        self.client.stop_server()
-        launch.stop(self.home / "emulator")
+        try:
+            self.client.stop_server()
+        finally:
+            launch.stop(self.home / "emulator")
 
 
 @contextmanager

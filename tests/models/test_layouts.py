@@ -125,3 +125,31 @@ def test_a_layout_of_ones_own_for_a_mesh_of_ones_own() -> None:
     program, places, batch = compiled(model, mesh, "MLP")
     loss, _ = program(jax.device_put(weights_of("MLP"), places), batch)
     assert float(loss) == pytest.approx(trained("MLP", "data", 1).losses[0], rel=1e-6)
+
+
+_TURNED = ("outer", "inner")  # of a mesh that has them the other way round
+LAYOUTS_IN_ANOTHER_ORDER: dict[str, tuple[str, Layout]] = {
+    "a ring": ("LM", dict.fromkeys(("sequence", "heads", "hidden", "vocab"), _TURNED)),
+    "a ring of images": ("ViT", dict.fromkeys(("sequence", "heads", "hidden"), _TURNED)),
+    "gathered weights": ("LM", dict.fromkeys(("batch", "embed"), _TURNED)),
+    "rows and columns": ("MLP", dict.fromkeys(("batch", "hidden"), _TURNED)),
+    "experts": (
+        "MoE",
+        {"batch": _TURNED, "embed": _TURNED, "experts": "outer"},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LAYOUTS_IN_ANOTHER_ORDER)
+def test_mesh_axes_may_be_named_in_another_order_than_the_meshs(what: str) -> None:
+    name, layout = LAYOUTS_IN_ANOTHER_ORDER[what]
+    model = replace(MODELS[name], layout=layout)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("inner", "outer"))
+    program, places, batch = compiled(model, mesh, name)
+    loss, gradients = program(jax.device_put(weights_of(name), places), batch)
+    alone = trained(name, "data", 1)
+    assert float(loss) == pytest.approx(alone.losses[0], rel=1e-6)
+    for found, expected in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(alone.gradients), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6)

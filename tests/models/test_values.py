@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from drumline.models.vit import layer_norm
 from tests.models import reference
 from tests.models.training import MODELS, batch_for, trained, weights_of
 
@@ -38,3 +39,15 @@ def test_the_loss_and_its_slopes_are_the_plain_ones(name: str) -> None:
 
         slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, run.gradients, direction)))
         assert slope == pytest.approx((moved(step) - moved(-step)) / (2 * step), abs=1e-4)
+
+
+def test_a_layer_norm_keeps_its_digits_where_the_mean_outweighs_what_varies() -> None:
+    rng = np.random.default_rng(0)
+    x = np.float32(1000 + rng.normal(size=(64, 256)))
+    scale, shift = np.float32(rng.normal(size=(2, 256)))
+    exact = reference.normal(*(np.float64(each) for each in (x, scale, shift)))
+    found = jax.jit(layer_norm)(x, scale, shift)
+    # A float32 of 1000 is known to 3e-5: the mean can be no better.
+    assert np.abs(found - exact).max() < 1e-3
+    slope = jax.jit(jax.grad(lambda x: (layer_norm(x, scale, shift) * rng.normal(size=256)).sum()))
+    assert np.isfinite(slope(x)).all()

@@ -28,6 +28,7 @@ from drumline.parallel import (
 from tests.compiling import quick
 from tests.parallel.rounding import Known
 
+Ring = str | tuple[str, ...]
 RING = "Y"
 QUICK = quick()
 
@@ -45,9 +46,10 @@ class Layout:
     operands: tuple[str, ...]
     result: str
 
-    def specs(self, others: tuple[str, ...]) -> tuple[tuple[P, ...], P]:
+    def specs(self, others: tuple[str, ...], ring: Ring = RING) -> tuple[tuple[P, ...], P]:
         """Partition specs for operands and result, the first dimension over the other axes."""
-        return tuple(_spec(d, others) for d in self.operands), _spec(self.result, others)
+        operands = tuple(_spec(d, others, ring) for d in self.operands)
+        return operands, _spec(self.result, others, ring)
 
 
 def spec(*axes: str | tuple[str, ...] | None) -> P:
@@ -62,17 +64,14 @@ def abstract(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def _letters(dimensions: str) -> list[tuple[str, str | None]]:
-    return [(name[0], RING if name.endswith(RING) else None) for name in dimensions.split()]
-
-
-def _spec(dimensions: str, others: tuple[str, ...]) -> P:
-    return spec(others or None, *(axis for _, axis in _letters(dimensions)))
+def _spec(dimensions: str, others: tuple[str, ...], ring: Ring) -> P:
+    axes = (ring if name.endswith(RING) else None for name in dimensions.split())
+    return spec(others or None, *axes)
 
 
 def shape(dimensions: str, groups: int, sizes: dict[str, int]) -> tuple[int, ...]:
     """The full array's shape."""
-    return (groups, *(sizes[letter] for letter, _ in _letters(dimensions)))
+    return (groups, *(sizes[name[0]] for name in dimensions.split()))
 
 
 LAYOUTS = (
@@ -112,15 +111,20 @@ def mesh_of(sizes: tuple[int, ...], ring_at: int) -> tuple[Mesh, tuple[str, ...]
 
 
 def sharded(
-    layout: Layout, mesh: Mesh, others: tuple[str, ...], check_vma: bool = True, **options: Any
+    layout: Layout,
+    mesh: Mesh,
+    others: tuple[str, ...],
+    check_vma: bool = True,
+    ring: Ring = RING,
+    **options: Any,
 ) -> Callable[..., jax.Array]:
     """The function over whole arrays, each group of devices working on its own entry."""
 
     def local(*arrays: jax.Array) -> jax.Array:
         operands = [array[0] for array in arrays]
-        return layout.function(*operands, axis_name=RING, **options)[None]
+        return layout.function(*operands, axis_name=ring, **options)[None]
 
-    in_specs, out_specs = layout.specs(others)
+    in_specs, out_specs = layout.specs(others, ring)
     return jax.shard_map(
         local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
     )

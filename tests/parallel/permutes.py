@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from math import prod
 
 import jax
 import numpy as np
@@ -14,34 +15,41 @@ _PERMUTE = re.compile(
     r"stablehlo\.collective_permute.*source_target_pairs = dense<(\[\[.*?\]\])>"
     r".*: \(tensor<([\dx]+)x(\w+)>\) ->"
 )
-_LOOP = re.compile(
-    r"cond \{\n\s*%\S+ = stablehlo\.constant dense<(\d+)> : tensor<i32>.*?do \{.*?call @(\w+)\(",
-    re.DOTALL,
-)
+_CALL = re.compile(r"\bcall @(\w+)\(")
+_CONSTANT = re.compile(r"stablehlo\.constant dense<(\d+)> : tensor<i32>")
 
 
 def bytes_each_way(lowered: jax.stages.Lowered, mesh: Mesh, axis: str) -> dict[int, int]:
     """Bytes that each device sends to the next (+1) and the one before (-1) along a mesh axis.
 
-    A loop's body is a function of its own in the text; what it sends counts as often as the loop
-    goes round.
+    What a loop's body sends counts as often as the loop goes round, whether the text has the body
+    in its place or, as that of JAX 0.10, as a function of its own.
     """
     main, *functions = lowered.as_text().split("func.func private @")
     bodies = {text.partition("(")[0]: text for text in functions}
-    sent = _sent(main, mesh, axis)
-    for trips, name in _LOOP.findall(main):
-        for way, size in _sent(bodies[name], mesh, axis).items():
-            sent[way] += int(trips) * size
-    return dict(sent)
+    return dict(_sent(main, bodies, mesh, axis))
 
 
-def _sent(text: str, mesh: Mesh, axis: str) -> Counter[int]:
+def _sent(text: str, bodies: dict[str, str], mesh: Mesh, axis: str) -> Counter[int]:
     sent: Counter[int] = Counter()
-    for pairs, dimensions, dtype in _PERMUTE.findall(text):
-        size = BYTES[dtype]
-        for length in dimensions.split("x"):
-            size *= int(length)
-        sent[_way(pairs, mesh, axis)] += size
+    depth, trips, around = 0, 0, []  # around: of each loop, its depth and how often it goes round
+    for line in text.splitlines():
+        if "cond {" in line:
+            trips = 0
+        elif not trips and (bound := _CONSTANT.search(line)):
+            trips = int(bound[1])
+        depth += line.count("{") - line.count("}")
+        while around and depth < around[-1][0]:
+            around.pop()
+        if "} do {" in line:
+            around.append((depth, trips))
+        times = prod(count for _, count in around)
+        for pairs, dimensions, dtype in _PERMUTE.findall(line):
+            size = BYTES[dtype] * prod(map(int, dimensions.split("x")))
+            sent[_way(pairs, mesh, axis)] += times * size
+        for name in _CALL.findall(line):
+            for way, size in _sent(bodies[name], bodies, mesh, axis).items():
+                sent[way] += times * size
     return sent
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from tests.parallel_block.products import (
     LENGTHS,
     QUICK,
     WIRINGS,
+    Wiring,
     compiled_text,
     excess,
     operands,
@@ -57,6 +59,37 @@ def test_value_gradients_and_shardings_are_those_of_jnp_einsum(name: str, wiring
     assert excess(y, case.spec, x, w) <= 1
     assert excess(dx, f"{y_labels},{w_labels}->{x_labels}", g, w) <= 1
     assert excess(dw, f"{y_labels},{x_labels}->{w_labels}", g, x) <= 1
+
+
+def test_axes_in_another_order_than_the_meshs_divide_in_the_order_they_are_named() -> None:
+    on = Wiring((2, 2, 2), ("Z", "X", "Y"), "X", ("Y", "Z"))
+    mesh = on.mesh()
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def run_all(inputs: list[tuple[jax.Array, jax.Array, jax.Array]]) -> list[list[jax.Array]]:
+        results = []
+        for case, (x, w, g) in zip(CASES.values(), inputs, strict=True):
+            out = on.spec(case.out)
+            y, pull = jax.vjp(lambda x, w: einsum(case.spec, x, w, out_sharding=out), x, w)  # noqa: B023
+            results.append([y, *pull(g)])
+        return results
+
+    with jax.set_mesh(mesh):
+        inputs = []
+        for number, case in enumerate(CASES.values()):
+            x, w, out = operands(case, on, mesh, seed=number)
+            told = explain_einsum(case.spec, x, w, out_sharding=out)
+            assert (told.choice, told.route and told.route.axes) == (case.choice, ("Y", "Z"))
+            lengths = [LENGTHS[n] for n in case.labels[2]]
+            g = np.random.default_rng(number).normal(size=lengths).astype(np.float32)
+            inputs.append((x, w, jax.device_put(g, NamedSharding(mesh, out))))
+        for case, (x, w, g), (y, dx, dw) in zip(
+            CASES.values(), inputs, run_all(inputs), strict=True
+        ):
+            x_labels, w_labels, y_labels = case.labels
+            assert excess(y, case.spec, x, w) <= 1
+            assert excess(dx, f"{y_labels},{w_labels}->{x_labels}", g, w) <= 1
+            assert excess(dw, f"{y_labels},{x_labels}->{w_labels}", g, x) <= 1
 
 
 @pytest.mark.parametrize("name", CASES)

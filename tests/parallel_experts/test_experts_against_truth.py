@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh
 
 from drumline.parallel import experts_exchange, experts_rounds
 from drumline.parallel.experts import expert_matmul
@@ -17,6 +19,7 @@ from drumline.parallel.experts import expert_matmul
 from .tokens import (
     KINDS,
     QUICK,
+    P,
     assert_close,
     assert_true,
     assign,
@@ -140,3 +143,47 @@ def test_bfloat16_is_summed_in_float32() -> None:
     )[0]
     # Rounding each expert's answer and the sum once: a few units of 2⁻⁹ of the summands.
     assert np.abs(np.asarray(out, np.float64) - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "allgather"])
+def test_answers_of_several_devices_are_summed_in_float32(exchange: str) -> None:
+    """256 + 1 + 1 + 1 is 260 rounded once to bfloat16, and 256 or 258 rounded at each addition."""
+    a = jnp.ones((8, 1), jnp.bfloat16)
+    w = jnp.asarray([256, 1, 1, 1], jnp.bfloat16).reshape(4, 1, 1)
+    function = sharded(mesh_of(4, 1), exchange)
+    everywhere = jnp.tile(jnp.arange(4), (8, 1))
+
+    def both(a: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out, pull = jax.vjp(lambda a: function(a, w, everywhere, gates), a)
+        return out, pull(jnp.ones_like(out))[0]
+
+    for gates in (jnp.ones((8, 4)), jnp.ones((8, 4), jnp.bfloat16)):
+        out, da = jax.jit(both, compiler_options=QUICK)(a, gates)
+        assert (out.dtype, da.dtype) == (jnp.bfloat16, jnp.bfloat16)
+        np.testing.assert_array_equal(np.asarray(out, np.float32), 260)
+        np.testing.assert_array_equal(np.asarray(da, np.float32), 260)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32])
+def test_assignments_may_be_of_any_integer_type(dtype: Any) -> None:
+    """Also of one that does not hold the number of experts, 300."""
+    a, w = np.ones((4, 2), np.float32), np.arange(300, dtype=np.float32)
+    chosen = np.array([0, 5, 100, 127], dtype)
+    matrices = np.broadcast_to(w[:, None, None], (300, 2, 1))
+    out = jax.jit(expert_matmul, compiler_options=QUICK)(a, matrices, chosen)
+    np.testing.assert_array_equal(out[:, 0], 2 * np.float32(chosen))
+    np.testing.assert_array_equal(expert_matmul(a, matrices, jnp.asarray(chosen)), out)
+
+
+def test_axes_in_another_order_than_the_meshs() -> None:
+    case, chosen = draw(8, 2), assign("adversarial", 8, 2)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("X", "Y", "Z"))
+    over, columns = ("Z", "X"), "Y"
+    for exchange in ("alltoall", "allgather"):
+        function = jax.shard_map(
+            partial(expert_matmul, axis_name=over, gather_axis_name=columns, exchange=exchange),
+            mesh=mesh,
+            in_specs=(P(over, columns), P(over, None, columns), P(over), P(over)),
+            out_specs=P(over, columns),
+        )
+        assert_true(with_gradients(function)(case, chosen), case, chosen, exchange)

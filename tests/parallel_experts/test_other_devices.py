@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 
 from drumline.parallel import grouped_matmul
 from drumline.parallel.experts import expert_matmul
 
-from .tokens import P
+from .tokens import P, described
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -39,7 +38,7 @@ def test_tokens_travel_by_all_to_all_on_a_cpu() -> None:
 
 def _lowered(platform: str) -> str:
     """Return value and gradients for a mesh of 16 × 8 devices, as StableHLO."""
-    mesh = AbstractMesh((16, 8), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
+    mesh = described((16, 8), "XY", platform)
     function = jax.shard_map(
         partial(expert_matmul, axis_name="X", gather_axis_name="Y", exchange="alltoall"),
         mesh=mesh,

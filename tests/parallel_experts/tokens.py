@@ -10,7 +10,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from drumline.parallel.experts import expert_matmul
 from drumline.parallel.experts_layer import MoEBlock
@@ -98,6 +98,13 @@ def drawn_block(width: int, hidden: int, experts: int, k: int) -> MoEBlock:
 
 def mesh_of(x: int, y: int) -> Mesh:
     return Mesh(np.array(jax.devices()[: x * y]).reshape(x, y), ("X", "Y"))
+
+
+def described(sizes: tuple[int, ...], names: str, platform: str = "cuda") -> AbstractMesh:
+    """A mesh of devices that are not here; for a GPU's, kernels have to know which GPU."""
+    hopper = AbstractDevice("NVIDIA H200", None, "cuda") if platform == "cuda" else None
+    kinds = (AxisType.Auto,) * len(sizes)
+    return AbstractMesh(sizes, tuple(names), kinds, abstract_device=hopper)
 
 
 def sharded(

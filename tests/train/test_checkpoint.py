@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from drumline.train import Mistake, Settings, fit
-from drumline.train.checkpoint import Checkpoints, Saved, kept
+from drumline.train.checkpoint import COMMITTED, Checkpoints, Saved, kept
 from drumline.train.state import State, make_mesh
 from tests.train.dying_writer import saved, state_of, write
 from tests.train.toy import SHARDED, toy
@@ -40,7 +40,7 @@ class Found:
         assert isinstance(found, Saved)
         step = int(found.state.step)
         arrays, position = state_of(step)
-        assert found.position == position
+        assert found.taken == position
         assert found.state.key.tolist() == [0, step]
         for name, array in arrays.items():
             assert np.array_equal(found.state.params[name], array.astype(np.float32)), name
@@ -87,7 +87,9 @@ def test_killed_at_twenty_random_bytes_of_a_write_nothing_is_lost_or_wrong(
             assert there.step() == (1 if ending else 2), f"killed at byte {limit}"
             assert there.said == []
             shutil.rmtree(tmp_path / "2", ignore_errors=True)
-            assert [path.name for path in tmp_path.iterdir()] == ["1"]
+            assert {path.name for path in tmp_path.iterdir()} == {"1", "drumline"}
+            left = {path.name for path in (tmp_path / "drumline").iterdir()}
+            assert left <= ({"2.json"} if ending == 0 else set()), left
         assert killed == len(limits)
         writer.stdin.close()
 
@@ -219,3 +221,51 @@ def test_intervals_count_from_one() -> None:
         Settings(save_every=0)
     with pytest.raises(Mistake, match="keep_every: -1 is not a number of steps"):
         Settings(keep_every=-1)
+
+
+def test_a_folder_of_the_users_stays_whatever_its_name(tmp_path: Path) -> None:
+    for name in ("2024", "7.orbax-notes", "old.orbax-checkpoint-tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "photo.txt").write_text("mine")
+    (tmp_path / "2025").write_text("a file with a number for a name")
+    fit(toy(4, save_every=2, keep_last=1), checkpoint=tmp_path)
+    fit(toy(6, save_every=2, keep_last=1), checkpoint=tmp_path)
+    for name in ("2024", "7.orbax-notes", "old.orbax-checkpoint-tmp"):
+        assert (tmp_path / name / "photo.txt").read_text() == "mine"
+    assert (tmp_path / "2025").exists()
+    assert (tmp_path / "6").exists()
+    assert not (tmp_path / "4").exists()
+
+
+def test_a_folder_that_stands_where_a_checkpoint_would_go_is_told_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "4").mkdir()
+    (tmp_path / "4" / "photo.txt").write_text("mine")
+    with pytest.raises(Mistake) as caught:
+        fit(toy(6), checkpoint=tmp_path)
+    assert str(caught.value) == (
+        f"checkpoint: {tmp_path / '4'} is no checkpoint of this program, and stands where step 4 "
+        "would be saved; move it away, or name another folder"
+    )
+    assert (tmp_path / "4" / "photo.txt").read_text() == "mine"
+
+
+def test_what_an_attempt_left_half_written_or_half_removed_is_cleared_away(tmp_path: Path) -> None:
+    fit(toy(4, save_every=2), checkpoint=tmp_path)
+    (tmp_path / "4" / COMMITTED).unlink()
+    (tmp_path / "6.orbax-checkpoint-tmp").mkdir()
+    result = fit(toy(4, save_every=2), checkpoint=tmp_path)
+    assert result.step == 4
+    assert (tmp_path / "4" / COMMITTED).exists()
+    assert not (tmp_path / "6.orbax-checkpoint-tmp").exists()
+
+
+def test_checkpoints_of_another_program_are_never_removed_to_make_room(tmp_path: Path) -> None:
+    fit(toy(2), checkpoint=tmp_path / "other")
+    shutil.copytree(tmp_path / "other" / "2", tmp_path / "run" / "1")
+    checkpoints = Checkpoints(str(tmp_path / "run"), lambda steps: {max(steps)}, print)
+    for step in (3, 4):
+        checkpoints.save(step, saved(step), make_mesh({"data": 1}))
+    checkpoints.close()
+    assert {p.name for p in (tmp_path / "run").iterdir() if p.name.isdigit()} == {"1", "4"}

@@ -1,6 +1,8 @@
 """`python -m drumline.train`: what it takes, what it says, how it exits."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,3 +137,44 @@ def test_settings_without_annotation_are_text(tmp_path: Path) -> None:
     path = tmp_path / "plain.py"
     path.write_text("def recipe(*, name='a'): ...")
     assert load_config(str(path)).kinds == {"name": str}
+
+
+WITHOUT_JAX = """
+import sys
+sys.modules["jax"] = None
+import runpy
+sys.argv = ["-m", *sys.argv[1:]]
+runpy.run_module("drumline.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_without_the_extra_it_says_what_to_install(config: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, config], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "training needs jax: pip install 'drumline[jax]'\n"
+    asked = "import sys; sys.modules['optax'] = None; from drumline.train import fit"
+    run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    said = run.stderr.splitlines()[-1]
+    assert said == "ImportError: training needs optax: pip install 'drumline[jax]'"
+
+
+def test_a_changed_recipe_is_refused_or_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "changing.py"
+    path.write_text(
+        "from dataclasses import replace\n"
+        "from tests.train.toy import toy\n"
+        "def recipe(*, batch: int = 16):\n"
+        "    made = toy(2)\n"
+        "    return replace(made, data=replace(made.data, batch=batch))\n"
+    )
+    folder = ["--checkpoint", str(tmp_path / "run")]
+    assert main([str(path), *folder]) == 0
+    capsys.readouterr()
+    assert main([str(path), *folder, "--set", "batch=8"]) == 2
+    assert "(batch 16 → 8)" in capsys.readouterr().err
+    assert main([str(path), *folder, "--set", "batch=8", "--allow-changes"]) == 0
+    assert "as allowed: batch 16 → 8" in capsys.readouterr().out

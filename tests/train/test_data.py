@@ -55,14 +55,14 @@ def test_a_batch_is_the_same_however_many_hosts_read_it(
     count: int, position: int, hosts: int, shuffle: bool
 ) -> None:
     source = data.arrays({"n": np.arange(count)}, batch=16, seed=5, shuffle=shuffle)
-    whole = source.numbers(position, np.arange(16))
+    whole = source.numbers(16 * position, np.arange(16))
     shares = np.split(np.arange(16), hosts)
-    assert np.array_equal(np.concatenate([source.numbers(position, s) for s in shares]), whole)
+    assert np.array_equal(np.concatenate([source.numbers(16 * position, s) for s in shares]), whole)
 
 
 def test_an_epoch_may_end_within_a_batch() -> None:
     source = data.arrays({"n": np.arange(10)}, batch=4, seed=1)
-    taken = np.concatenate([source.numbers(i, np.arange(4)) for i in range(10)])
+    taken = np.concatenate([source.numbers(4 * i, np.arange(4)) for i in range(10)])
     assert sorted(taken[:10]) == sorted(taken[10:20]) == list(range(10))
     assert list(taken[:10]) != list(taken[10:20])
 

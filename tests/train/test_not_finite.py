@@ -135,7 +135,55 @@ def test_the_host_is_the_first_whose_rows_are_bad_by_themselves() -> None:
     assert with_bad_rows() == (None, False)
     shared = {0: np.arange(12), 1: np.arange(12)}
     assert find_host(lambda rows: jnp.asarray(len(rows) == 0), 12, shared) == (None, True)
-    told = Blame(None, 2, ("embed",), repeats=False).told(7, 6)
+    told = Blame(None, 2, ("embed",), repeats=False).told(7, "batch 6")
     assert told.endswith(
         "in parameter group embed; computed again it was finite, so suspect the hardware"
     )
+
+
+def grows_until_it_breaks(params: Any, batch: Any, key: Any) -> jax.Array:
+    """Not finite where a row asks for it and the parameters of the moment allow it.
+
+    With any later parameters, the same batch gives a number.
+    """
+    del key
+    error = jnp.tanh(batch["x"] @ params["body"]) @ params["head"] - batch["y"]
+    moved = jnp.abs(params["head"] - 0.3).max()
+    asks = batch["number"].min() == BAD * BATCH
+    early = moved < 0.02 * (BAD + 0.5)
+    return jnp.mean(error**2) + jnp.where(asks & early, jnp.nan, 0.0)
+
+
+def test_a_skipped_batch_is_computed_again_with_the_very_parameters_it_failed_with() -> None:
+    made = with_rows(ROWS, 12, nan="skip", save_every=100)
+    model = Functions(made.model.init, grows_until_it_breaks)
+    result = fit(replace(made, model=model))
+    assert result.ending is Ending.DONE
+    assert result.step == 12
+    assert result.report.startswith("step 6: not a number from batch 5, first on host 0 of 1")
+    assert "hardware" not in result.report
+
+
+def test_many_skipped_batches_end_as_if_they_had_not_been_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Of 36 batches of four rows, each third has a row that is not a number: twelve in all.
+    rows = {name: column.copy() for name, column in ROWS.items()}
+    rows["x"][8:144:12] = np.nan
+    good = np.delete(np.arange(144), [n for n in range(144) if n // 4 % 3 == 2])
+
+    def made(columns: dict[str, np.ndarray], steps: int) -> Recipe:
+        source = data.arrays(columns, batch=8, shuffle=False)
+        recipe = with_rows(columns, steps, nan="skip", save_every=100)
+        return replace(recipe, data=replace(source, batch=4), mesh={"data": 4})
+
+    result = fit(made(rows, 36), checkpoint=tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("not a number from batch") == 12
+    assert said.count("first on host 0 of 1") == 10
+    assert said.rstrip().endswith("step 36: not a number from batch 35") or "batch 35" in said
+    expected = fit(made({name: column[good] for name, column in ROWS.items()}, 24)).state
+    assert fingerprint(result.state.params) == fingerprint(expected.params)
+    assert result.step == 36
+    # A run that goes on from its last step has nothing to take.
+    assert fit(made(rows, 36), checkpoint=tmp_path).step == 36

@@ -77,7 +77,7 @@ def test_killed_and_told_to_stop_it_ends_with_the_same_bits(tmp_path: Path, comp
     stopped = start(folder, compiled, *slow)
     wait_for_step(stopped, folder, moments[1])
     stopped.terminate()
-    output, _ = stopped.communicate(timeout=60)
+    output, _ = stopped.communicate(timeout=240)
     assert stopped.returncode == 75, output
     assert f"going on from step {newest}" in output
     saved = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from drumline.train import Ending, fit
 from drumline.train.checkpoint import COMMITTED
+from tests.ports import free_port
 from tests.train.test_resume import LOSSES_ON_ANOTHER_MESH
 from tests.train.toy import toy
 
@@ -38,12 +38,6 @@ def start(folder: Path, host: int, port: int) -> "subprocess.Popen[str]":
     )
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def beat(folder: Path, host: int) -> dict[str, Any]:
     path = folder / f"heartbeat-{host}.json"
     told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
@@ -59,7 +53,7 @@ def test_two_hosts_train_as_one_blame_the_right_one_and_stop_together(tmp_path: 
             assert all(one.poll() is None for one in both), [one.communicate()[0] for one in both]
             time.sleep(0.05)
         both[1].terminate()
-        outputs = [one.communicate(timeout=60)[0] for one in both]
+        outputs = [one.communicate(timeout=240)[0] for one in both]
     finally:
         for one in both:
             one.kill()

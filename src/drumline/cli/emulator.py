@@ -35,7 +35,7 @@ def _home() -> Path:
 def _url() -> str | None:
     from drumline.cloud.emulator.launch import endpoint
 
-    return os.environ.get("DRUMLINE_EMULATOR_URL") or endpoint(_home())
+    return endpoint(_home())
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -46,11 +46,10 @@ def _fail(sentence: str) -> NoReturn:
 def _control(verb: str, **given: Any) -> dict[str, Any]:
     from drumline.cloud.emulator.launch import EmulatorError, control
 
-    url = _url()
-    if url is None:
+    if _url() is None:
         _fail(NONE_RUNS)
     try:
-        return control(url, verb, **given)
+        return control(_home(), verb, **given)
     except EmulatorError as wrong:
         _fail(str(wrong))
 
@@ -58,10 +57,12 @@ def _control(verb: str, **given: Any) -> dict[str, Any]:
 @app.command()
 def start(as_json: AsJson = False) -> None:
     """Start the emulator, or say where it runs."""
-    from drumline.cloud.emulator.launch import EmulatorError, ensure_running
+    from drumline.cloud.emulator.launch import EmulatorError, ensure_running, make_private
 
     try:
-        url = os.environ.get("DRUMLINE_EMULATOR_URL") or ensure_running(_home())
+        if "DRUMLINE_EMULATOR" not in os.environ:
+            make_private(_home().parent)
+        url = ensure_running(_home())
     except EmulatorError as wrong:
         _fail(str(wrong))
     typer.echo(json.dumps({"url": url, "home": str(_home())}) if as_json else f"running at {url}")

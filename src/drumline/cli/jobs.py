@@ -26,7 +26,7 @@ from drumline.cli.connect import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from drumline.jobs.client import Client
 
@@ -49,6 +49,10 @@ def create(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
     ] = None,
+    begin_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ID", help="Begin with the checkpoints of that job."),
+    ] = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -59,10 +63,11 @@ def create(
     client = connect()
     try:
         if dry_run:
-            lines = [harmless(line) for line in client.plan(file, overrides or ())]
+            planned = client.plan(file, overrides or (), begin_from=begin_from)
+            lines = [harmless(line) for line in planned]
             echo_json({"lines": lines}) if as_json else echo_lines(lines)
             return
-        job = client.create(file, overrides or ())
+        job = client.create(file, overrides or (), begin_from=begin_from)
     except SpecError as mistake:
         typer.echo(harmless_lines(f"{mistake}\nnothing was created"), err=True)
         raise typer.Exit(MISTAKE) from None
@@ -120,6 +125,9 @@ def list_jobs(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="The newest N.")
     ] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="ID", help="Those older than a job.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +138,7 @@ def list_jobs(
     states = [one.strip().upper() for text in status or () for one in text.split(",")]
 
     def look() -> list[dict[str, Any]]:
-        return client.list(all=all_jobs, status=states, name=name, user=user, limit=limit)
+        return client.list(all_jobs, states, name, user, limit, before)
 
     if watch:
         with interruptible("the jobs go on"):
@@ -225,14 +233,41 @@ def resume(
     every: Annotated[
         bool, typer.Option("--all", help="Every job that is FAILED or CANCELLED.")
     ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Another job file for it.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Start jobs again that have ended."""
+    """Start jobs again that have ended, by their files as they are now."""
+    from drumline.jobs.client import Refused
+    from drumline.jobs.spec import SpecError
+
     client = connect()
-    task = _Task("resume", client.resume, every and not yes, as_json, dry_run)
-    _act(client, task, _chosen(client, "resume", job_ids, every))
+    chosen = _chosen(client, "resume", job_ids, every)
+    if file is not None and len(chosen) > 1:
+        raise Refused("resume: --file is for one job; name it by its id")
+
+    def again(number: str) -> dict[str, Any]:
+        try:
+            return client.resume(number, file=file, overrides=overrides or ())
+        except SpecError as mistake:
+            left = "nothing was" if len(chosen) == 1 else f"{number} was not"
+            raise Refused(f"{mistake}\n{left} resumed") from None
+
+    def changed(number: str) -> list[str]:
+        return client.resume_changes(number, file, overrides or ())
+
+    task = _Task("resume", again, every and not yes, as_json, dry_run, changed)
+    try:
+        _act(client, task, chosen)
+    except SpecError as mistake:
+        raise Refused(f"{mistake}\nnothing was resumed") from None
 
 
 def cancel(
@@ -285,6 +320,8 @@ class _Task:
     asks: bool
     as_json: bool
     dry_run: bool
+    changes: "Callable[[str], list[str]] | None" = None
+    """What it would change of a job's file, a line each."""
 
 
 def _chosen(client: "Client", verb: str, typed: list[str] | None, every: bool) -> list[str]:
@@ -318,8 +355,11 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
     if task.dry_run or task.asks or len(numbers) > 1:
         jobs = [client.show(number) for number in numbers]
         if task.dry_run:
-            plan = {str(job["id"]): would(task.verb, job) for job in jobs}
-            echo_json(plan) if task.as_json else echo_lines(list(plan.values()))
+            plan = {str(job["id"]): [would(task.verb, job)] for job in jobs}
+            for number in numbers if task.changes else ():
+                plan[number] += _told_changes(task.changes(number) if task.changes else [])
+            lines = [line for planned in plan.values() for line in planned]
+            echo_json(plan) if task.as_json else echo_lines(lines)
             return
         if task.asks:
             facts = [f"{standing(job)}\n{loss(task.verb, job)}" for job in jobs]
@@ -337,8 +377,16 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
             refused = True
         else:
             if not task.as_json:
-                typer.echo(harmless(answers[-1]["text"]))
+                changed = _told_changes(answers[-1].get("changes") or ())
+                echo_lines([harmless(answers[-1]["text"]), *changed])
     if task.as_json:
         echo_json(answers)
     if refused:
         raise typer.Exit(MISTAKE)
+
+
+def _told_changes(changes: "Sequence[str]") -> list[str]:
+    """What changed of a job file since the job was made, as it is shown."""
+    from drumline.cli.text import harmless
+
+    return [f"  changed  {harmless(line)}" for line in changes]

@@ -2,12 +2,12 @@
 
 import os
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from drumline.cli.connect import connect, echo_json
-from drumline.cli.jobs import AsJson
+from drumline.cli.connect import MISTAKE, confirm, connect, echo_json, echo_lines
+from drumline.cli.jobs import AsJson, Yes
 
 app = typer.Typer(
     help="The process behind the commands, which start it.",
@@ -30,7 +30,7 @@ def run() -> None:
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Say whether a server runs, which, and when it leaves."""
-    from drumline.cli.text import duration
+    from drumline.cli.text import duration, harmless
 
     client = connect(autostart=False)
     found = client.server_status()
@@ -44,10 +44,66 @@ def status(as_json: AsJson = False) -> None:
         typer.echo(f"up       {duration(time.time() - found['started'])}")
         typer.echo(f"home     {found['home']}")
         typer.echo(f"cloud    {cloud}")
-        typer.echo(f"jobs     {found['jobs']}")
+        in_hand = f", {found['living']:,} in hand" if "living" in found else ""
+        typer.echo(f"jobs     {found['jobs']:,}{in_hand}")
         typer.echo(f"leaves   {_leaves(found)}")
+        for aside in found.get("unreadable") or ():
+            typer.echo(harmless(f"! {aside['id']} cannot be read: {aside['reason']}"))
+        if count := len(found.get("strays") or ()):
+            slices = "1 slice" if count == 1 else f"{count} slices"
+            typer.echo(f"! {slices} of a lost database; drumline server strays lists them")
     if found is None:
         raise typer.Exit(1)
+
+
+@app.command()
+def strays(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Slices; all by default.")
+    ] = None,
+    release: Annotated[bool, typer.Option("--release", help="Release them.")] = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Give each to a new job.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """List slices of a job database that was lost; release or adopt them."""
+    client = connect()
+    if release and adopt:
+        typer.echo("--release or --adopt, not both", err=True)
+        raise typer.Exit(MISTAKE)
+    found = client.strays()
+    if not (release or adopt):
+        echo_json(found) if as_json else echo_lines(_stray_lines(found))
+        return
+    chosen = [stray for stray in found["strays"] if not names or stray["name"] in names]
+    if release and chosen:
+        told = "\n".join(_stray_line(stray) for stray in chosen)
+        question = f"{told}\nthis ends what runs there; another home may know of it. Go on?"
+        confirm("release", question, yes)
+    lines = client.settle_strays("release" if release else "adopt", names or ())
+    echo_json({"text": lines}) if as_json else echo_lines(lines)
+
+
+def _stray_lines(found: dict[str, Any]) -> list[str]:
+    from drumline.cli.text import harmless
+
+    lines = [_stray_line(stray) for stray in found["strays"]]
+    if lines:
+        lines.append("next: drumline server strays --release · drumline server strays --adopt")
+    else:
+        lines = ["no slice of a lost database was found"]
+    return [
+        *lines,
+        *(f"! {zone} not seen: {harmless(why)}" for zone, why in found["not_seen"].items()),
+    ]
+
+
+def _stray_line(stray: dict[str, Any]) -> str:
+    from drumline.cli.text import harmless
+
+    was = f"job {stray['job']} of database {stray['owner']}"
+    place = f"{stray['accelerator']} in {stray['zone']}"
+    return harmless(f"{stray['name']}  {place}, {stray['state']}, {was}")
 
 
 @app.command()

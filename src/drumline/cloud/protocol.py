@@ -89,6 +89,9 @@ class Cloud(Protocol):
     async def nodes(self, zone: str) -> list[Node]:
         """All nodes of the project in a zone, all pages."""
 
+    async def find(self, zone: str, name: str) -> tuple[Request | None, Node | None]:
+        """The request and the node of that name, None where the cloud knows of none."""
+
     async def ask(self, request: SliceRequest) -> None:
         """Queue a request; one that exists already under that name is taken for ours."""
 

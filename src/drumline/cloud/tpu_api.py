@@ -74,6 +74,12 @@ class TpuApi:
         """All nodes of the project in a zone, all pages."""
         return messages.read_nodes(await self._list(zone, "nodes"), zone, self._ssh_port)
 
+    async def find(self, zone: str, name: str) -> tuple[Request | None, Node | None]:
+        """The request and the node of that name, None where the cloud knows of none."""
+        requests = messages.read_requests(await self._get(zone, "queuedResources", name), zone)
+        nodes = messages.read_nodes(await self._get(zone, "nodes", name), zone, self._ssh_port)
+        return (requests[0] if requests else None), (nodes[0] if nodes else None)
+
     async def ask(self, request: SliceRequest) -> None:
         """Queue a request; one that exists already under that name is taken for ours."""
         call = Call(
@@ -141,6 +147,16 @@ class TpuApi:
                 break
             token = following
         raise CloudError(f"the listing of {collection} in {zone} has no end")
+
+    async def _get(self, zone: str, collection: str, name: str) -> list[object]:
+        """One entry of a collection, or none."""
+        call = Call("GET", self._url(zone, collection, name))
+        try:
+            return [await self._rest.send(call, self._rest.deadline())]
+        except CloudError as error:
+            if error.code == Rpc.NOT_FOUND:
+                return []
+            raise
 
     async def _page(
         self, zone: str, collection: str, token: str, deadline: Deadline

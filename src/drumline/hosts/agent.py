@@ -232,6 +232,50 @@ def boot() -> str:
         return ""
 
 
+PREEMPTED = "/computeMetadata/v1/instance/preempted"
+METADATA_EVERY = 5.0
+_asked_metadata: Json = {"at": None, "preempted": False}
+
+
+def going_down() -> str:
+    """Why this host will be gone in a moment, as far as it knows itself; empty where it stays."""
+    emulated = os.environ.get("DRUMLINE_DEV")
+    if emulated:
+        try:
+            with open(emulated + "/going_down") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+    if preempted():
+        return "preempted"
+    # systemd forbids new logins as the first thing it does when it shuts down.
+    return "shutting down" if os.path.exists("/run/nologin") else ""
+
+
+def preempted() -> bool:
+    """Whether Google has announced that it takes this machine; asked every few seconds at most."""
+    last = _asked_metadata["at"]
+    if _asked_metadata["preempted"] or (last and time.monotonic() < last + METADATA_EVERY):
+        return bool(_asked_metadata["preempted"])
+    _asked_metadata["at"] = time.monotonic()
+    try:
+        with open("/sys/class/dmi/id/product_name") as file:
+            if "Google" not in file.read():
+                return False
+    except OSError:
+        return False
+    import http.client  # only here: it takes as long to load as all the rest
+
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        server = http.client.HTTPConnection("metadata.google.internal", timeout=0.5)
+        try:
+            server.request("GET", PREEMPTED, headers={"Metadata-Flavor": "Google"})
+            _asked_metadata["preempted"] = server.getresponse().read(10).strip() == b"TRUE"
+        finally:
+            server.close()
+    return bool(_asked_metadata["preempted"])
+
+
 def process_stat(pid: int) -> tuple[str, int, int, int] | None:
     """State, group, session and start of a process; None when it is gone."""
     try:
@@ -582,6 +626,7 @@ def status(folder: str) -> Json:
         "state": "none",
         "prepared": os.path.exists(os.path.join(folder, "program.json")),
         "stopped": os.path.exists(os.path.join(folder, "stop.json")),
+        "going_down": going_down(),
         "heartbeat": beat,
     }
     if started is None:
@@ -1038,10 +1083,17 @@ def unpacked(sha: str, work: str) -> bool:
 
 
 def free_port() -> None:
-    """A port nobody uses at this moment."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        say({"port": one.getsockname()[1]})
+    """A port nobody uses, and that no connection gets by chance before the program listens there.
+
+    The system gives connections ports from 32768 on, or from 49152, and a program takes seconds
+    until it listens.
+    """
+    while True:
+        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            say({"port": port})
+            return
 
 
 def execute(folder: str) -> None:

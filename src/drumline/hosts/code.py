@@ -1,7 +1,8 @@
 """The code of a job as one archive, named by its content.
 
 The same files give the same bytes, whoever packs them and when, so a host that has an archive is
-never sent it again. What .gitignore leaves out stays at home.
+never sent it again. What .gitignore leaves out stays at home. Drumline's own package may travel in
+it too (companion.py), in a folder that no user's file is in.
 """
 
 import gzip
@@ -20,6 +21,8 @@ from drumline.hosts.ignore import ALWAYS, files_below
 
 LARGEST = 512 * 10**6
 """Bytes. Data belongs into a bucket: this goes to every host of every slice."""
+COMPANION = ".drumline/python"
+"""Where in the working copy Drumline's own package is, if it was sent along."""
 
 
 class CodeError(Exception):
@@ -34,15 +37,14 @@ class Archive:
     sha256: str
     files: int
     bytes: int
-    """Of the files, not of the archive."""
+    """Of the files, not of the archive; the user's own alone, as `files` are."""
 
 
-def pack(folder: Path, into: Path, largest: int = LARGEST) -> Archive:
-    """Pack a folder into `into`/<sha256>.tar.gz; raises CodeError."""
-    if not folder.is_dir():
-        raise CodeError(f"code: {folder} is not a folder")
-    names = _names(folder)
-    _check_size(folder, names, largest)
+def pack(
+    folder: Path | None, into: Path, largest: int = LARGEST, package: Path | None = None
+) -> Archive:
+    """Pack a folder into `into`/<sha256>.tar.gz, and a package with it; raises CodeError."""
+    names = _sendable(folder, largest) if folder else []
     into.mkdir(parents=True, exist_ok=True)
     total = 0
     with tempfile.TemporaryDirectory(dir=into, prefix=".packing-") as drafts:
@@ -53,14 +55,38 @@ def pack(folder: Path, into: Path, largest: int = LARGEST) -> Archive:
             tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
             for name in names:
+                assert folder is not None
                 entry, data = _entry(folder, name)
                 total += len(data)
+                tar.addfile(entry, BytesIO(data))
+            for name in _files_of(package) if package else ():
+                assert package is not None
+                entry, data = _entry(package.parent, name)
+                entry.name = f"{COMPANION}/{name}"
                 tar.addfile(entry, BytesIO(data))
         with draft.open("rb") as file:
             sha = hashlib.file_digest(file, "sha256").hexdigest()
         final = into / f"{sha}.tar.gz"
         draft.replace(final)
     return Archive(final, sha, len(names), total)
+
+
+def measure(folder: Path, largest: int = LARGEST) -> tuple[int, int]:
+    """How many files `pack` would send and their bytes, without writing any; raises CodeError."""
+    total, names = 0, _sendable(folder, largest)
+    for name in names:
+        path = folder / name
+        if path.is_symlink():
+            _target(folder, name)
+        else:
+            total += path.stat().st_size
+    return len(names), total
+
+
+def _sendable(folder: Path, largest: int) -> list[str]:
+    names = names_of(folder)
+    _check_size(folder, names, largest)
+    return names
 
 
 def _entry(folder: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
@@ -91,15 +117,27 @@ def _target(folder: Path, name: str) -> str:
     return os.path.relpath(target, place)
 
 
-def _names(folder: Path) -> list[str]:
-    """What belongs to the code: files and links, sorted."""
+def _files_of(package: Path) -> list[str]:
+    """The files of an installed package, seen from beside it."""
+    files = (path for path in package.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(package.parent).as_posix()
+        for path in files
+        if "__pycache__" not in path.parts
+    )
+
+
+def names_of(folder: Path) -> list[str]:
+    """What belongs to the code: files and links, sorted; raises CodeError."""
+    if not folder.is_dir():
+        raise CodeError(f"code: {folder} is not a folder")
     names = _git_names(folder)
     if names is None:
         names = list(files_below(folder))
     kept = []
     for name in names:
         path = folder / name
-        if ALWAYS & set(PurePosixPath(name).parts):
+        if ALWAYS & set(PurePosixPath(name).parts) or name.startswith(f"{COMPANION}/"):
             continue
         # git also lists what was deleted but not committed; sockets and pipes cannot be sent.
         if path.is_symlink() or path.is_file():

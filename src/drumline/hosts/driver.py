@@ -262,7 +262,11 @@ class HostDriver:
 
     def _take(self, status: Status) -> None:
         """What the agent says of the program, into the report."""
-        known = {"started_at": status.started_at, "heartbeat": status.heartbeat}
+        known = {
+            "started_at": status.started_at,
+            "heartbeat": status.heartbeat,
+            "going_down": status.going_down,
+        }
         if status.state in {"running", "exited"}:
             # `watch` may tell of it before `start` is answered, and the host go down in between.
             self._gate.started(self.place.index)

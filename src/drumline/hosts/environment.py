@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from drumline.hosts.code import COMPANION
+from drumline.hosts.companion import Use, training_requirements
 from drumline.hosts.values import Step
 
 Kind = Literal["system", "uv", "venv", "conda", "docker"]
@@ -28,6 +30,8 @@ class PythonEnvironment:
     """In the code. With uv and neither of the two, the project's own lock file counts."""
     image: str | None = None
     """docker only."""
+    drumline: Use = "none"
+    """What of Drumline was sent along with the code."""
 
 
 class BadEnvironment(ValueError):
@@ -47,8 +51,9 @@ def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:
     version = shlex.quote(python.version) if python.version else ""
     if python.kind == "uv":
         made = f"uv venv --allow-existing {f'--python {version} ' if version else ''}{folder}\n"
-        fill = install or _UV_PROJECT.format(folder=folder)
-        return (Step("uv", _GET_UV + made + fill),)
+        if not _asked_for(python):
+            install = _UV_PROJECT.format(folder=folder) + install
+        return (Step("uv", _GET_UV + made + install),)
     if python.kind == "venv":
         name = f"python{version}" if version else "python3"
         made = f"test -x {folder}/bin/python || {name} -m venv {folder}\n"
@@ -75,7 +80,7 @@ def run_wrap(
         script = (
             'exec docker run --rm --privileged --net=host --name "$DRUMLINE_CONTAINER"'
             ' --env-file "$DRUMLINE_ENV_FILE" -v "$HOME":"$HOME" -w "$PWD"'
-            f'{folders} {shlex.quote(python.image)} "$@"'
+            f'{folders} {shlex.quote(python.image)} {_inside(python)}"$@"'
         )
         return ("bash", "-c", script, "drumline-docker")
     lines = activation(python, job_id)
@@ -86,11 +91,25 @@ def run_wrap(
 
 def activation(python: PythonEnvironment, job_id: str) -> str:
     """Shell lines that make the environment the current one; to go before a user's own set-up."""
-    if python.kind in ("system", "docker"):
+    if python.kind == "docker":
         return ""
+    found = _FIND_DRUMLINE if python.drumline != "none" else ""
+    if python.kind == "system":
+        return found
     folder = _folder(python, job_id)
     name = "CONDA_PREFIX" if python.kind == "conda" else "VIRTUAL_ENV"
-    return f'export {name}={folder} PATH={folder}/bin:"$PATH"\nunset PYTHONHOME\n'
+    return f'export {name}={folder} PATH={folder}/bin:"$PATH"\nunset PYTHONHOME\n{found}'
+
+
+_FIND_DRUMLINE = f'export PYTHONPATH="$PWD/{COMPANION}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+"""What the user or the image has there comes after it."""
+
+
+def _inside(python: PythonEnvironment) -> str:
+    """Words before the run's `bash` within a container."""
+    if python.drumline == "none":
+        return ""
+    return f"""bash -c {shlex.quote(_FIND_DRUMLINE + 'exec "$@"')} drumline """
 
 
 def setup_step(python: PythonEnvironment, job_id: str, script: str) -> Step:
@@ -105,11 +124,16 @@ def _folder(python: PythonEnvironment, job_id: str) -> str:
     return f'"$HOME"/.drumline/environments/{python.kind}-{mark}'
 
 
+def _asked_for(python: PythonEnvironment) -> list[str]:
+    """What the user wants installed, as words for pip."""
+    file = ["-r", python.requirements_file] if python.requirements_file else []
+    return [*file, *(python.requirements or ())]
+
+
 def _install(python: PythonEnvironment, folder: str) -> str:
-    words = []
-    if python.requirements_file:
-        words += ["-r", python.requirements_file]
-    words += python.requirements or ()
+    words = _asked_for(python)
+    if python.drumline == "training" and python.kind != "system":
+        words += training_requirements()
     if not words:
         return ""
     quoted = shlex.join(words)

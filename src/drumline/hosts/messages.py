@@ -39,6 +39,7 @@ class Status(BaseModel):
     error: str = ""
     error_at: float | None = None
     tail: tuple[str, ...] = ()
+    going_down: str = ""
     heartbeat: dict[str, object] | None = None
     log_size: int | None = None
 

@@ -151,7 +151,7 @@ class SliceSession:
         key: Path,
         known_hosts: Path,
         logs: Path,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         timing: Timing = USUAL,
         node: str | None = None,
         log_limit: int | None = None,

@@ -79,6 +79,8 @@ class HostReport:
     error: str = ""
     tail: tuple[str, ...] = ()
     started_at: float | None = None
+    going_down: str = ""
+    """Why the host will be gone in a moment, where it says so: `preempted`, `shutting down`."""
     heartbeat: Mapping[str, object] | None = None
 
 

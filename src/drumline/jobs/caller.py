@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 SERVER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "drumline.jobs.server")
-# A cold start of the server imports its web and SSH libraries: under 1 s here, several on a laptop
-# that has just woken up.
-START_SECONDS = 15.0
+# A cold start of the server imports its web and SSH libraries and may start the emulator: 2 s here,
+# many on a machine whose cores are taken. One that died is noticed at once, so patience is free.
+START_SECONDS = 60.0
 # Far above any healthy answer; below it a busy disk or a slow bucket lookup must not look dead.
 ANSWER_SECONDS = 60.0
 # sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
@@ -107,7 +107,7 @@ class Caller:
                 if method != "GET":
                     raise Refused(f"{gone}; drumline list shows whether it was done") from gone
             else:
-                self._compare_versions()
+                self._warn_of_server()
                 return answer
             if time.monotonic() > deadline:
                 raise NoServer(f"the server keeps going away; see {self.log}")
@@ -203,14 +203,23 @@ class Caller:
         finally:
             connection.close()
 
-    def _compare_versions(self) -> None:
+    def _warn_of_server(self) -> None:
+        """Say once what the user should know of a server that was found running."""
         if self._warn is None:
             return
         warn, self._warn = self._warn, None
         try:
-            running = self.once("GET", "/status").get("version", __version__)
+            known = self.once("GET", "/status")
         except (OSError, Refused, Dropped):
             return
+        if lost := len(known.get("strays") or ()):
+            slices = (
+                "1 slice of a job database that was lost runs"
+                if lost == 1
+                else (f"{lost} slices of a job database that was lost run")
+            )
+            warn(f"{slices} on and may cost; drumline server strays lists what to do")
+        running = known.get("version", __version__)
         if running != __version__:
             warn(
                 f"the server that runs is version {running}, this command is {__version__}; "

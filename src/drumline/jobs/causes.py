@@ -28,6 +28,15 @@ def leaving(report: HostReport) -> bool:
     return report.phase is HostPhase.EXITED and report.exit_code == GO_ON_LATER
 
 
+def told_to_end(report: HostReport) -> bool:
+    """Whether its program died of a SIGTERM. We sent none: an attempt that we stop is not judged.
+
+    So it was the host on its way down, or somebody on it. Programs without a handler (a shell
+    script, plain Python) have no other way to go.
+    """
+    return report.phase is HostPhase.EXITED and report.exit_code in {-15, 128 + 15}
+
+
 def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
     """The first failing host, by its earliest error; its siblings only follow, and louder."""
     by_time = sorted(
@@ -53,6 +62,8 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
         kind, error = "set-up failed", first.error
     elif leaving(first):
         kind, error = "go on later", first.error
+    elif told_to_end(first):
+        kind, error = "told to end", "ended by SIGTERM, which Drumline did not send"
     else:
         kind, error = "program failed", first.error or f"exit code {first.exit_code}"
     return Cause(kind, first.index, hosts, error, first.tail, ahead)

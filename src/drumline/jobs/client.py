@@ -71,12 +71,20 @@ class Client:
         job: "str | Path | Mapping[str, Any] | JobSpec",
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
+        begin_from: JobId | None = None,
     ) -> Json:
-        """Hand over a job file (or its content) and return the job; secrets come from `environ`."""
+        """Hand over a job file (or its content) and return the job; secrets come from `environ`.
+
+        With `begin_from`, the new job takes over the checkpoints of another that has ended.
+        """
         spec = _spec(job, overrides)
         secrets = _secrets(spec.secrets, os.environ if environ is None else environ)
         self._server.withheld = frozenset(secrets)
-        asked = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
+        origin = _origin(job, overrides) or {}
+        if begin_from is not None:
+            origin["from"] = job_id(begin_from)
+        asked: Json = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
+        asked["origin"] = origin or None
         return self._server.ask("POST", "/jobs", asked, timeout=PACK_SECONDS)
 
     def plan(
@@ -84,23 +92,72 @@ class Client:
         job: "str | Path | Mapping[str, Any] | JobSpec",
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
+        begin_from: JobId | None = None,
     ) -> list[str]:
         """What `create` would do, a line each; changes nothing."""
         spec = _spec(job, overrides)
         _secrets(spec.secrets, os.environ if environ is None else environ)
-        answer = self._server.ask(
-            "POST", "/plan", {"spec": spec.model_dump(mode="json")}, timeout=PACK_SECONDS
-        )
+        asked: Json = {"spec": spec.model_dump(mode="json")}
+        if begin_from is not None:
+            asked["origin"] = {"from": job_id(begin_from)}
+        answer = self._server.ask("POST", "/plan", asked, timeout=PACK_SECONDS)
         return [str(line) for line in answer["lines"]]
 
-    def resume(self, job: JobId, environ: Mapping[str, str] | None = None) -> Json:
-        """Start a job again that has ended; its secrets were forgotten, so `environ` has them."""
+    def resume(
+        self,
+        job: JobId,
+        environ: Mapping[str, str] | None = None,
+        file: "str | Path | None" = None,
+        overrides: Sequence[str] = (),
+    ) -> Json:
+        """Start a job again that has ended: `{job, text, changes}`.
+
+        Its job file is read again, or another where `file` names one; `overrides` are `key=value`.
+        Its secrets were forgotten, so `environ` has them.
+        """
         known = self.show(job)
-        asked = {}
+        spec, origin = self._again(known, file, overrides)
+        given = known["spec"] if spec is None else spec.model_dump(mode="json")
+        names, values = given.get("secrets") or (), os.environ if environ is None else environ
+        asked: Json = {}
         if known["status"] in ENDED:
-            names = known["spec"].get("secrets") or ()
-            asked["secrets"] = _secrets(names, os.environ if environ is None else environ)
-        return self._server.ask("POST", f"/jobs/{job_id(job)}/resume", asked)
+            asked["secrets"] = _secrets(names, values)
+        else:  # one that is being cancelled may go on; of the others the server says that they do
+            asked["secrets"] = {name: values[name] for name in names if name in values}
+        if spec is not None:
+            asked |= {"spec": given, "origin": origin}
+        path = f"/jobs/{job_id(job)}/resume"
+        answer = self._server.ask("POST", path, asked, timeout=PACK_SECONDS)
+        written = (known.get("origin") or {}).get("file")
+        if spec is None and written:
+            answer["text"] += f"; {written} is not there any more, so it goes on as it was"
+        return answer
+
+    def resume_changes(
+        self, job: JobId, file: "str | Path | None" = None, overrides: Sequence[str] = ()
+    ) -> list[str]:
+        """What a resume would change of the job file, a line each; changes nothing."""
+        from drumline.jobs.spec import changes
+
+        known = self.show(job)
+        spec, _ = self._again(known, file, overrides)
+        return [] if spec is None else changes(known["spec"], spec.model_dump(mode="json"))
+
+    def _again(
+        self, known: Json, file: "str | Path | None", overrides: Sequence[str]
+    ) -> "tuple[JobSpec | None, Json | None]":
+        """The job file as it is now, None where it is to stay as it was, and where it is from."""
+        from drumline.jobs.spec import amend
+
+        if file is not None:
+            return _spec(file, overrides), _origin(file, overrides)
+        origin = known.get("origin") or {}
+        sets = [*(origin.get("overrides") or ()), *overrides]
+        if origin.get("file") and Path(origin["file"]).exists():
+            return _spec(origin["file"], sets), _origin(origin["file"], sets)
+        if overrides:
+            return amend(known["spec"], overrides), {"overrides": sets}
+        return None, None
 
     def cancel(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
         """End the programs and keep the slices; each answer is `{job, text}`."""
@@ -213,6 +270,16 @@ class Client:
                 if started:
                     raise Refused(f"{gone}; ask for them again") from gone
 
+    def strays(self) -> Json:
+        """`{strays, not_seen}`: slices of databases this home had, and zones not looked at."""
+        return self._server.ask("GET", "/strays", timeout=PACK_SECONDS)
+
+    def settle_strays(self, verb: str, names: Sequence[str] = ()) -> list[str]:
+        """`release` or `adopt` stray slices, all where none is named; a line for each."""
+        asked = {"names": [*names], "user": _user()}
+        answer = self._server.ask("POST", f"/strays/{verb}", asked, timeout=PACK_SECONDS)
+        return [str(line) for line in answer["text"]]
+
     def server_status(self) -> Json | None:
         """`{pid, version, home, cloud, jobs, started}`, or None where no server runs."""
         try:
@@ -278,6 +345,15 @@ def _spec(job: "str | Path | Mapping[str, Any] | JobSpec", overrides: Sequence[s
     if isinstance(job, Mapping):
         return validate(job)
     return load(Path(job), overrides)
+
+
+def _origin(
+    job: "str | Path | Mapping[str, Any] | JobSpec", overrides: Sequence[str]
+) -> Json | None:
+    """Where a job comes from, for those who read it again."""
+    if not isinstance(job, str | Path):
+        return None
+    return {"file": str(Path(job).absolute()), "overrides": [*overrides]}
 
 
 def _secrets(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:

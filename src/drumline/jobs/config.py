@@ -33,7 +33,8 @@ class _File(BaseModel):
     """As the research programme writes it: `64 spot v6e chips in europe-west4-a`. A job that asks
     for more is warned."""
     endpoint: str | None = None
-    """Another Cloud TPU endpoint, such as an emulator that runs elsewhere on this machine."""
+    """Another Cloud TPU endpoint; with the emulator, the folder of one that runs elsewhere on this
+    machine, where its address and its token are found."""
     pace: Literal["google", "emulator"] | None = None
     """Which cloud's waiting times to keep; `google` on the emulator is a dress rehearsal."""
     look_seconds: float | None = Field(default=None, gt=0)
@@ -94,6 +95,7 @@ _QUICK_PATIENCE = Patience(
     settle=1.0,
     shutdown=2.0,
     rest=0.5,
+    retry=0.5,
 )
 _QUICK_ASKS_A_MINUTE = 6000.0
 
@@ -119,6 +121,11 @@ def read(home: Path) -> Config:
     quick = (given.pace or given.cloud) == "emulator"
     if not local and not given.project:
         raise ConfigError(f"{path}: project: missing; drumline init --project ID writes it")
+    if local and given.endpoint and "://" in given.endpoint:
+        raise ConfigError(
+            f"{path}: endpoint: an emulator is named by its folder, such as ~/.drumline/emulator, "
+            "because its token is found there"
+        )
     unknown = set(given.patience) - set(Patience.__dataclass_fields__)
     if unknown:
         raise ConfigError(f"{path}: patience.{min(unknown)}: unknown key")
@@ -128,7 +135,7 @@ def read(home: Path) -> Config:
         project=given.project or "local",
         zones=tuple(given.zones) or (LOCAL_ZONES if local else ()),
         quota=_grants(path, given.quota),
-        endpoint=given.endpoint,
+        endpoint=_endpoint(given),
         look_seconds=given.look_seconds or (_QUICK_LOOK_SECONDS if quick else _LOOK_SECONDS),
         asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
         patience=replace(_QUICK_PATIENCE if quick else Patience(), **given.patience),
@@ -137,6 +144,12 @@ def read(home: Path) -> Config:
         idle_seconds=given.idle_minutes * 60,
         log_bytes=round(given.log_megabytes * 1e6),
     )
+
+
+def _endpoint(given: _File) -> str | None:
+    if given.endpoint and given.cloud == "emulator":
+        return str(Path(given.endpoint).expanduser())
+    return given.endpoint
 
 
 def _grants(path: Path, written: list[str]) -> tuple[Grant, ...]:

@@ -32,7 +32,8 @@ def cost(rows: Iterable[SliceRow], spec: Mapping[str, Any], now: float) -> float
         if rate is None or row.ready is None:
             continue
         known = True
-        total += rate * ((row.gone or now) - row.ready) / 3600
+        # By the wall clock, which may have been set back in between.
+        total += rate * max(0.0, (row.gone or now) - row.ready) / 3600
     return round(total, 4) if known else None
 
 

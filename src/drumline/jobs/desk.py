@@ -8,41 +8,29 @@ import contextlib
 import getpass
 import shlex
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from drumline.chips import slice_of
-from drumline.cloud.protocol import CloudError
-from drumline.hosts.code import CodeError, pack
 from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
-from drumline.jobs import lifecycle, views
-from drumline.jobs.costs import per_hour
+from drumline.jobs import verbs, views
 from drumline.jobs.fanout import Fanout
-from drumline.jobs.quota import beyond_quota
-from drumline.jobs.spec import JobSpec, SpecError, validate
-from drumline.jobs.spec.places import (
-    bucket_uses,
-    candidates,
-    checkpoint_problem,
-    region_conflicts,
-)
-from drumline.jobs.state import Allowance, Choice, Event, Job, Status, Wish
-from drumline.jobs.store import Record
+from drumline.jobs.jobfiles import JobFiles
+from drumline.jobs.lost import LostSlices
+from drumline.jobs.program import checkpoint_of
+from drumline.jobs.search import Search
+from drumline.jobs.state import Decision, Event, Job
+from drumline.jobs.store import Record, SetAside, Unreadable
 from drumline.jobs.supervisor import Supervisor
+from drumline.jobs.verbs import Mistake
+
+__all__ = ["Desk", "Mistake"]
 
 RECENT = 24 * 3600.0
 """Seconds an ended job stays in the plain list."""
-
-
-class Mistake(Exception):
-    """The caller asked for something that cannot be; the text is the sentence to show."""
-
-    def __init__(self, sentence: str, code: int = 400) -> None:
-        """Keep the HTTP status beside the sentence."""
-        super().__init__(sentence)
-        self.code = code
+EVERYTHING = Search()
 
 
 class Desk:
@@ -53,6 +41,8 @@ class Desk:
         self.supervisor = supervisor
         self.store = supervisor.store
         self.folders = supervisor.folders
+        self.files = JobFiles(supervisor.config, supervisor.cloud, self.folders.code)
+        self.lost = LostSlices(supervisor, self.files)
 
     # --- views ------------------------------------------------------------------------------
 
@@ -60,18 +50,32 @@ class Desk:
         """The job of that id, typed as 12 or 000012."""
         full = job_id.zfill(6)
         try:
-            return self.supervisor.records[full]
-        except KeyError:
-            raise Mistake(f"there is no job {full}; drumline list --all shows all", 404) from None
+            record = self.supervisor.record(full)
+        except Unreadable as wrong:
+            raise Mistake(
+                f"the row of {full} in jobs.db cannot be read ({wrong}); a newer drumline may;"
+                f" drumline delete {full} releases its slices, clean removes it",
+                409,
+            ) from None
+        if record is None:
+            raise self._no_job(full)
+        return record
 
-    def overview(self, everything: bool) -> list[dict[str, Any]]:
-        """Every job, or those that have not ended long ago."""
-        since = time.time() - RECENT
-        return [
-            views.summary(self.supervisor, record)
-            for record in self.supervisor.records.values()
-            if everything or record.job.ended_at is None or record.job.ended_at > since
-        ]
+    def _no_job(self, job_id: str) -> Mistake:
+        return Mistake(f"there is no job {job_id}; drumline list --all shows all", 404)
+
+    def overview(self, search: Search = EVERYTHING) -> list[dict[str, Any]]:
+        """The jobs looked for, oldest first."""
+        found = []
+        for job_id in self.store.find(search):
+            try:
+                record = self.supervisor.record(job_id)
+            except Unreadable as wrong:
+                found.append(views.unreadable(wrong.aside))
+            else:
+                assert record is not None
+                found.append(views.summary(self.supervisor, record))
+        return found
 
     def show(self, job_id: str) -> dict[str, Any]:
         """All there is to know of a job."""
@@ -88,7 +92,7 @@ class Desk:
         while True:
             found = self.store.events(record.job.id, after)
             left = deadline - time.monotonic()
-            now = self.supervisor.records.get(record.job.id)
+            now = self.supervisor.record(record.job.id)
             if found or left <= 0 or now is None or now.job.status.ended:
                 summary = views.summary(self.supervisor, now or record)
                 return {"events": found, "job": summary}
@@ -108,185 +112,232 @@ class Desk:
             "home": str(config.home),
             "cloud": config.cloud,
             "project": config.project,
-            "jobs": len(self.supervisor.records),
-            "trouble": dict(self.supervisor.looks.trouble),
+            "jobs": self.store.count(),
+            "living": len(self.supervisor.records),
+            "unreadable": [asdict(aside) for aside in self.store.set_aside()],
+            "strays": [stray.told() for stray in self.lost.seen()],
+            "trouble": self._trouble(),
         }
+
+    def _trouble(self) -> dict[str, str]:
+        """What is amiss, by place: a zone, a slice that cannot be released, or the disk."""
+        supervisor = self.supervisor
+        disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
+        return {**disk, **supervisor.looks.trouble, **supervisor.releases.trouble}
 
     # --- new jobs ---------------------------------------------------------------------------
 
-    async def _checked(self, raw: Mapping[str, Any]) -> tuple[JobSpec, tuple[Choice, ...]]:
-        try:
-            spec = validate(raw)
-        except SpecError as wrong:
-            raise Mistake(str(wrong)) from None
-        config = self.supervisor.config
-        if not config.local and spec.project not in {None, config.project}:
-            raise Mistake(
-                f"project: this server works in {config.project}, not {spec.project};"
-                " use another DRUMLINE_HOME for another project"
-            )
-        problem = checkpoint_problem(spec, local=config.local)
-        if problem:
-            raise Mistake(problem)
-        choices = candidates(spec, local=config.local)
-        if spec.zones == "any" and not config.local and config.zones:
-            choices = tuple(c for c in choices if c.zone in config.zones)
-        locations: dict[str, str | None] = {}
-        for use in bucket_uses(spec):
-            try:
-                locations[use.bucket] = await self.supervisor.cloud.bucket_location(use.bucket)
-            except CloudError:
-                locations[use.bucket] = None
-        left, refusal = region_conflicts(spec, choices, locations)
-        if refusal:
-            raise Mistake(refusal)
-        if not left:
-            wanted = ", ".join(spec.accelerator)
-            raise Mistake(f"zones: none of your zones has {wanted}; drumline chips says which do")
-        return spec, left
-
     async def create(
-        self, raw: Mapping[str, Any], secrets: Mapping[str, str], user: str
+        self,
+        raw: Mapping[str, Any],
+        secrets: Mapping[str, str],
+        user: str,
+        origin: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Take in a job: its code is packed now, so that later edits do not change it."""
-        spec, choices = await self._checked(raw)
+        """Take in a job: its code is packed now, so that later edits do not change it.
+
+        `origin` says where it comes from: `file` and `overrides` for a later resume, and `from`,
+        the job whose checkpoints it takes over.
+        """
+        kept_origin = dict(origin or {})
+        if kept_origin.get("from"):
+            raw, kept_origin = self._taking_over(raw, kept_origin)
+        spec, choices = await self.files.checked(raw)
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        kept = spec.model_dump(mode="json") | {"archive": await self._pack(spec)}
-        allowance = Allowance(
-            *(
-                None if count == "unlimited" else count
-                for count in (spec.retry.failures, spec.retry.bad_hosts, spec.retry.preemptions)
-            )
-        )
+        along = await self.files.companion(spec)
+        archive = await self.files.pack(spec, along)
+        kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
+        settings = verbs.Settings.of(spec, choices)
         now = time.time()
+        until_written = contextlib.ExitStack()
 
         def make(job_id: str) -> Job:
-            self.folders.keep_secrets(job_id, {name: secrets[name] for name in spec.secrets})
-            return Job(
-                id=job_id,
-                owner=self.store.owner,
-                choices=choices,
-                created_at=now,
-                allowance=allowance,
-                grace=spec.stop_grace,
-                stuck_after=None if spec.stuck_after == "never" else spec.stuck_after,
-            )
+            given = {name: secrets[name] for name in spec.secrets}
+            until_written.enter_context(self.folders.new_secrets(job_id, given))
+            made = Job(id=job_id, owner=self.store.owner, choices=choices, created_at=now)
+            return settings.applied(made)
 
-        record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
-        self.supervisor.records[record.job.id] = record
-        warnings = self._warnings(spec, choices)
+        # From here on nothing is awaited.
+        if kept_origin.get("checkpoint"):
+            self._nobody_writes_to(kept_origin["checkpoint"], "")
+        with until_written:
+            record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
+        self.supervisor.take_in(record)
+        warnings = self.files.warnings(spec, choices, along)
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings}
 
-    def _warnings(self, spec: JobSpec, choices: tuple[Choice, ...]) -> list[str]:
-        config = self.supervisor.config
-        return [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+    def _taking_over(
+        self, raw: Mapping[str, Any], origin: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A job file and its origin, with the checkpoints of the job that it begins from."""
+        other = self.record(str(origin["from"]))
+        folder = checkpoint_of(other.spec, other.job.id)
+        if folder is None:
+            raise Mistake(
+                f"{other.job.id} has no checkpoints to begin from: its job file sets no checkpoint"
+            )
+        self._nobody_writes_to(folder, "")
+        taken = {"checkpoint": other.spec["checkpoint"]}
+        return {**raw, **taken}, {**origin, "from": other.job.id, "checkpoint": folder}
 
-    async def _pack(self, spec: JobSpec) -> dict[str, Any] | None:
-        if spec.workdir is None:
-            return None
-        try:
-            packed = await asyncio.to_thread(pack, spec.workdir, self.folders.code)
-        except CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-        return {"sha": packed.sha256, "files": packed.files, "bytes": packed.bytes}
+    def _nobody_writes_to(self, folder: str, job_id: str) -> None:
+        """Two programs that save into one folder would ruin both."""
+        for other in self.supervisor.records.values():
+            job = other.job
+            if job.id == job_id or job.status.ended:
+                continue
+            if checkpoint_of(other.spec, job.id) == folder:
+                raise Mistake(
+                    f"{job.id} is {job.status} and keeps its checkpoints in {folder};"
+                    f" drumline cancel {job.id} first",
+                    409,
+                )
 
-    async def plan(self, raw: Mapping[str, Any]) -> list[str]:
+    async def plan(
+        self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
+    ) -> list[str]:
         """What `create` would do, in a few lines."""
-        spec, choices = await self._checked(raw)
-        archive = await self._pack(spec)
-        warned = [f"! {warning}" for warning in self._warnings(spec, choices)]
-        return [*views.plan_lines(spec, choices, archive), *warned]
+        begins = []
+        if origin and origin.get("from"):
+            raw, origin = self._taking_over(raw, origin)
+            folder = origin["checkpoint"]
+            begins = [f"would begin with the checkpoints of {origin['from']} in {folder}"]
+        spec, choices = await self.files.checked(raw)
+        along = await self.files.companion(spec)
+        archive = await self.files.measure(spec, along)
+        warned = [f"! {warning}" for warning in self.files.warnings(spec, choices, along)]
+        return [*views.plan_lines(spec, choices, archive), *begins, *warned]
 
     # --- verbs ------------------------------------------------------------------------------
 
     async def verb(self, job_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """`resume`, `cancel`, `delete` or `clean` a job."""
-        record = self.record(job_id)
+        job_id = job_id.zfill(6)
+        try:
+            self.supervisor.record(job_id)
+        except Unreadable as wrong:
+            if verb in {"delete", "clean"}:
+                return self._let_go(wrong.aside, verb)
+        self.record(job_id)
         match verb:
             case "resume":
-                text = await self._resume(record, body.get("secrets", {}))
+                return await self._resume(job_id, body)
             case "cancel":
-                text = self._cancel(record)
+                text = self._change(job_id, verbs.cancel)
             case "delete":
-                text = self._delete(record)
+                text = self._change(job_id, verbs.delete)
             case "clean":
-                text = await self._clean(record)
+                return await self._clean(job_id)
             case _:
                 raise Mistake(f"{verb!r} is nothing one can do to a job", 404)
+        return self._answer(self.record(job_id), text)
+
+    def _let_go(self, aside: SetAside, verb: str) -> dict[str, Any]:
+        """All that can be done for a job whose row cannot be read."""
+        count = self.store.release_all(aside.id, time.time())
         self.supervisor.wake()
-        now = self.supervisor.records.get(record.job.id)
-        return {"job": views.summary(self.supervisor, now or record), "text": text}
+        told = f"{count} slice{'' if count == 1 else 's'} of {aside.id} to be released"
+        if verb == "clean":
+            self._remove(aside.id)
+            told = f"{aside.id} and its logs are gone; {told}"
+        return {"job": views.unreadable(aside), "text": told}
 
-    def _put(self, record: Record, job: Job, *events: Event) -> None:
-        self.store.put(job, events, time.time())
-        self.supervisor.records[job.id] = replace(record, job=job)
+    def _remove(self, job_id: str) -> None:
+        self.supervisor.forget(job_id)
+        self.store.remove(job_id)
+        self.folders.forget_secrets(job_id)
+        self.folders.remove_logs(job_id)
 
-    async def _resume(self, record: Record, secrets: Mapping[str, str]) -> str:
-        job = record.job
-        if not job.status.ended:
-            return f"{job.id} is {job.status} already"
-        if job.status is Status.SUCCEEDED:
-            raise Mistake(f"{job.id} has succeeded; create it again to run it again", 409)
-        spec = validate({k: v for k, v in record.spec.items() if k != "archive"})
+    def _answer(self, record: Record, text: str) -> dict[str, Any]:
+        return {"job": views.summary(self.supervisor, record), "text": text}
+
+    def _change(
+        self,
+        job_id: str,
+        verb: Callable[[Record], verbs.Answer],
+        spec: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Apply a verb to the job as it is now, and return what the user is told."""
+        answers: list[verbs.Answer] = []
+
+        def decided(record: Record) -> Decision | None:
+            answers.append(verb(record))
+            return answers[0].decision
+
+        if self.supervisor.change(job_id, decided, spec) is None:
+            raise self._no_job(job_id)
+        self.supervisor.wake()
+        return answers[0].text
+
+    async def _resume(self, job_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a job again, by the job file as it is now where the caller has read it."""
+        from drumline.jobs.spec import changes
+
+        record = self.record(job_id)
+        asked, before = record.job, _given(record.spec)
+        goes_on = verbs.resumable(asked)
+        if goes_on is not None:
+            return self._answer(record, goes_on)
+        origin = record.spec.get("origin")
+        adopted = (origin or {}).get("adopted")
+        if adopted and body.get("spec") is None:
+            raise Mistake(
+                f"{job_id} was adopted without its job file; drumline resume {job_id} --file FILE"
+            )
+        if body.get("spec") is not None:
+            raw = dict(body["spec"])
+            if origin and origin.get("from"):
+                raw["checkpoint"] = before["checkpoint"]
+            spec, choices = await self.files.checked(raw)
+            origin = {**(origin or {}), **(body.get("origin") or {}), "adopted": None}
+        else:
+            spec, choices = self.files.valid(before), asked.choices
+        secrets = body.get("secrets", {})
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
-        self.folders.keep_secrets(job.id, {name: secrets[name] for name in spec.secrets})
-        kept = spec.model_dump(mode="json") | {"archive": await self._pack(spec)}
-        self.store.put_spec(job.id, kept)
-        record = replace(record, spec=kept)
-        where = f"on the slice kept in {job.slice.zone}" if job.slice else "on a new slice"
-        self._put(record, lifecycle.resume(job), Event("resumed", where))
-        return f"{job.id} goes on {where}, with the code as it is now"
+        after = spec.model_dump(mode="json")
+        changed = [] if adopted else changes(before, after)
+        if not adopted:
+            self._may_change_now(asked, before, after)
+        archive = await self.files.pack(spec, await self.files.companion(spec))
+        kept = after | {"archive": archive, "origin": origin}
+        settings = verbs.Settings.of(spec, choices)
+        # From here on nothing is awaited: the job is looked at again and changed at once.
+        folder = checkpoint_of(kept, job_id)
+        if folder is not None:
+            self._nobody_writes_to(folder, job_id)
+        with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
+            verb = partial(verbs.resume, asked=asked, settings=settings, changed=changed)
+            text = self._change(job_id, verb, kept)
+        return self._answer(self.record(job_id), text) | {"changes": changed}
 
-    def _cancel(self, record: Record) -> str:
-        job = record.job
-        if job.status.ended:
-            return f"{job.id} is {job.status} already"
-        self._put(record, replace(job, wish=Wish.CANCEL), Event("note", "cancel asked for"))
-        if job.slice is None or job.slice.ready_at is None:
-            return f"{job.id} is cancelled; it held no slice"
-        chips = slice_of(job.slice.accelerator).chips
-        rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
-        cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
-        return (
-            f"{job.id} is being stopped; its slice ({chips} chips in {job.slice.zone}) is kept"
-            f" for a resume{cost}; drumline delete {job.id} releases it"
-        )
+    def _may_change_now(
+        self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> None:
+        if job.slice is not None and before["capacity"] != after["capacity"]:
+            raise Mistake(
+                f"capacity: {job.id} holds a slice of {before['capacity']} capacity;"
+                f" drumline delete {job.id} releases it, then resume",
+                409,
+            )
 
-    def _delete(self, record: Record) -> str:
-        job = record.job
-        if job.wish is not Wish.DELETE:
-            event = Event("note", "delete asked for")
-            self._put(record, replace(job, wish=Wish.DELETE), event)
-        if job.slice is None:
-            return f"{job.id} holds no slice"
-        chips = slice_of(job.slice.accelerator).chips
-        return f"{job.id} ends; {chips} chips in {job.slice.zone} are being released"
-
-    async def _clean(self, record: Record) -> str:
-        self._delete(record)
-        job_id = record.job.id
-        self.supervisor.wake()
+    async def _clean(self, job_id: str) -> dict[str, Any]:
+        record = self.record(job_id)
+        self._change(job_id, verbs.delete)
         deadline = time.monotonic() + record.job.grace + CLEAN_LIMIT
-        while time.monotonic() < deadline:
-            job = self.supervisor.records[job_id].job
-            if job.status.ended and job.slice is None:
-                break
+        while not verbs.removable(self.record(job_id).job):
+            if time.monotonic() > deadline:
+                raise Mistake(f"{job_id} is still stopping; try again in a moment", 409)
             await self._something_changes(1.0)
-        else:
-            raise Mistake(f"{job_id} is still stopping; try again in a moment", 409)
-        del self.supervisor.records[job_id]
-        self.store.remove(job_id)
-        self.supervisor.pulses.forget(job_id)
-        self.folders.forget_secrets(job_id)
-        self.folders.remove_logs(job_id)
-        return f"{job_id} and its logs are gone"
+        record = self.record(job_id)
+        self._remove(job_id)
+        return self._answer(record, f"{job_id} and its logs are gone")
 
     # --- hosts ------------------------------------------------------------------------------
 
@@ -353,6 +404,11 @@ class Desk:
             }
             for index, end in enumerate(node.endpoints)
         ]
+
+
+def _given(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user gave for a job, without what was added to it."""
+    return {key: value for key, value in spec.items() if key not in {"archive", "origin"}}
 
 
 EXEC_LIMIT = 300.0

@@ -22,7 +22,15 @@ from drumline.jobs.state import (
     Status,
 )
 
+DEPARTURES = {
+    "go on later": "the program saved its work and left",
+    "told to end": "the program was ended by a SIGTERM that Drumline did not send",
+}
+"""Causes that are no failure: the program is started again and nothing is counted."""
 _REST_LIMIT = 60.0
+RETRY_LIMIT = 120.0
+"""Seconds between two requests that were refused, at the most: whoever renews an expired login
+should not wait long for that to be noticed."""
 
 
 def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
@@ -30,13 +38,13 @@ def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Patience
     if not seen.stopped:
         return Decision(job, effects=(Effect(EffectKind.STOP, held),))
     assert job.cause is not None
-    if job.cause.kind == "go on later":
-        return _left(job, now, patience)
+    if job.cause.kind in DEPARTURES:
+        return _left(job, DEPARTURES[job.cause.kind], now, patience)
     return _failed(job, held, job.cause, now, patience)
 
 
-def _left(job: Job, now: float, patience: Patience) -> Decision:
-    """It saved its work and left. That is no failure, but one that leaves at once is slowed down.
+def _left(job: Job, how: str, now: float, patience: Patience) -> Decision:
+    """The program went of itself. That is no failure, but one that goes at once is slowed down.
 
     On a slice that is being taken this is never reached: `troubles` waits for the host to go.
     """
@@ -51,9 +59,9 @@ def _left(job: Job, now: float, patience: Patience) -> Decision:
         not_before=now + _rest(departures, patience),
     )
     return Decision(
-        note(again, "saved its work, starting again", Status.RECOVERING),
-        events=(Event("left", "the program saved its work and left; starting it again"),),
-        ended=(Ended(attempt, Outcome.LEFT, "saved its work, to go on later"),),
+        note(again, f"{how}; starting again", Status.RECOVERING),
+        events=(Event("left", f"{how}; starting it again"),),
+        ended=(Ended(attempt, Outcome.LEFT, how),),
     )
 
 
@@ -87,6 +95,13 @@ def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Patience)
 
 def _rest(times: int, patience: Patience) -> float:
     return min(_REST_LIMIT, patience.rest * 2.0 ** min(times - 1, 10))
+
+
+def asks_later(job: Job, now: float, patience: Patience) -> Job:
+    """The job after one more request in a row came to nothing: the next waits longer."""
+    refusals = job.refusals + 1
+    pause = min(RETRY_LIMIT, patience.retry * 2.0 ** min(refusals - 1, 10))
+    return replace(job, refusals=refusals, not_before=now + pause)
 
 
 def bad_host(job: Job, held: Slice, cause: Cause, now: float) -> Decision:
@@ -150,7 +165,7 @@ def finish(
     ended: tuple[Ended, ...] = (),
 ) -> Decision:
     """The job is over."""
-    done = replace(job, status=status, reason=reason, attempt=None, ended_at=now)
+    done = replace(job, status=status, reason=reason, attempt=None, ended_at=now, refusals=0)
     last = Event(status.value.lower(), reason)
     return Decision(done, effects, (*events, last), ended)
 

@@ -44,34 +44,48 @@ class Scope(StrEnum):
     HOST = "host"
 
 
+class Action(StrEnum):
+    """What follows when a slice was refused, or a request for one failed."""
+
+    NEXT_CHOICE = "next choice"
+    """This zone rests, longer each time, and the job asks for its next choice."""
+    RETRY = "retry"
+    """The same is asked for again after a pause that grows: another zone would do no better."""
+    PREEMPTION = "preemption"
+    """The cloud took the slice back before it was ready."""
+    GIVE_UP = "give up"
+    """Nothing but a change of the job file can help."""
+
+
 @dataclass(frozen=True)
 class _Follows:
     """What a kind leads to."""
 
-    retry: bool
-    """Whether the same can succeed later, with nothing changed in the job."""
-    next_zone: bool
-    """Whether another zone may do better, where the scope leaves one out."""
+    action: Action
     sentence: str
     """For the user; {zone}, and {text} for what the cloud said."""
 
 
 _FOLLOWS = {
-    FaultKind.STOCKOUT: _Follows(True, True, "no capacity in {zone}"),
-    FaultKind.QUOTA: _Follows(True, True, "quota in {zone} is used up"),
-    FaultKind.RATE: _Follows(True, False, "too many calls to Google, slowing down"),
-    FaultKind.DENIED: _Follows(False, True, "the project may not use {zone}"),
+    FaultKind.STOCKOUT: _Follows(Action.NEXT_CHOICE, "no capacity in {zone}"),
+    FaultKind.QUOTA: _Follows(Action.NEXT_CHOICE, "quota in {zone} is used up"),
+    FaultKind.RATE: _Follows(Action.RETRY, "too many calls to Google, slowing down"),
+    FaultKind.DENIED: _Follows(Action.NEXT_CHOICE, "the project may not use {zone}"),
     # The user logs in elsewhere and the job goes on by itself: no reason to end it.
     FaultKind.LOGIN: _Follows(
-        True, False, "Google login is missing or expired: run gcloud auth application-default login"
+        Action.RETRY,
+        "Google login is missing or expired: run gcloud auth application-default login",
     ),
-    FaultKind.PREEMPTED: _Follows(True, True, "preempted in {zone}"),
-    FaultKind.BAD_HOST: _Follows(True, True, "a host in {zone} is bad"),
-    FaultKind.CONFLICT: _Follows(True, False, "{zone} is busy with another change, trying again"),
-    FaultKind.INVALID: _Follows(False, True, "the request was refused: {text}"),
-    FaultKind.NOT_FOUND: _Follows(False, False, "not found in {zone}: {text}"),
-    FaultKind.TRANSIENT: _Follows(True, False, "no answer from the cloud for {zone}, trying again"),
-    FaultKind.UNKNOWN: _Follows(True, True, "{zone} refused: {text}"),
+    FaultKind.PREEMPTED: _Follows(Action.PREEMPTION, "preempted in {zone}"),
+    FaultKind.BAD_HOST: _Follows(Action.NEXT_CHOICE, "a host in {zone} is bad"),
+    FaultKind.CONFLICT: _Follows(Action.RETRY, "{zone} is busy with another change, trying again"),
+    FaultKind.INVALID: _Follows(Action.GIVE_UP, "the request was refused: {text}"),
+    FaultKind.NOT_FOUND: _Follows(Action.RETRY, "not found in {zone}: {text}"),
+    FaultKind.TRANSIENT: _Follows(
+        Action.RETRY, "no answer from the cloud for {zone}, trying again"
+    ),
+    # Nobody knows what it means, so neither the zone nor the job is given up.
+    FaultKind.UNKNOWN: _Follows(Action.NEXT_CHOICE, "{zone} refused: {text}"),
 }
 
 
@@ -83,14 +97,15 @@ class Fault:
     scope: Scope
 
     @property
-    def retry(self) -> bool:
-        """Whether the same can succeed later, with nothing changed in the job."""
-        return _FOLLOWS[self.kind].retry
-
-    @property
-    def next_zone(self) -> bool:
-        """Whether another zone may do better now; for a REGION, one outside it."""
-        return _FOLLOWS[self.kind].next_zone and self.scope not in {Scope.PROJECT, Scope.REQUEST}
+    def action(self) -> Action:
+        """What follows for a job that waits for a slice."""
+        usual = _FOLLOWS[self.kind].action
+        if self.scope is Scope.PROJECT and usual is Action.NEXT_CHOICE:
+            # No zone does better, and once somebody has granted it the job goes on by itself.
+            return Action.RETRY
+        if self.scope is Scope.ZONE and usual is Action.GIVE_UP:
+            return Action.NEXT_CHOICE
+        return usual
 
     @property
     def sentence(self) -> str:

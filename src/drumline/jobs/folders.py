@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -32,6 +33,11 @@ class Folders:
     def database(self) -> Path:
         """Jobs, attempts, events."""
         return self.home / "jobs.db"
+
+    @property
+    def owners(self) -> Path:
+        """Which databases this home has had: beside them, as a database can be lost."""
+        return self.home / "owners.json"
 
     @property
     def key(self) -> Path:
@@ -73,6 +79,7 @@ class Folders:
     def keep_secrets(self, job_id: str, values: Mapping[str, str]) -> None:
         """Keep a job's secrets for its later attempts, in a file that only the owner can read."""
         if not values:
+            self.forget_secrets(job_id)
             return
         path = self._secrets(job_id)
         new = path.with_suffix(".new")
@@ -85,6 +92,17 @@ class Folders:
         """A job's secrets."""
         path = self._secrets(job_id)
         return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    @contextmanager
+    def new_secrets(self, job_id: str, values: Mapping[str, str]) -> Iterator[None]:
+        """Keep these secrets, unless what needs them fails: then those from before stand."""
+        before = self.secrets(job_id)
+        try:
+            self.keep_secrets(job_id, values)
+            yield
+        except BaseException:
+            self.keep_secrets(job_id, before)
+            raise
 
     def forget_secrets(self, job_id: str) -> None:
         """The job has ended."""

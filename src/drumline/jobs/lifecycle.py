@@ -15,7 +15,9 @@ from drumline.chips import slice_of
 from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.causes import failing
 from drumline.jobs.endings import (
+    RETRY_LIMIT,
     after_stop,
+    asks_later,
     attempt_of,
     cut_short,
     finish,
@@ -24,7 +26,7 @@ from drumline.jobs.endings import (
     note,
     taken,
 )
-from drumline.jobs.faults import FaultKind, classify, explain
+from drumline.jobs.faults import Action, Fault, FaultKind, Scope, classify, explain
 from drumline.jobs.signs import why_lost
 from drumline.jobs.state import (
     Attempt,
@@ -35,6 +37,7 @@ from drumline.jobs.state import (
     Ended,
     Event,
     Job,
+    Look,
     Outcome,
     Patience,
     Seen,
@@ -49,10 +52,12 @@ from drumline.jobs.troubles import failure, silent, stuck
 
 def decide(job: Job, seen: Seen, now: float, patience: Patience) -> Decision:
     """The next state of a job. Without anything new the job comes back as it is."""
+    if job.wish is Wish.RESTART and (job.slice is None or job.slice.phase is not SlicePhase.READY):
+        return resumed(job)
     if job.slice is None:
         return _without_slice(job, seen, now)
     if job.status.ended:
-        return _holding(job, job.slice, seen)
+        return _holding(job, job.slice, seen, now)
     if job.slice.phase is SlicePhase.ASKING:
         return _asking(job, job.slice, now)
     if job.slice.phase is SlicePhase.READY:
@@ -70,6 +75,8 @@ def _without_slice(job: Job, seen: Seen, now: float) -> Decision:
         return finish(job, Status.CANCELLED, "cancelled", now, ended=cut_short(job))
     if seen.old_slice_alive:
         return Decision(note(job, "the old slice is being released"))
+    if now < job.not_before:
+        return Decision(job)
     order = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
     for choice in order:
         if seen.zones.get(choice, _OPEN).open:
@@ -117,6 +124,8 @@ def _ask(job: Job, choice: Choice, now: float) -> Decision:
 def _asking(job: Job, wanted: Slice, now: float) -> Decision:
     if job.wish is not Wish.RUN:
         return give_up_slice(job, wanted, now)
+    if now < job.not_before:
+        return Decision(job)
     return Decision(job, effects=(Effect(EffectKind.ASK, wanted),))
 
 
@@ -127,19 +136,59 @@ def asked(job: Job) -> Job:
     return replace(job, slice=replace(job.slice, phase=SlicePhase.WAITING))
 
 
-def refused(job: Job, code: int | None, text: str, now: float) -> Decision:
+def refused(job: Job, code: int | None, text: str, now: float, patience: Patience) -> Decision:
     """The cloud did not take the request."""
     wanted = job.slice
     if wanted is None or wanted.phase is not SlicePhase.ASKING:
         return Decision(job)
     fault = classify(code, text)
     said = explain(fault, wanted.zone, text)
-    if fault.kind in {FaultKind.STOCKOUT, FaultKind.QUOTA, FaultKind.DENIED}:
-        return _next_zone(job, wanted, said)
-    if fault.kind is FaultKind.INVALID:
-        ended = (Ended(attempt_of(job), Outcome.REFUSED, said),)
-        return finish(job, Status.FAILED, said, now, ended=ended)
-    return Decision(note(job, said))
+    if fault.action is Action.RETRY:
+        # Nothing exists in the cloud, so the same request is made again under the same name.
+        return Decision(note(asks_later(job, now, patience), said))
+    return _without_it(job, wanted, fault, said, now, patience)
+
+
+def _failed_request(
+    job: Job, wanted: Slice, look: Look, lost: str, now: float, patience: Patience
+) -> Decision:
+    """A request that was taken came to nothing before its slice was ready."""
+    trouble = look.request.trouble if look.request else None
+    if trouble is not None:
+        fault = classify(trouble.code, trouble.message)
+        said = explain(fault, wanted.zone, trouble.message)
+    elif look.request is not None and look.request.state == "FAILED":
+        fault, said = _UNEXPLAINED, f"{wanted.zone}: the request failed and no reason was given"
+    else:
+        fault, said = _TAKEN_BACK, lost
+    return _without_it(job, wanted, fault, said, now, patience)
+
+
+_UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
+_TAKEN_BACK = Fault(FaultKind.PREEMPTED, Scope.ZONE)
+
+
+def _without_it(
+    job: Job, wanted: Slice, fault: Fault, said: str, now: float, patience: Patience
+) -> Decision:
+    """What follows when this slice will not come. What is left of the request is released."""
+    match fault.action:
+        case Action.NEXT_CHOICE:
+            return _next_choice(job, wanted, said)
+        case Action.RETRY:
+            released = (Effect(EffectKind.RELEASE, wanted, said),)
+            later = asks_later(replace(job, slice=None), now, patience)
+            events = (Event("waiting", said),)
+            return Decision(note(later, said, Status.WAITING), released, events)
+        case Action.PREEMPTION:
+            # Counted before it is taken, so that a cloud that takes every request back is asked
+            # less and less often.
+            return taken(asks_later(job, now, patience), wanted, said, now)
+        case Action.GIVE_UP:
+            ended = (Ended(attempt_of(job), Outcome.REFUSED, said),)
+            released = (Effect(EffectKind.RELEASE, wanted, said),)
+            done = replace(job, slice=None)
+            return finish(done, Status.FAILED, said, now, effects=released, ended=ended)
 
 
 def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
@@ -150,16 +199,12 @@ def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Patience
         return Decision(job)
     lost = why_lost(look)
     if lost is not None:
-        trouble = look.request.trouble if look.request else None
-        fault = classify(trouble.code, trouble.message) if trouble else None
-        if fault and fault.kind in {FaultKind.STOCKOUT, FaultKind.QUOTA, FaultKind.DENIED}:
-            assert trouble is not None
-            return _next_zone(job, wanted, explain(fault, wanted.zone, trouble.message))
-        return taken(job, wanted, lost, now)
+        return _failed_request(job, wanted, look, lost, now, patience)
     node = look.node
     if node is not None and node.state == "READY" and len(node.endpoints) == wanted.hosts:
         ready = replace(wanted, phase=SlicePhase.READY, ready_at=now)
-        started = note(replace(job, slice=ready), "connecting to the hosts", Status.STARTING)
+        held = replace(job, slice=ready, refusals=0)
+        started = note(held, "connecting to the hosts", Status.STARTING)
         return Decision(
             started,
             effects=(Effect(EffectKind.DRIVE, ready),),
@@ -172,18 +217,17 @@ def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Patience
             note(replace(job, slice=booting), f"slice boots in {wanted.zone}", Status.STARTING)
         )
     waited = now - wanted.asked_at
-    open_elsewhere = any(
-        zone.open for choice, zone in seen.zones.items() if choice.zone != wanted.zone
-    )
+    here = Choice(wanted.accelerator, wanted.zone)
+    open_elsewhere = any(zone.open for choice, zone in seen.zones.items() if choice != here)
     why = f"no capacity in {wanted.zone}"
     if waited > patience.waiting and open_elsewhere:
-        return _next_zone(job, wanted, f"{why} for {in_minutes(waited)}")
+        return _next_choice(job, wanted, f"{why} for {in_minutes(waited)}")
     position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
     return Decision(note(job, f"{position}{why} for {in_minutes(waited)}", Status.WAITING))
 
 
-def _next_zone(job: Job, wanted: Slice, why: str) -> Decision:
-    """Try elsewhere: the attempt goes on with another slice."""
+def _next_choice(job: Job, wanted: Slice, why: str) -> Decision:
+    """Try elsewhere, or for another kind of slice: the attempt goes on with that."""
     following = (job.next_choice + 1) % len(job.choices)
     moved = replace(job, slice=None, next_choice=following)
     return Decision(
@@ -203,7 +247,7 @@ def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Patience)
     look = seen.look
     lost = why_lost(look) if look else None
     if lost is not None:
-        if job.wish is not Wish.RUN:
+        if job.wish in {Wish.CANCEL, Wish.DELETE}:
             return give_up_slice(job, held, now)
         return taken(job, held, lost, now, seen.course)
     if job.wish is not Wish.RUN:
@@ -242,7 +286,9 @@ def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Patience)
                 return hanging
             first = seen.course is not None and not job.has_stepped
             known = replace(job, has_stepped=True) if first else job
-            return Decision(note(known, "", Status.RUNNING), effects=drive)
+            going = next((r for r in reports if r.going_down), None)
+            told = f"host {going.index} is going down: {going.going_down}" if going else ""
+            return Decision(note(known, told, Status.RUNNING), effects=drive)
         running = replace(job, attempt=replace(attempt, running_at=now), has_run=True)
         event = Event("run", f"attempt {attempt.number}")
         return Decision(note(running, "", Status.RUNNING), effects=drive, events=(event,))
@@ -280,20 +326,30 @@ def _stop_for_user(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
         return Decision(note(stopping, "stopping"), effects=(Effect(EffectKind.STOP, held),))
     if job.wish is Wish.DELETE:
         return give_up_slice(job, held, now)
+    if job.wish is Wish.RESTART:
+        return resumed(job)
+    if job.keep <= 0:
+        return give_up_slice(job, held, now)
     kept = f"slice {held.accelerator} in {held.zone} kept for a resume"
-    return finish(job, Status.CANCELLED, kept, now, ended=cut_short(job))
+    keeping = replace(job, kept_until=now + job.keep)
+    return finish(keeping, Status.CANCELLED, kept, now, ended=cut_short(job))
 
 
-def _holding(job: Job, held: Slice, seen: Seen) -> Decision:
+def _holding(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
     """The job has ended and its slice was kept for a resume."""
+    if job.kept_until is None:
+        # Kept by an earlier version, which knew no end.
+        job = replace(job, kept_until=now + job.keep)
     lost = why_lost(seen.look) if seen.look else None
-    if lost is None and job.wish is Wish.CANCEL:
+    if lost is None and job.wish is Wish.CANCEL and now < (job.kept_until or 0.0):
         return Decision(job)
-    why = lost or "no longer wanted"
+    why, reason = "no longer wanted", ""
+    if lost is not None:
+        why, reason = lost, f"the kept slice was taken: {lost}"
+    elif job.wish is Wish.CANCEL:
+        why = reason = f"not resumed within {in_minutes(job.keep)}"
     return Decision(
-        replace(
-            job, slice=None, reason="" if lost is None else f"the kept slice was taken: {lost}"
-        ),
+        replace(job, slice=None, reason=reason, kept_until=None),
         effects=(Effect(EffectKind.RELEASE, held, why),),
         events=(Event("released", f"slice in {held.zone}: {why}"),),
     )
@@ -312,11 +368,63 @@ def resume(job: Job) -> Job:
         failures=0,
         bad_hosts=0,
         departures=0,
+        refusals=0,
         not_before=0.0,
+        kept_until=None,
         cause=None,
         attempt=None,
         ended_at=None,
     )
+
+
+def resumed(job: Job) -> Decision:
+    """The user resumed it: whatever was under way is over, and the next attempt begins.
+
+    A slice that the job file no longer asks for is released.
+    """
+    held, again = job.slice, resume(job)
+    if held is None or not fits(job):
+        effects = () if held is None else (Effect(EffectKind.RELEASE, held, "another is wanted"),)
+        event = Event("resumed", "on a new slice")
+        return Decision(replace(again, slice=None), effects, (event,), cut_short(job))
+    kept = "kept" if held.phase is SlicePhase.READY else "asked for"
+    event = Event("resumed", f"on the slice {kept} in {held.zone}")
+    return Decision(again, events=(event,), ended=cut_short(job))
+
+
+def fits(job: Job) -> bool:
+    """Whether the slice a job holds is one that it asks for."""
+    held = job.slice
+    return held is not None and Choice(held.accelerator, held.zone) in job.choices
+
+
+def drawn_back(job: Job, now: float) -> Job:
+    """A job as an earlier server left it, with no time in the future.
+
+    Where the wall clock was set back between two servers, a rest of seconds would last hours.
+    """
+    held, attempt = job.slice, job.attempt
+    if held is not None:
+        held = replace(held, asked_at=min(held.asked_at, now), ready_at=_past(held.ready_at, now))
+    if attempt is not None:
+        attempt = replace(
+            attempt,
+            started_at=min(attempt.started_at, now),
+            running_at=_past(attempt.running_at, now),
+            failed_at=_past(attempt.failed_at, now),
+            stuck_at=_past(attempt.stuck_at, now),
+        )
+    return replace(
+        job,
+        slice=held,
+        attempt=attempt,
+        not_before=min(job.not_before, now + RETRY_LIMIT),
+        kept_until=_past(job.kept_until, now + job.keep),
+    )
+
+
+def _past(moment: float | None, now: float) -> float | None:
+    return None if moment is None else min(moment, now)
 
 
 # --- small parts --------------------------------------------------------------------------------

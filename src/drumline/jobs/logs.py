@@ -59,7 +59,7 @@ class Wanted:
 
 def wanted_of(query: Mapping[str, str]) -> Wanted:
     """What a caller asked for; Mistake where it makes no sense."""
-    from drumline.jobs.desk import Mistake
+    from drumline.jobs.verbs import Mistake
 
     host, attempt = query.get("host", "0"), query.get("attempt", "")
     tail, since = query.get("tail"), query.get("since")
@@ -93,7 +93,7 @@ def stream_logs(desk: "Desk", job_id: str, wanted: Wanted) -> AsyncIterator[byte
 
     Raises Mistake at once for an attempt or a host there is not.
     """
-    from drumline.jobs.desk import Mistake
+    from drumline.jobs.verbs import Mistake
 
     job = desk.record(job_id).job
     folder = desk.folders.logs(job.id)
@@ -157,7 +157,7 @@ def _heading(attempt: int) -> bytes:
 
 def _standing(desk: "Desk", job_id: str) -> tuple[int, bool]:
     """The number of the newest attempt, and whether the job has ended or is gone."""
-    from drumline.jobs.desk import Mistake
+    from drumline.jobs.verbs import Mistake
 
     try:
         job = desk.record(job_id).job

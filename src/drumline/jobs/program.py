@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from drumline.hosts.companion import Use
 from drumline.hosts.environment import (
     PythonEnvironment,
     mount_steps,
@@ -20,14 +21,12 @@ def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> P
     """Everything the hosts of `held` need for this attempt."""
     spec = record.spec
     job_id = record.job.id
-    python = _python(spec["python"])
     archive = spec.get("archive")
+    python = _python(spec["python"], (archive or {}).get("drumline", "none"))
     sha = archive["sha"] if archive else None
     steps: tuple[Step, ...] = (*mount_steps(spec["mounts"]), *python_steps(python, job_id))
     if spec["setup"]:
         steps += (setup_step(python, job_id, spec["setup"]),)
-    # Two jobs from one file must not write over each other's checkpoints.
-    checkpoint = f"{spec['checkpoint'].rstrip('/')}/{job_id}" if spec["checkpoint"] else None
     return Program(
         job_id=job_id,
         name=record.name,
@@ -40,9 +39,19 @@ def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> P
         environment=spec["environment"],
         secrets=folders.secrets(job_id),
         hosts=None if spec["hosts"] == "all" else tuple(spec["hosts"]),
-        checkpoint=checkpoint,
+        checkpoint=checkpoint_of(spec, job_id),
         wrap=run_wrap(python, job_id, spec["mounts"]),
     )
+
+
+def checkpoint_of(spec: Mapping[str, Any], job_id: str) -> str | None:
+    """Where a job keeps its checkpoints: a folder of its own, or that of the job it began from."""
+    taken_over = (spec.get("origin") or {}).get("checkpoint")
+    if taken_over:
+        return str(taken_over)
+    # Two jobs from one file must not write over each other's checkpoints.
+    root = spec.get("checkpoint")
+    return f"{root.rstrip('/')}/{job_id}" if root else None
 
 
 def told_events(events: tuple[Event, ...], job: Job, spec: Mapping[str, Any]) -> tuple[Event, ...]:
@@ -86,7 +95,7 @@ def _setup_events(spec: Mapping[str, Any], count: str) -> list[Event]:
     return [Event("setup", f"{', '.join(done)} on {count}")] if done else []
 
 
-def _python(given: dict[str, Any]) -> PythonEnvironment:
+def _python(given: dict[str, Any], drumline: Use) -> PythonEnvironment:
     wanted = given.get("requirements")
     return PythonEnvironment(
         kind=given["kind"],
@@ -94,4 +103,5 @@ def _python(given: dict[str, Any]) -> PythonEnvironment:
         requirements=tuple(wanted) if isinstance(wanted, list) else None,
         requirements_file=wanted if isinstance(wanted, str) else None,
         image=given.get("image"),
+        drumline=drumline,
     )

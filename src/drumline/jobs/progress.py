@@ -7,10 +7,14 @@ from typing import Any
 
 from drumline.hosts.kept_log import read, size_of
 from drumline.hosts.values import HostReport
+from drumline.jobs.patterns import limited
 
 _LONGEST_LINE = 500
-_MOST = 1 << 20
+_MOST = 1 << 18
 """Bytes read in one go: of a log that grew by more, the end alone says where the program is now."""
+MATCH_SECONDS = 0.25
+"""Of the processor, for all the lines of one read: a plain pattern needs a fiftieth of it, and
+everybody waits meanwhile."""
 
 
 def heartbeat_of(reports: Sequence[HostReport]) -> tuple[int, dict[str, Any]] | None:
@@ -36,7 +40,10 @@ class LogReader:
         self._teller: Path | None = None
 
     def news(self) -> list[dict[str, Any]]:
-        """What the first host that tells has told since the last call, oldest first."""
+        """What the first host that tells has told since the last call, oldest first.
+
+        Raises TooSlow where the pattern takes too long over it.
+        """
         if self._teller is not None:
             return self._read(self._teller)
         for path in sorted(self._folder.glob("host-*.log"), key=_host_number):
@@ -56,7 +63,8 @@ class LogReader:
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._offsets[path] = start + end
         lines = data[:end].decode("utf-8", "replace").splitlines()
-        return [found for line in lines if (found := self._match(line)) is not None]
+        with limited(MATCH_SECONDS):
+            return [found for line in lines if (found := self._match(line)) is not None]
 
     def _match(self, line: str) -> dict[str, Any] | None:
         match = self._pattern.search(line[:_LONGEST_LINE])

@@ -13,8 +13,11 @@ from typing import Any
 from drumline.hosts.values import HostReport
 from drumline.jobs.course import Course, advance, number
 from drumline.jobs.folders import Folders
+from drumline.jobs.patterns import TooSlow
 from drumline.jobs.progress import LogReader, heartbeat_of
-from drumline.jobs.store import Point, Store
+from drumline.jobs.state import Event
+from drumline.jobs.store import Store
+from drumline.jobs.told import Point
 
 WRITE_SECONDS = 5.0
 """Between two writes of what a program told."""
@@ -27,6 +30,10 @@ AT_THE_ENDS = 2
 MOST_METRICS = 64
 LONGEST_TEXT = 2000
 """What one job may tell: it stands in every `list`, and each of its figures in every point."""
+SLOW_PATTERN = (
+    "progress: the pattern takes too long for the lines of this program's log, which is no longer"
+    " read for steps; a repeat inside a repeat, or several .*, may be why"
+)
 _NOT_PLOTTED = frozenset({"step", "time", "total", "resumed"})
 
 
@@ -64,17 +71,19 @@ class Pulses:
     """The pulse of every job."""
 
     def __init__(self, store: Store, folders: Folders, clock: Callable[[], float]) -> None:
-        """Begin with what earlier servers wrote down."""
+        """What earlier servers wrote down is read from the store when it is asked for."""
         self._store = store
         self._folders = folders
         self._clock = clock
-        self._progress: dict[str, dict[str, Any]] = store.progress()
+        self._progress: dict[str, dict[str, Any]] = {}
         self._pulses: dict[str, _Pulse] = {}
         self._written: dict[str, _Written] = {}
+        self.trouble: dict[str, str] = {}
+        """Job → why its steps are not read."""
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
         """The newest that a job told, in this attempt or the last one that told anything."""
-        return self._progress.get(job_id)
+        return self._progress.get(job_id) or self._store.told.progress(job_id)
 
     def course(self, job_id: str, attempt: int) -> Course | None:
         """How an attempt has gone so far."""
@@ -88,16 +97,26 @@ class Pulses:
         pulse = self._pulses.get(job_id)
         if pulse is None or pulse.number != attempt:
             logs = self._folders.logs(job_id, attempt)
-            known = self._store.course(job_id, attempt)
+            known = self._store.told.course(job_id, attempt)
             reader = LogReader(logs, pattern, known is not None) if pattern else None
             pulse = self._pulses[job_id] = _Pulse(attempt, known, reader)
         found = heartbeat_of(reports)
-        if found is None:
-            news = pulse.reader.news() if pulse.reader else []
-        else:
-            news = self._news(pulse, *found)
+        news = self._read(job_id, pulse) if found is None else self._news(pulse, *found)
         for told in news:
             self._take(job_id, pulse, plain(told))
+
+    def _read(self, job_id: str, pulse: _Pulse) -> list[dict[str, Any]]:
+        if pulse.reader is None:
+            return []
+        try:
+            return pulse.reader.news()
+        except TooSlow:
+            # Not tried again in this attempt: each try would hold up every other job.
+            pulse.reader = None
+            if job_id not in self.trouble:
+                self._store.note(job_id, Event("warning", SLOW_PATTERN), self._clock())
+            self.trouble[job_id] = SLOW_PATTERN
+            return []
 
     def _news(self, pulse: _Pulse, teller: int, said: dict[str, Any]) -> list[dict[str, Any]]:
         """What a heartbeat adds. Where host 1 was quicker to tell than host 0, host 0 follows."""
@@ -138,7 +157,7 @@ class Pulses:
 
     def _history(self, job_id: str) -> _Written:
         if job_id not in self._written:
-            self._written[job_id] = _Written(*self._store.first_and_last_point(job_id))
+            self._written[job_id] = _Written(*self._store.told.first_and_last_point(job_id))
         return self._written[job_id]
 
     def end(self, job_id: str, attempt: int) -> None:
@@ -163,24 +182,26 @@ class Pulses:
         written, pulse = self._history(job_id), self._pulses.get(job_id)
         courses = {pulse.number: pulse.course} if pulse and pulse.course else {}
         told = self._progress.get(job_id)
-        self._store.put_pulse(job_id, told, courses, written.points)
+        self._store.told.put(job_id, told, courses, written.points)
         written.points, written.since = [], None
 
     def history(self, job_id: str) -> list[Point]:
         """The points of a job, the newest among them."""
-        if self._history(job_id).since is not None:
+        written = self._written.get(job_id)
+        if written is not None and written.since is not None:
             self._write(job_id)
-        points = self._store.points(job_id)
+        points = self._store.told.points(job_id)
         pulse = self._pulses.get(job_id)
         if pulse and pulse.latest and (not points or points[-1] != pulse.latest):
             points.append(pulse.latest)
         return points
 
     def forget(self, job_id: str) -> None:
-        """The job is gone."""
+        """The job is gone, or has ended and all it told is written down."""
         self._progress.pop(job_id, None)
         self._pulses.pop(job_id, None)
         self._written.pop(job_id, None)
+        self.trouble.pop(job_id, None)
 
 
 def plain(told: Mapping[str, Any]) -> dict[str, Any]:

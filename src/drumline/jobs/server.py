@@ -15,16 +15,17 @@ import logging
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import asyncssh
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -34,14 +35,18 @@ from drumline import __version__
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.visits import LAST_CALLERS, Visits
+from drumline.jobs.actions import is_about_storage
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
-from drumline.jobs.desk import Desk, Mistake
+from drumline.jobs.desk import RECENT, Desk
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs, wanted_of
+from drumline.jobs.schema import SchemaError
+from drumline.jobs.search import UNREADABLE, Search
 from drumline.jobs.state import Status
 from drumline.jobs.store import Store
 from drumline.jobs.supervisor import Supervisor
+from drumline.jobs.verbs import Mistake
 
 log = logging.getLogger(__name__)
 LONGEST_POLL = 30.0
@@ -58,18 +63,18 @@ def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn)
         return str(request.path_params["id"])
 
     async def list_jobs(request: Request) -> Response:
-        asked = request.query_params
-        everything = asked.get("all") == "1" or "status" in asked or "before" in asked
-        return JSONResponse(_looked_for(desk.overview(everything), asked))
+        return JSONResponse(desk.overview(_search(request.query_params)))
 
     async def create(request: Request) -> Response:
         body = await request.json()
-        shown = await desk.create(body["spec"], body.get("secrets", {}), body.get("user", ""))
+        shown = await desk.create(
+            body["spec"], body.get("secrets", {}), body.get("user", ""), body.get("origin")
+        )
         return JSONResponse(shown, status_code=201)
 
     async def plan(request: Request) -> Response:
         body = await request.json()
-        return JSONResponse({"lines": await desk.plan(body["spec"])})
+        return JSONResponse({"lines": await desk.plan(body["spec"], body.get("origin"))})
 
     async def show(request: Request) -> Response:
         return JSONResponse(desk.show(job_id(request)))
@@ -109,6 +114,15 @@ def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn)
         facts |= {"leaves_in": leaves_in(), "stays": desk.supervisor.busy()}
         return JSONResponse(facts | desk.status())
 
+    async def strays(_: Request) -> Response:
+        return JSONResponse(await desk.lost.found())
+
+    async def settle_strays(request: Request) -> Response:
+        body = await request.json() if await request.body() else {}
+        verb = str(request.path_params["verb"])
+        names, user = body.get("names", ()), body.get("user", "")
+        return JSONResponse(await desk.lost.settle(verb, names, user))
+
     async def stop_server(_: Request) -> Response:
         stop.set()
         return JSONResponse({"text": "the server stops; programs and slices go on"})
@@ -124,27 +138,35 @@ def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn)
         Route("/jobs/{id}/hosts", hosts),
         Route("/jobs/{id}/exec", run_command, methods=["POST"]),
         Route("/jobs/{id}/{verb}", verb, methods=["POST"]),
+        Route("/strays", strays),
+        Route("/strays/{verb}", settle_strays, methods=["POST"]),
         Route("/status", status),
         Route("/stop", stop_server, methods=["POST"]),
     ]
 
 
-def _looked_for(jobs: list[dict[str, Any]], asked: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The jobs that fit: status, name, user, before an id, and the newest so many of them."""
-    states = {one for one in asked.get("status", "").split(",") if one}
-    if unknown := states - {*Status}:
-        raise Mistake(f"status: {min(unknown)!r} is none; there are {', '.join(Status)}")
-    name, user, before = asked.get("name", ""), asked.get("user"), asked.get("before")
-    pattern = name if set(name) & set("*?") else f"*{name}*"
-    fitting = [
-        job
-        for job in jobs
-        if (not states or job["status"] in states)
-        and fnmatchcase(job["name"], pattern.replace("[", "[[]"))
-        and user in {None, job["user"]}
-        and (before is None or job["id"] < before)
-    ]
-    return fitting[-int(asked["limit"]) :] if asked.get("limit", "").isdecimal() else fitting
+def _search(query: QueryParams) -> Search:
+    """What `GET /jobs` asks for: all, status, name, user, limit, before."""
+    numbers = {}
+    for key in ("limit", "before"):
+        given = query.get(key)
+        if given is not None and not (given.isascii() and given.isdigit() and int(given) > 0):
+            raise Mistake(f"{key}: {given!r} is not a number above 0")
+        numbers[key] = given
+    status = [one.strip().upper() for text in query.getlist("status") for one in text.split(",")]
+    unknown = set(status) - {*Status, UNREADABLE}
+    if unknown:
+        known = ", ".join([*Status, UNREADABLE])
+        raise Mistake(f"status: {min(unknown)!r} is none; there are {known}")
+    everything = query.get("all") == "1" or bool(status) or numbers["before"] is not None
+    return Search(
+        since=None if everything else time.time() - RECENT,
+        status=tuple(dict.fromkeys(status)),
+        name=query.get("name"),
+        user=query.get("user"),
+        limit=int(numbers["limit"]) if numbers["limit"] else None,
+        before=numbers["before"],
+    )
 
 
 async def _line_and_rest(body: AsyncIterator[bytes]) -> tuple[Any, AsyncIterator[bytes]]:
@@ -179,13 +201,24 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, status_code=error.status_code)
 
 
+async def _no_room(_: Request, error: Exception) -> Response:
+    if not is_about_storage(error):
+        raise error
+    text = f"nothing can be written to this home: {error}; make room, then try again"
+    return JSONResponse({"error": text}, status_code=507)
+
+
 def connect(config: Config) -> Cloud:
     """The cloud the settings name; the emulator is started when it is not running."""
     if config.local:
         from drumline.cloud.emulator import launch
+        from drumline.cloud.local import emulated_cloud
 
-        url = config.endpoint or launch.ensure_running(Folders(config.home).emulator)
-        return TpuApi(config.project, base_url=url, storage_url=url, ssh_port=None)
+        if config.endpoint:
+            return emulated_cloud(config.project, Path(config.endpoint))
+        home = Folders(config.home).emulator
+        launch.ensure_running(home)
+        return emulated_cloud(config.project, home)
     from drumline.cloud.credentials import GoogleCredentials
 
     url = config.endpoint or GOOGLE
@@ -220,7 +253,12 @@ async def serve(config: Config, stay: bool = False) -> None:
     stop = asyncio.Event()
     app = Starlette(
         routes=routes(Desk(supervisor), stop, time.time(), lambda: visits.leaves_in()),
-        exception_handlers={Mistake: _mistake, HTTPException: _http_error},
+        exception_handlers={
+            Mistake: _mistake,
+            HTTPException: _http_error,
+            sqlite3.OperationalError: _no_room,
+            OSError: _no_room,
+        },
     )
     patience = None if stay else config.idle_seconds
     visits = Visits(app, supervisor.busy, patience, unnoticed={"/status"})
@@ -277,7 +315,7 @@ def main() -> None:
             return
         try:
             asyncio.run(serve(read(home), stay="--stay" in sys.argv[1:]))
-        except ConfigError as wrong:
+        except (ConfigError, SchemaError) as wrong:
             sys.exit(str(wrong))
 
 

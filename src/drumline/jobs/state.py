@@ -47,6 +47,8 @@ class Wish(StrEnum):
     RUN = "run"
     CANCEL = "cancel"
     DELETE = "delete"
+    RESTART = "restart"
+    """It was cancelled, and resumed before its program had stopped: run again once that is done."""
 
 
 class Outcome(StrEnum):
@@ -57,7 +59,7 @@ class Outcome(StrEnum):
     SETUP_FAILED = "set-up failed"
     STUCK = "stuck"
     LEFT = "left"
-    """It saved its work and asked to be started again."""
+    """The program went of itself, to be started again: it saved its work, or its host told it."""
     PREEMPTED = "preempted"
     BAD_HOST = "bad host"
     CANCELLED = "cancelled"
@@ -138,6 +140,10 @@ class Job:
     grace: float = 30.0
     stuck_after: float | None = None
     """Seconds without a new step that make the program stuck; None is never."""
+    keep: float = 3600.0
+    """Seconds that a cancelled job keeps its slice for a resume."""
+    kept_until: float | None = None
+    """When the slice of a cancelled job is released; None while it holds none."""
     wish: Wish = Wish.RUN
     status: Status = Status.QUEUED
     reason: str = ""
@@ -150,8 +156,10 @@ class Job:
     preemptions: int = 0
     departures: int = 0
     """Times in a row that the program left soon after its start and asked to be started again."""
+    refusals: int = 0
+    """Requests in a row that the cloud refused, or that failed before a slice was ready."""
     not_before: float = 0.0
-    """Rest after a failure of the program before it is started again."""
+    """Nothing is asked for, and no program is started again, before this time."""
     has_run: bool = False
     has_stepped: bool = False
     """Whether any attempt has told a step: only then can the lack of one mean something."""
@@ -217,6 +225,8 @@ class Patience:
     rest: float = 2.0
     """Before the first restart after a failure; doubled each time up to a minute, so that a program
     does not burn its allowance within the outage of something it depends on."""
+    retry: float = 10.0
+    """Before a refused request is made again; doubled each time up to RETRY_LIMIT."""
 
 
 class EffectKind(StrEnum):

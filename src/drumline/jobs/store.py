@@ -7,52 +7,21 @@ transaction, before anything is done about them.
 import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from drumline.hosts.values import HostReport
-from drumline.jobs.course import Course
-from drumline.jobs.state import Decision, EffectKind, Event, Job, Slice
+from drumline.jobs.schema import transaction, upgrade
+from drumline.jobs.search import MOST_ENDED, Search, where
+from drumline.jobs.state import Attempt, Decision, EffectKind, Event, Job, Slice
+from drumline.jobs.told import Told
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    user TEXT NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, state TEXT NOT NULL,
-    progress TEXT
-) STRICT;
-CREATE TABLE IF NOT EXISTS attempts (
-    job TEXT NOT NULL, number INTEGER NOT NULL,
-    zone TEXT, accelerator TEXT, started REAL NOT NULL, running REAL, ended REAL,
-    outcome TEXT, detail TEXT NOT NULL DEFAULT '', hosts TEXT NOT NULL DEFAULT '[]',
-    course TEXT,
-    PRIMARY KEY (job, number)
-) STRICT;
-CREATE TABLE IF NOT EXISTS slices (
-    name TEXT PRIMARY KEY, job TEXT NOT NULL, zone TEXT NOT NULL, accelerator TEXT NOT NULL,
-    asked REAL NOT NULL, ready REAL, released REAL, gone REAL
-) STRICT;
-CREATE TABLE IF NOT EXISTS events (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    job TEXT NOT NULL, time REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS points (
-    id INTEGER PRIMARY KEY, job TEXT NOT NULL, attempt INTEGER NOT NULL,
-    time REAL NOT NULL, step REAL NOT NULL, metrics TEXT NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS points_of_job ON points (job, id);
-CREATE INDEX IF NOT EXISTS events_of_job ON events (job, id);
-CREATE INDEX IF NOT EXISTS slices_of_job ON slices (job);
-"""
-_ADDED = (("attempts", "course", "TEXT"),)
-"""Columns that tables of an earlier version lack."""
 _JOB = TypeAdapter(Job)
-_COURSE = TypeAdapter(Course)
 
 
 @dataclass(frozen=True)
@@ -63,6 +32,25 @@ class Record:
     user: str
     name: str
     spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A job whose row cannot be read. Nothing is done about it until the user says what."""
+
+    id: str
+    user: str
+    name: str
+    reason: str
+
+
+class Unreadable(Exception):
+    """A job's row says nothing that can be worked with; the text is why."""
+
+    def __init__(self, aside: SetAside) -> None:
+        """Keep what is known of the job all the same."""
+        super().__init__(aside.reason)
+        self.aside = aside
 
 
 @dataclass(frozen=True)
@@ -79,16 +67,6 @@ class SliceRow:
     gone: float | None
 
 
-@dataclass(frozen=True)
-class Point:
-    """A step of an attempt, when it was seen, and what the program told with it."""
-
-    attempt: int
-    time: float
-    step: float
-    metrics: Mapping[str, float]
-
-
 class Store:
     """The database. Used from one thread; each method is one transaction."""
 
@@ -98,11 +76,8 @@ class Store:
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
-        for table, column, kind in _ADDED:
-            known = {row["name"] for row in self._db.execute(f"PRAGMA table_info({table})")}
-            if column not in known:
-                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+        upgrade(self._db)
+        self.told = Told(self._db)
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
 
     @property
@@ -111,139 +86,145 @@ class Store:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
         return str(row["value"])
 
+    def check_writable(self) -> None:
+        """Write something that changes nothing; raises where the disk is full."""
+        self._db.execute("UPDATE meta SET value = value WHERE key = 'owner'")
+
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
 
     def add(
         self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
     ) -> Record:
         """A new job under the next free id, which `make` puts into its state."""
-        with self._transaction():
+        with transaction(self._db):
             row = self._db.execute(
                 "INSERT INTO jobs (user, name, spec, state) VALUES (?, ?, ?, '') RETURNING number",
                 (user, name, json.dumps(spec)),
             ).fetchone()
             job = make(f"{row['number']:06}")
-            self._write_state(job)
+            self._write_state(job, job.created_at)
             self._write_events(job, (Event("created", name),), job.created_at)
         return Record(job, user, name, spec)
 
-    def records(self) -> Iterator[Record]:
-        """Every job, oldest first."""
-        for row in self._db.execute("SELECT * FROM jobs ORDER BY number"):
-            yield Record(
-                _JOB.validate_json(row["state"]), row["user"], row["name"], json.loads(row["spec"])
-            )
+    def living(self) -> list[Record]:
+        """Every job that has not ended or still holds a slice, oldest first.
 
-    def save(self, decision: Decision, now: float, reports: Iterable[HostReport] = ()) -> None:
-        """Write what was decided, and the last word of the hosts of an attempt that ended."""
+        A row that cannot be read is set aside with the reason. The next start tries it again: what
+        a newer version wrote, that version can read.
+        """
+        rows = self._db.execute("SELECT * FROM jobs WHERE live = 1 ORDER BY number").fetchall()
+        found = []
+        for row in rows:
+            with suppress(Unreadable):
+                found.append(self._record(row))
+        return found
+
+    def record(self, job_id: str) -> Record | None:
+        """A job; None where there is none of that id. Raises Unreadable."""
+        query = "SELECT * FROM jobs WHERE number = ?"
+        row = self._db.execute(query, (int(job_id),)).fetchone()
+        return self._record(row) if row else None
+
+    def _record(self, row: sqlite3.Row) -> Record:
+        try:
+            job, spec = _JOB.validate_json(row["state"]), json.loads(row["spec"])
+            if not isinstance(spec, dict):
+                raise ValueError("spec: not a mapping")
+        except ValueError as wrong:
+            aside = _aside(row, _why_unreadable(wrong))
+            self._mark(row, aside.reason)
+            raise Unreadable(aside) from None
+        self._mark(row, None)
+        return Record(job, row["user"], row["name"], spec)
+
+    def _mark(self, row: sqlite3.Row, trouble: str | None) -> None:
+        if row["trouble"] != trouble:
+            query = "UPDATE jobs SET trouble = ? WHERE number = ?"
+            # On a full disk the next one who reads the row writes it down.
+            with suppress(sqlite3.OperationalError):
+                self._db.execute(query, (trouble, row["number"]))
+
+    def set_aside(self) -> list[SetAside]:
+        """Jobs whose rows cannot be read."""
+        rows = self._db.execute("SELECT * FROM jobs WHERE trouble IS NOT NULL ORDER BY number")
+        return [_aside(row, row["trouble"]) for row in rows]
+
+    def last_number(self) -> int:
+        """The highest number that a job was ever given."""
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+        return int(row["seq"]) if row else 0
+
+    def skip_to(self, number: int) -> None:
+        """The next job gets a number above this one."""
+        if number > self.last_number():
+            with transaction(self._db):
+                self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+                self._db.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (number,))
+
+    def count(self) -> int:
+        """How many jobs there are, of any age."""
+        return int(self._db.execute("SELECT count(*) FROM jobs").fetchone()[0])
+
+    def find(self, search: Search) -> list[str]:
+        """The ids of the jobs looked for, oldest first."""
+        term, given = where(search)
+        if search.paged:
+            found = self._numbers(term, given, search.limit or MOST_ENDED)
+        else:
+            found = self._numbers(f"{term} AND live = 1", given, None)
+            found += self._numbers(f"{term} AND live = 0", given, MOST_ENDED)
+        return [f"{number:06}" for number in sorted(found)]
+
+    def _numbers(self, term: str, given: list[object], limit: int | None) -> list[int]:
+        # The term is made of question marks and columns, of nothing that a user typed.
+        query = f"SELECT number FROM jobs WHERE {term} ORDER BY number DESC LIMIT ?"  # noqa: S608
+        rows = self._db.execute(query, (*given, -1 if limit is None else limit))
+        return [row["number"] for row in rows]
+
+    def save(
+        self,
+        decision: Decision,
+        now: float,
+        reports: Iterable[HostReport] = (),
+        spec: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what was decided, and the last word of the hosts of an attempt that ended.
+
+        With a `spec`, that replaces what the user gave for the job.
+        """
         job = decision.job
         hosts = json.dumps([_host(report) for report in reports])
-        with self._transaction():
-            self._write_state(job)
+        with transaction(self._db):
+            self._write_state(job, now)
+            if spec is not None:
+                self._db.execute(
+                    "UPDATE jobs SET spec = ?, name = coalesce(?, name) WHERE number = ?",
+                    (json.dumps(spec), spec.get("name"), int(job.id)),
+                )
             self._write_events(job, decision.events, now)
             for ended in decision.ended:
-                self._write_attempt(job, ended.attempt.number, ended.attempt.started_at)
+                self._write_attempt(job, ended.attempt, now)
                 self._db.execute(
-                    "UPDATE attempts SET running = ?, ended = ?, outcome = ?, detail = ?, hosts = ?"
+                    "UPDATE attempts SET ended = ?, outcome = ?, detail = ?, hosts = ?"
                     " WHERE job = ? AND number = ?",
                     (
-                        ended.attempt.running_at, now, ended.outcome.value, ended.detail, hosts,
+                        now, ended.outcome.value, ended.detail, hosts,
                         job.id, ended.attempt.number,
                     ),
                 )  # fmt: skip
             if job.attempt is not None:
-                self._write_attempt(job, job.attempt.number, job.attempt.started_at)
-                self._db.execute(
-                    "UPDATE attempts SET running = ? WHERE job = ? AND number = ?",
-                    (job.attempt.running_at, job.id, job.attempt.number),
-                )
+                self._write_attempt(job, job.attempt, now)
             if job.slice is not None:
-                self._write_slice(job.id, job.slice)
+                self._write_slice(job.id, job.slice, now)
             for effect in decision.effects:
                 if effect.kind is EffectKind.RELEASE:
-                    self._write_slice(job.id, effect.slice)
+                    self._write_slice(job.id, effect.slice, now)
                     self._db.execute(
                         "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
                         (now, effect.slice.name),
                     )
-
-    def put(self, job: Job, events: Iterable[Event], now: float) -> None:
-        """Write a job that changed by the user's word."""
-        self.save(Decision(job, events=tuple(events)), now)
-
-    def put_spec(self, job_id: str, spec: Mapping[str, Any]) -> None:
-        """Replace what the user gave for a job."""
-        self._db.execute(
-            "UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(spec), int(job_id))
-        )
-
-    def put_pulse(
-        self,
-        job_id: str,
-        progress: Mapping[str, object] | None,
-        courses: Mapping[int, Course],
-        points: Iterable[Point],
-    ) -> None:
-        """Keep what a program told: its newest report, how attempts have gone, and the history."""
-        with self._transaction():
-            self._db.execute(
-                "UPDATE jobs SET progress = ? WHERE number = ?",
-                (None if progress is None else json.dumps(progress), int(job_id)),
-            )
-            self._db.executemany(
-                "UPDATE attempts SET course = ? WHERE job = ? AND number = ?",
-                [
-                    (_COURSE.dump_json(course).decode(), job_id, number)
-                    for number, course in courses.items()
-                ],
-            )
-            self._db.executemany(
-                "INSERT INTO points (job, attempt, time, step, metrics) VALUES (?, ?, ?, ?, ?)",
-                [(job_id, p.attempt, p.time, p.step, json.dumps(dict(p.metrics))) for p in points],
-            )
-
-    def course(self, job_id: str, attempt: int) -> Course | None:
-        """How an attempt has gone, if it told anything."""
-        row = self._db.execute(
-            "SELECT course FROM attempts WHERE job = ? AND number = ?", (job_id, attempt)
-        ).fetchone()
-        return _course(row) if row else None
-
-    def courses(self, job_id: str) -> dict[int, Course]:
-        """How the attempts of a job have gone: those that told anything."""
-        rows = self._db.execute(
-            "SELECT number, course FROM attempts WHERE job = ? ORDER BY number", (job_id,)
-        )
-        return {row["number"]: found for row in rows if (found := _course(row))}
-
-    def points(self, job_id: str) -> list[Point]:
-        """The history of what a job told."""
-        rows = self._db.execute("SELECT * FROM points WHERE job = ? ORDER BY id", (job_id,))
-        return [_point(row) for row in rows]
-
-    def first_and_last_point(self, job_id: str) -> tuple[float | None, Point | None]:
-        """When the history begins, and its end."""
-        query = "SELECT * FROM points WHERE job = ? ORDER BY id"
-        first = self._db.execute(f"{query} LIMIT 1", (job_id,)).fetchone()
-        last = self._db.execute(f"{query} DESC LIMIT 1", (job_id,)).fetchone()
-        return (first["time"], _point(last)) if first else (None, None)
-
-    def progress(self) -> dict[str, dict[str, object]]:
-        """The last heartbeat of every job that had one."""
-        rows = self._db.execute("SELECT number, progress FROM jobs WHERE progress IS NOT NULL")
-        return {f"{row['number']:06}": json.loads(row["progress"]) for row in rows}
 
     def note(self, job_id: str, event: Event, now: float) -> None:
         """Add a line to a job's history."""
@@ -254,7 +235,7 @@ class Store:
 
     def remove(self, job_id: str) -> None:
         """Forget a job. Its slices stay known until they are gone from the cloud."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("DELETE FROM jobs WHERE number = ?", (int(job_id),))
             self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
             self._db.execute("DELETE FROM events WHERE job = ?", (job_id,))
@@ -291,6 +272,22 @@ class Store:
         )
         return [SliceRow(**dict(row)) for row in rows]
 
+    def release_all(self, job_id: str, now: float) -> int:
+        """Every slice of a job is to go; returns how many that are."""
+        changed = self._db.execute(
+            "UPDATE slices SET released = ? WHERE job = ? AND released IS NULL AND gone IS NULL",
+            (now, job_id),
+        )
+        return changed.rowcount
+
+    def held_aside(self) -> set[str]:
+        """Slices of jobs that were set aside: whether they are still wanted cannot be told."""
+        rows = self._db.execute(
+            "SELECT slices.name FROM jobs JOIN slices ON slices.job = printf('%06d', jobs.number)"
+            " WHERE jobs.trouble IS NOT NULL AND slices.released IS NULL AND slices.gone IS NULL"
+        )
+        return {row["name"] for row in rows}
+
     def adopt_stray(self, stray: SliceRow) -> None:
         """A slice under our label that nobody holds: it is to go."""
         self._db.execute(
@@ -306,15 +303,51 @@ class Store:
         """A slice has been seen gone from the cloud."""
         self._db.execute("UPDATE slices SET gone = ? WHERE name = ?", (now, name))
 
+    def long_histories(self, most: int, of_old: int, old: float) -> list[tuple[str, int]]:
+        """Jobs with more events than `most`, or `of_old` where they ended before; how many stay."""
+        rows = self._db.execute(
+            "SELECT events.job AS job, count(*) AS count, coalesce(max(ended), ?1) < ?1 AS is_old"
+            " FROM events LEFT JOIN jobs ON jobs.number = CAST(events.job AS INTEGER)"
+            " GROUP BY events.job HAVING count(*) > ?2",
+            (old, of_old),
+        )
+        kept = [(row["job"], of_old if row["is_old"] else most, row["count"]) for row in rows]
+        return [(job, keep) for job, keep, count in kept if count > keep + 1]
+
+    def prune_events(self, job_id: str, keep: int) -> None:
+        """Forget the events of a job but its first and the newest `keep`."""
+        self._db.execute(
+            "DELETE FROM events WHERE job = ?1 AND id <="
+            " (SELECT id FROM events WHERE job = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)"
+            " AND id > (SELECT min(id) FROM events WHERE job = ?1)",
+            (job_id, keep),
+        )
+
+    def prune_slices(self, keep: int, before: float) -> None:
+        """Forget slices that went before then: of cleaned jobs, and beyond `keep` of those that
+        never came."""
+        self._db.execute(
+            "DELETE FROM slices WHERE gone < ?1 AND (name IN (SELECT name FROM (SELECT name,"
+            " row_number() OVER (PARTITION BY job ORDER BY asked DESC, name DESC) AS place"
+            " FROM slices WHERE ready IS NULL AND gone IS NOT NULL) WHERE place > ?2)"
+            " OR NOT EXISTS (SELECT 1 FROM jobs WHERE number = CAST(slices.job AS INTEGER)))",
+            (before, keep),
+        )
+
     def zones_used(self) -> set[str]:
         """Zones where a slice of ours may be."""
         return {row["zone"] for row in self._db.execute("SELECT DISTINCT zone FROM slices")}
 
-    def _write_state(self, job: Job) -> None:
+    def _write_state(self, job: Job, now: float) -> None:
+        ended = job.status.ended
         self._db.execute(
-            "UPDATE jobs SET state = ? WHERE number = ?",
-            (_JOB.dump_json(job).decode(), int(job.id)),
-        )
+            "UPDATE jobs SET state = ?, status = ?, live = ?,"
+            " ended = CASE WHEN ? THEN coalesce(ended, ?) END WHERE number = ?",
+            (
+                _JOB.dump_json(job).decode(), job.status.value,
+                not ended or job.slice is not None, ended, now, int(job.id),
+            ),
+        )  # fmt: skip
 
     def _write_events(self, job: Job, events: Iterable[Event], now: float) -> None:
         self._db.executemany(
@@ -322,32 +355,42 @@ class Store:
             [(job.id, now, event.kind, event.text) for event in events],
         )
 
-    def _write_attempt(self, job: Job, number: int, started: float) -> None:
+    # The times in a job's state order what happens and come from a clock that never steps. The
+    # rows are for showing: they take the wall time at which something was written down first.
+
+    def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
         zone = job.slice.zone if job.slice else None
         accelerator = job.slice.accelerator if job.slice else None
+        running = None if attempt.running_at is None else now
         self._db.execute(
-            "INSERT INTO attempts (job, number, zone, accelerator, started) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (job, number) DO UPDATE SET"
+            "INSERT INTO attempts (job, number, zone, accelerator, started, running)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET"
             " zone = coalesce(excluded.zone, zone),"
-            " accelerator = coalesce(excluded.accelerator, accelerator)",
-            (job.id, number, zone, accelerator, started),
+            " accelerator = coalesce(excluded.accelerator, accelerator),"
+            " running = coalesce(running, excluded.running)",
+            (job.id, attempt.number, zone, accelerator, now, running),
         )
 
-    def _write_slice(self, job_id: str, one: Slice) -> None:
+    def _write_slice(self, job_id: str, held: Slice, now: float) -> None:
+        ready = None if held.ready_at is None else now
         self._db.execute(
             "INSERT INTO slices (name, job, zone, accelerator, asked, ready)"
             " VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
-            (one.name, job_id, one.zone, one.accelerator, one.asked_at, one.ready_at),
+            (held.name, job_id, held.zone, held.accelerator, now, ready),
         )
 
 
-def _course(row: sqlite3.Row) -> Course | None:
-    return _COURSE.validate_json(row["course"]) if row["course"] else None
+def _aside(row: sqlite3.Row, reason: str) -> SetAside:
+    return SetAside(f"{row['number']:06}", row["user"], row["name"], reason)
 
 
-def _point(row: sqlite3.Row) -> Point:
-    return Point(row["attempt"], row["time"], row["step"], json.loads(row["metrics"]))
+def _why_unreadable(wrong: ValueError) -> str:
+    if isinstance(wrong, ValidationError):
+        first = wrong.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "state"
+        return f"{place}: {first['msg'].lower()}"
+    return str(wrong)
 
 
 def _host(report: HostReport) -> dict[str, Any]:

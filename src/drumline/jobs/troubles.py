@@ -9,7 +9,7 @@ from dataclasses import replace
 from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.causes import by_signal, failing, find_cause, leaving
 from drumline.jobs.course import Course
-from drumline.jobs.endings import attempt_of, bad_host, in_minutes, note, taken
+from drumline.jobs.endings import DEPARTURES, attempt_of, bad_host, in_minutes, note, taken
 from drumline.jobs.state import (
     Cause,
     Decision,
@@ -30,7 +30,7 @@ def silent(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) ->
     """A host that has not been heard for too long makes the slice lost or the host bad."""
     look, reports = seen.look, seen.hosts
     for report in reports:
-        since = report.heard if report.heard is not None else seen.listening_since
+        since = _silent_since(report, seen)
         if report.phase is HostPhase.EXITED or since is None:
             continue
         quiet = now - since
@@ -54,6 +54,15 @@ def silent(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) ->
     return None
 
 
+def _silent_since(report: HostReport, seen: Seen) -> float | None:
+    """When a host was last heard, or when we began to listen if that was later.
+
+    A server that was down, or whose machine slept, has heard nobody in the meantime.
+    """
+    moments = [at for at in (report.heard, seen.listening_since) if at is not None]
+    return max(moments, default=None)
+
+
 def failure(
     job: Job, held: Slice, seen: Seen, failed: list[HostReport], now: float, patience: Patience
 ) -> Decision:
@@ -62,8 +71,13 @@ def failure(
     if attempt.failed_at is None:
         noticed = replace(job, attempt=replace(attempt, failed_at=now))
         return Decision(noticed, effects=(Effect(EffectKind.LOOK, held),))
+    going = next((r for r in seen.hosts if r.going_down), None)
     over = all(r.phase is HostPhase.EXITED or failing(r) for r in seen.hosts)
     settled = over or now - attempt.failed_at >= patience.settle
+    if going is not None and settled:
+        # It will not be there in a moment, whatever the cloud says of it until then.
+        why = f"host {going.index} is going down: {going.going_down}"
+        return taken(job, held, why, now, seen.course)
     # A host that goes down ends its programs by signal first, and those that can save their work
     # and leave; one that has not spoken since may be the one that was lost and made others fail.
     told_to_go = any(by_signal(r) or leaving(r) for r in failed)
@@ -73,10 +87,8 @@ def failure(
     cause = find_cause(failed, len(seen.hosts))
     if cause.kind == "bad host":
         return bad_host(job, held, cause, now)
-    told = f"{cause.kind} on host {cause.host}: {cause.error}"
-    if cause.kind == "go on later":
-        told = "the program saved its work and left"
-    return _stop(job, held, cause, told)
+    failed_there = f"{cause.kind} on host {cause.host}: {cause.error}"
+    return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
 
 
 def stuck(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision | None:

@@ -5,11 +5,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from drumline import __version__
 from drumline.chips import slice_of
 from drumline.jobs.costs import cost, cost_lost, per_hour
 from drumline.jobs.course import steps_again
+from drumline.jobs.endings import in_minutes
+from drumline.jobs.program import checkpoint_of
+from drumline.jobs.search import UNREADABLE
 from drumline.jobs.state import Choice, Job
-from drumline.jobs.store import Record
+from drumline.jobs.store import Record, SetAside
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -30,7 +34,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "zone": job.slice.zone if job.slice else None,
         "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
         "status": job.status.value,
-        "reason": _reason(supervisor, job),
+        "reason": _reason(supervisor, job, record.spec),
         "progress": supervisor.pulses.progress(job.id),
         "created": job.created_at,
         "ended": job.ended_at,
@@ -43,13 +47,36 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     }
 
 
-def _reason(supervisor: "Supervisor", job: Job) -> str:
-    """Why it waits. Trouble with the cloud comes first: it holds everything up."""
-    trouble = supervisor.looks.trouble.get(job.slice.zone) if job.slice else None
+def unreadable(aside: SetAside) -> dict[str, Any]:
+    """The line of a job whose row cannot be read."""
+    known = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
+    nothing = dict.fromkeys(
+        ("accelerator", "zone", "host0_ip", "progress", "created", "ended", "cost_per_hour")
+    )
+    counts = dict.fromkeys(
+        ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
+    )
+    return known | {"reason": f"its row cannot be read: {aside.reason}"} | nothing | counts
+
+
+def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
+    """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
+    trouble = supervisor.actions.unwritable
+    if job.slice and not trouble:
+        trouble = supervisor.looks.trouble.get(job.slice.zone, "")
+    trouble = trouble or supervisor.actions.trouble(job.id)
+    unreleased = supervisor.releases.trouble_of(job.id)
+    if job.status.ended and unreleased:
+        return f"{job.reason}; {unreleased}" if job.reason else unreleased
     if trouble and not job.status.ended:
         seen = job.reason not in {"", trouble}
         return f"{trouble}; last seen: {job.reason}" if seen else trouble
-    return job.reason
+    left = supervisor.kept_for(job)
+    if left is not None and job.slice is not None:
+        rate = per_hour(job.slice.accelerator, job.slice.zone, spec)
+        cost = f", about ${rate:,.2f} an hour" if rate else ""
+        return f"{job.reason}, {in_minutes(left)} left{cost}"
+    return job.reason or supervisor.pulses.trouble.get(job.id, "")
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
@@ -63,7 +90,7 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             {key: attempt[key] for key in told} for attempt in supervisor.store.attempts(job_id)
         ],
         "points": [asdict(point) for point in points],
-        "steps_again": steps_again(supervisor.store.courses(job_id).values()),
+        "steps_again": steps_again(supervisor.store.told.courses(job_id).values()),
     }
 
 
@@ -71,7 +98,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Everything `drumline show` tells."""
     job, store = record.job, supervisor.store
     attempts = store.attempts(job.id)
-    courses = store.courses(job.id)
+    courses = store.told.courses(job.id)
     if job.attempt is not None and attempts:
         live = supervisor.pulses.course(job.id, job.attempt.number)
         if live is not None:
@@ -93,8 +120,10 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         ]
     held, slices = job.slice, store.slices(job.id)
     return summary(supervisor, record) | {
-        "spec": {key: value for key, value in record.spec.items() if key != "archive"},
+        "spec": {k: v for k, v in record.spec.items() if k not in {"archive", "origin"}},
         "code": record.spec.get("archive"),
+        "origin": record.spec.get("origin"),
+        "checkpoint": checkpoint_of(record.spec, job.id),
         "cloud": supervisor.config.cloud,
         "cause": asdict(job.cause) if job.cause else None,
         "attempts": attempts,
@@ -105,6 +134,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             "accelerator": held.accelerator,
             "state": held.phase.value,
             "held_since": held.ready_at,
+            "kept_for": supervisor.kept_for(job),
             "per_hour": per_hour(held.accelerator, held.zone, record.spec),
         }
         if held
@@ -135,6 +165,8 @@ def plan_lines(
     if archive:
         files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
         steps.append(f"send {files} ({archive['bytes'] / 1e6:.1f} MB)")
+        if archive.get("drumline", "none") != "none":
+            steps.append(f"Drumline {__version__} with them")
     if spec.python.kind != "system":
         steps.append(f"set up {spec.python.kind}")
     steps += [f"mount {url} at {path}" for path, url in spec.mounts.items()]

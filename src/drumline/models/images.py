@@ -8,8 +8,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from drumline.models.layouts import Metrics, mean
-from drumline.models.losses import cross_entropy
+from drumline.models.layouts import Metrics
+from drumline.models.losses import cross_entropy, mean_of_counted
 
 
 def as_floats(image: Num[Array, "*dims"], dtype: str) -> Float[Array, "*dims"]:
@@ -20,8 +20,13 @@ def as_floats(image: Num[Array, "*dims"], dtype: str) -> Float[Array, "*dims"]:
 
 
 def judge(
-    logits: Float[Array, "B classes"], labels: Int[Array, " B"]
+    logits: Float[Array, "B classes"], labels: Int[Array, " B"], *, ignore_index: int
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The mean cross-entropy over the whole batch, and its accuracy."""
-    accuracy = mean(jnp.argmax(logits, axis=-1) == labels)
-    return mean(cross_entropy(logits, labels)), {"accuracy": accuracy}
+    """The mean cross-entropy over the whole batch, and its accuracy, without ignored labels."""
+    labels = labels.astype(jnp.int32)
+    losses = cross_entropy(logits, labels, ignore_index=ignore_index)
+    hits = jnp.argmax(logits, axis=-1) == labels
+    loss, accuracy = (
+        mean_of_counted(each, labels, ignore_index=ignore_index) for each in (losses, hits)
+    )
+    return loss, {"accuracy": accuracy}

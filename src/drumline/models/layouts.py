@@ -147,6 +147,10 @@ class OnMesh(ABC):
         """Which mesh axes divide the examples."""
         return spec(self._layout(), ("batch",))
 
+    @abstractmethod
+    def check_batch(self, batch: Mapping[str, Any]) -> None:
+        """Refuse, in one sentence, labels or tokens out of range, where their values are known."""
+
     def check(self, mesh: Mesh | AbstractMesh) -> None:
         """Refuse, in one sentence, a mesh that this model does not fit."""
         shapes = jax.eval_shape(self.init, jax.random.key(0))
@@ -319,15 +323,18 @@ class Division:
         return lax.dynamic_slice_in_dim(x, lax.axis_index(over) * length, length, axis)
 
 
-def mean(x: Array) -> Float[Array, ""]:
-    """The mean in float32 over all elements on all devices that hold different ones."""
-    return over_all(jnp.mean(x, dtype=jnp.float32))
-
-
 def over_all(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
     """The mean of an array over all devices that hold different ones."""
     over = tuple(sorted(varying_axes(x)))
     return lax.pmean(x, over) if over else x
+
+
+def sums_over_all(*parts: Float[Array, ""]) -> tuple[Float[Array, ""], ...]:
+    """Sums over all devices on which any of these parts differs, the same devices for each."""
+    over = tuple(sorted(frozenset().union(*map(varying_axes, parts))))
+    if not over:
+        return parts
+    return tuple(lax.psum(_vary(part, over), over) for part in parts)
 
 
 def layers(stacked: Weights, count: int) -> list[Weights]:

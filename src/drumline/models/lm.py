@@ -37,11 +37,15 @@ from drumline.models.layouts import (
     check_apart,
     check_together,
     layers,
-    mean,
     over_all,
     read_layout,
 )
-from drumline.models.losses import cross_entropy
+from drumline.models.losses import (
+    IGNORE_INDEX,
+    check_numbers,
+    cross_entropy,
+    mean_of_counted,
+)
 from drumline.parallel.attention import Kernel, attend, rotate
 from drumline.parallel.experts_layer import moe_feedforward
 from drumline.parallel.routing import Routing
@@ -122,6 +126,7 @@ class LM(OnMesh):
         remat: whether to compute the blocks again in the backward pass instead of keeping them.
         rotary_base: the wavelength of the slowest rotary pair is 2π times this.
         epsilon: added to the mean square in the norms.
+        ignore_index: what stands in a batch for a token that is not to be predicted.
     """
 
     width: int
@@ -142,6 +147,7 @@ class LM(OnMesh):
     remat: bool = False
     rotary_base: float = 10_000.0
     epsilon: float = 1e-6
+    ignore_index: int = IGNORE_INDEX
 
     item = "tokens"
 
@@ -204,9 +210,15 @@ class LM(OnMesh):
     ) -> tuple[Float[Array, ""], Metrics]:
         """The mean cross-entropy of each next token, and what the experts add to it.
 
+        A token that is not in the vocabulary is refused where its value is known. Under `jit` it
+        is not, and the loss is NaN.
+
         Args:
             params: as `init` draws them.
-            batch: "tokens", `int[B, S + 1]`: each but the last predicts the one behind it.
+            batch: "tokens", `int[B, S + 1]`: each but the last predicts the one behind it. Where
+                that is `ignore_index`, as padding should be, nothing is to be predicted. If only
+                some tokens are (the answer to a prompt, say), "targets", `int[B, S]`, has them,
+                and `ignore_index` in place of all others.
             key: for models with randomness in them; here there is none.
 
         Returns:
@@ -215,10 +227,24 @@ class LM(OnMesh):
         """
         del key
         here = Division.here("LM", self._layout())
+        self.check_batch(batch)
         count, length = batch["tokens"].shape
         here.check_rows("a batch of", count, "batch")
         here.check_rows("a sequence of", length - 1, "sequence")
         return here.run(self._local_loss, params, self._dims(), batch)
+
+    def check_batch(self, batch: Mapping[str, Any]) -> None:
+        """Refuse tokens that are not in the vocabulary, where their values are known."""
+        for name in ("tokens", "targets"):
+            if name in batch:
+                check_numbers(f"LM: {name}", batch[name], self.vocab, self.ignore_index)
+        if "targets" in batch:
+            count, length = batch["tokens"].shape
+            if batch["targets"].shape != (count, length - 1):
+                raise ValueError(
+                    f"LM: targets are {batch['targets'].shape}, but tokens of {(count, length)} "
+                    f"predict {(count, length - 1)}"
+                )
 
     def flops(self, batch: Mapping[str, Any]) -> float:
         """FLOPs of a training step: of the multiplications, three times those of the forward pass.
@@ -268,7 +294,10 @@ class LM(OnMesh):
             extra = jax.tree.map(lambda *each: jnp.stack(each), *extras)
         norm, head = (here.at_hand(params[name], OUTSIDE[name], dtype) for name in ("norm", "head"))
         (logits,) = here.spread_out(rms_norm(x, norm, epsilon=self.epsilon), [head], "vocab")
-        loss = mean(cross_entropy(logits, tokens[:, 1:], here.axes("vocab")))
+        targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
+        ignored = {"ignore_index": self.ignore_index}
+        losses = cross_entropy(logits, targets, here.axes("vocab"), **ignored)
+        loss = mean_of_counted(losses, targets, **ignored)
         metrics = {"cross_entropy": loss, **{name: jnp.mean(each) for name, each in extra.items()}}
         if self.experts:
             loss = loss + self.balance_weight * metrics["balance_loss"]
@@ -285,7 +314,9 @@ class LM(OnMesh):
         gradients are summed in float32, however often it occurs.
         """
         table = here.at_hand(table, OUTSIDE["table"], jnp.float32)
-        x = jnp.take(table, tokens, axis=0)
+        # A number that is no token has no vector, and NaN stands for it; the ignored one has zeros.
+        x = table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        x = jnp.where((tokens == self.ignore_index)[..., None], 0.0, x)
         if over := here.axes("sequence"):
             x = lax.all_to_all(x, over, split_axis=1, concat_axis=2, tiled=True)
         return x

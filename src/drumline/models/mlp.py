@@ -33,6 +33,7 @@ from drumline.models.layouts import (
     check_apart,
     read_layout,
 )
+from drumline.models.losses import IGNORE_INDEX, check_numbers
 
 AXES = ("batch", "embed", "hidden")
 """Logical axes: examples; the undivided side of each pair's weights; what is between the pairs."""
@@ -55,6 +56,7 @@ class MLP(OnMesh):
         num_classes: how many there are to tell apart.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
+        ignore_index: the label of an image that counts neither for the loss nor for the accuracy.
     """
 
     input_dim: int = 28 * 28
@@ -62,6 +64,7 @@ class MLP(OnMesh):
     num_classes: int = 10
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "float32"
+    ignore_index: int = IGNORE_INDEX
 
     item = "images"
 
@@ -96,15 +99,24 @@ class MLP(OnMesh):
     ) -> tuple[Float[Array, ""], Metrics]:
         """The mean cross-entropy of a batch, and its accuracy.
 
+        A label that is no class is refused where its value is known. Under `jit` it is not, and
+        the loss is NaN.
+
         Args:
             params: as `init` draws them.
-            batch: "image", `[B, …]`, bytes from 0 to 255 or floats; "label", `int[B]`.
+            batch: "image", `[B, …]`, bytes from 0 to 255 or floats; "label", `int[B]`, with
+                `ignore_index` for an image that does not count.
             key: for models with randomness in them; here there is none.
         """
         del key
+        self.check_batch(batch)
         here = Division.here("MLP", self._layout())
         here.check_rows("a batch of", self.items(batch), "batch")
         return here.run(self._local_loss, params, self._dims(), batch)
+
+    def check_batch(self, batch: Mapping[str, Any]) -> None:
+        """Refuse labels that are no classes, where their values are known."""
+        check_numbers("MLP: label", batch["label"], self.num_classes, self.ignore_index)
 
     def flops(self, batch: Mapping[str, Any]) -> float:
         """FLOPs of a training step: 6 for each weight and example, the usual convention.
@@ -140,7 +152,8 @@ class MLP(OnMesh):
     def _local_loss(
         self, here: Division, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        return judge(self._local_logits(here, params, batch["image"]), batch["label"])
+        logits = self._local_logits(here, params, batch["image"])
+        return judge(logits, batch["label"], ignore_index=self.ignore_index)
 
     def _local_logits(
         self, here: Division, params: Params, image: Float[Array, "B ..."]

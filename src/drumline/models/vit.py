@@ -39,6 +39,7 @@ from drumline.models.layouts import (
     layers,
     read_layout,
 )
+from drumline.models.losses import IGNORE_INDEX, check_numbers
 from drumline.parallel.attention import Kernel
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
@@ -112,6 +113,7 @@ class ViT(OnMesh):
         attention: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
         scan_layers: whether one compiled block serves all layers, in a loop.
         remat: whether to compute the blocks again in the backward pass instead of keeping them.
+        ignore_index: the label of an image that counts neither for the loss nor for the accuracy.
     """
 
     width: int
@@ -127,6 +129,7 @@ class ViT(OnMesh):
     attention: Kernel = "xla"
     scan_layers: bool = False
     remat: bool = False
+    ignore_index: int = IGNORE_INDEX
 
     item = "images"
 
@@ -191,12 +194,17 @@ class ViT(OnMesh):
     ) -> tuple[Float[Array, ""], Metrics]:
         """The mean cross-entropy of a batch, and its accuracy.
 
+        A label that is no class is refused where its value is known. Under `jit` it is not, and
+        the loss is NaN.
+
         Args:
             params: as `init` draws them.
-            batch: "image", `[B, H, W, C]`, bytes from 0 to 255 or floats; "label", `int[B]`.
+            batch: "image", `[B, H, W, C]`, bytes from 0 to 255 or floats; "label", `int[B]`, with
+                `ignore_index` for an image that does not count.
             key: for models with randomness in them; here there is none.
         """
         del key
+        self.check_batch(batch)
         expected = (self.image, self.image, self.channels)
         if batch["image"].shape[1:] != expected:
             raise ValueError(
@@ -205,6 +213,10 @@ class ViT(OnMesh):
         here = Division.here("ViT", self._layout())
         here.check_rows("a batch of", self.items(batch), "batch")
         return here.run(self._local_loss, params, self._dims(), batch)
+
+    def check_batch(self, batch: Mapping[str, Any]) -> None:
+        """Refuse labels that are no classes, where their values are known."""
+        check_numbers("ViT: label", batch["label"], self.classes, self.ignore_index)
 
     def flops(self, batch: Mapping[str, Any]) -> float:
         """FLOPs of a training step: of the multiplications, three times those of the forward pass.
@@ -253,7 +265,9 @@ class ViT(OnMesh):
             for stored in layers(params["blocks"], self.depth):
                 x, _ = block(x, stored)
         x = x.reshape(*rows, self.width)
-        return judge(self._classify(here, params, x), batch["label"])
+        return judge(
+            self._classify(here, params, x), batch["label"], ignore_index=self.ignore_index
+        )
 
     def _embed(
         self, here: Division, params: Params, image: Num[Array, "B height width C"]
@@ -352,8 +366,8 @@ def layer_norm(
 ) -> Float[Array, "*rows D"]:
     """Move each vector to mean zero and variance one, in float32; then scale and shift it."""
     wide = x.astype(jnp.float32)
-    # Both sums from one pass over x; the difference can only just fall below zero.
-    average = jnp.mean(wide, axis=-1, keepdims=True)
-    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    spread = jnp.maximum(square - jnp.square(average), 0.0)
-    return ((wide - average) * lax.rsqrt(spread + EPSILON) * scale + shift).astype(x.dtype)
+    # The variance is of what is left without the mean: as the difference of two means, of squares
+    # and squared, it would lose all digits where the mean outweighs what varies.
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    return (centred * lax.rsqrt(variance + EPSILON) * scale + shift).astype(x.dtype)

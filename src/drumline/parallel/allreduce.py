@@ -12,10 +12,10 @@ from functools import partial
 import jax
 from jax import lax
 
+from drumline.parallel.axes import AxisName
 from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings import (
     Arrival,
-    AxisName,
     Direction,
     Lane,
     Loop,

@@ -14,14 +14,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from drumline.parallel.experts_exchange import Axes, bring_everyone, through_experts
+from drumline.parallel.axes import AxisName, devices_along
+from drumline.parallel.experts_exchange import Axes, among_everyone, through_experts
 from drumline.parallel.experts_functions import Linear
 from drumline.parallel.grouped_blocks import accumulator, alike
 from drumline.parallel.grouped_matmul import outer, product, row_alignment
 from drumline.parallel.grouped_rows import group_rows
-from drumline.parallel.grouped_typed import psum_scatter
 
 Exchange = Literal["alltoall", "allgather"]
 
@@ -32,8 +31,8 @@ def expert_matmul(
     assignment: jax.Array,
     gates: jax.Array | None = None,
     *,
-    axis_name: str | None = None,
-    gather_axis_name: str | None = None,
+    axis_name: AxisName | None = None,
+    gather_axis_name: AxisName | None = None,
     exchange: Exchange = "alltoall",
     buffer_rows: int | None = None,
 ) -> jax.Array:
@@ -53,8 +52,8 @@ def expert_matmul(
             outside them is a ValueError where its value is known; under `jit` and `shard_map`,
             where it is not, that slot contributes zero and receives no gradient.
         gates: `[S, k]` (or `[S]`) weights of the sum over k; the mean over k if None.
-        axis_name: mesh axis of experts and tokens, or None for a local product.
-        gather_axis_name: mesh axis of the columns, or None where `D` is whole.
+        axis_name: mesh axis (or axes) of experts and tokens, or None for a local product.
+        gather_axis_name: mesh axis (or axes) of the columns, or None where `D` is whole.
         exchange: how tokens reach their experts; "alltoall" is bounded in memory.
         buffer_rows: rows a device can send each peer in one round of "alltoall"; a quarter of
             the balanced share if None. More rows make fewer rounds and take more memory.
@@ -64,8 +63,9 @@ def expert_matmul(
     """
     if gather_axis_name is not None and axis_name is None:
         raise ValueError(f"gather_axis_name is {gather_axis_name!r} but axis_name is missing")
-    peers = 1 if axis_name is None else lax.axis_size(axis_name)
-    columns = 1 if gather_axis_name is None else lax.axis_size(gather_axis_name)
+    caller = "expert_matmul"
+    peers = 1 if axis_name is None else devices_along(caller, axis_name)
+    columns = 1 if gather_axis_name is None else devices_along(caller, gather_axis_name)
     _check(a, w, assignment, gates, columns)
     if exchange not in ("alltoall", "allgather"):
         raise ValueError(f"exchange is {exchange!r}; it can be 'alltoall' or 'allgather'")
@@ -73,10 +73,11 @@ def expert_matmul(
         raise ValueError(f"buffer_rows is {buffer_rows}; it must be at least 1")
     experts = w.shape[0] * peers
     _check_range(assignment, experts)
-    assignment = jnp.asarray(assignment).reshape(a.shape[0], -1)
+    a, w = jnp.asarray(a), jnp.asarray(w)
+    assignment = _wide_enough(jnp.asarray(assignment).reshape(a.shape[0], -1))
     if gates is None:
         gates = jnp.full(assignment.shape, 1 / assignment.shape[1], accumulator(a.dtype))
-    gates = gates.reshape(assignment.shape)
+    gates = jnp.asarray(gates).reshape(assignment.shape)
     inside = (assignment >= 0) & (assignment < experts)
     keys = jnp.where(inside, assignment, experts).astype(jnp.int32)
     a, w, keys, gates = alike(a, w, keys, gates)
@@ -85,10 +86,8 @@ def expert_matmul(
     if axis_name is None:
         return _sorted_matmul(a, w, keys, gates)
     axes = Axes(axis_name, gather_axis_name, buffer_rows)
-    if exchange == "alltoall":
-        return through_experts(Linear(), axes, a, (w,), keys, gates)
-    everyone, keys, gates = bring_everyone(axes, a, keys, gates, w.shape[0])
-    return psum_scatter(_sorted_matmul(everyone, w, keys, gates), axis_name)
+    travel = through_experts if exchange == "alltoall" else among_everyone
+    return travel(Linear(), axes, a, (w,), keys, gates)
 
 
 @jax.custom_vjp
@@ -123,6 +122,11 @@ def _sorted_backward(
 
 
 _sorted_matmul.defvjp(_sorted_forward, _sorted_backward)
+
+
+def _wide_enough(numbers: jax.Array) -> jax.Array:
+    """Return the numbers in a type that holds the count of experts too: int8 ends at 127."""
+    return numbers.astype(jnp.int32) if numbers.dtype.itemsize < 4 else numbers
 
 
 def _check_range(assignment: jax.Array, experts: int) -> None:

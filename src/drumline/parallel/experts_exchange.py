@@ -1,12 +1,12 @@
-"""Tokens travel to their experts and back in rounds of a fixed buffer.
+"""Tokens travel to their experts and back: in rounds of a fixed buffer, or all at once.
 
-For use inside `shard_map`, with tokens `A[S_X, D_Y]` and experts split over X. One round sends
-each device's next slice of rows to the devices that hold their experts, gathers the columns of
-what arrived over the second axis, lets the experts work, and sends the answers back to be added
-where they belong. Only columns this device owns travel over the expert axis, and only one round's
-rows are ever whole.
+For use inside `shard_map`, with tokens `A[S_X, D_Y]` and experts split over X. `among_everyone`
+brings all tokens to every device. `through_experts` goes in rounds. One round sends each device's
+next slice of rows to the devices that hold their experts, gathers the columns of what arrived over
+the second axis, lets the experts work, and sends the answers back to be added where they belong.
+Only columns this device owns travel over the expert axis, and only one round's rows are ever whole.
 
-The gradient runs the same rounds again from the inputs alone: nothing but them is kept between
+The gradient sends everything again from the inputs alone: nothing but them is kept between
 forward and backward. A backward round sends the tokens, the gradients of their outputs and their
 gates to the experts, and brings back the gradients of tokens and gates; those of the experts stay
 where the experts are and are summed in float32.
@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from drumline.parallel.axes import AxisName
 from drumline.parallel.experts_functions import ExpertFunction, Matrices
 from drumline.parallel.experts_rounds import Rounds, plan_rounds
 from drumline.parallel.grouped_blocks import accumulator
@@ -35,8 +36,8 @@ T = TypeVar("T")
 class Axes(NamedTuple):
     """Which mesh axes an exchange runs over, and how many rows a buffer has for each peer."""
 
-    experts: str
-    columns: str | None
+    experts: AxisName
+    columns: AxisName | None
     buffer_rows: int | None = None
 
 
@@ -81,18 +82,89 @@ def _backward(
 through_experts.defvjp(_forward, _backward)
 
 
-def bring_everyone(
-    axes: Axes, a: jax.Array, keys: jax.Array, gates: jax.Array, experts: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the tokens of all devices, whole, with their keys and gates.
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def among_everyone(
+    function: ExpertFunction,
+    axes: Axes,
+    a: jax.Array,
+    matrices: Matrices,
+    keys: jax.Array,
+    gates: jax.Array,
+) -> jax.Array:
+    """Return what `through_experts` does, with all tokens brought to every device at once."""
+    everyone = _bring_everyone(axes, a, matrices, keys, gates)
+    groups = everyone.groups
+    x = groups.spread(everyone.tokens, keys.shape[1])
+    y = function.forward(matrices, x, groups.sizes)
+    # In float32 until all devices have added theirs: they are terms of one sum.
+    out = groups.weighted_sum(y, everyone.gates, accumulator(a.dtype))
+    out = psum_scatter(out, axes.experts)
+    if function.sums_columns:
+        out = _share(out, axes)
+    return out.astype(a.dtype)
 
-    The keys are numbered over this device's `experts`, with their number standing for any other.
-    """
-    everyone = _whole(lax.all_gather(a, axes.experts, tiled=True), axes)
+
+def _among_forward(
+    function: ExpertFunction,
+    axes: Axes,
+    a: jax.Array,
+    matrices: Matrices,
+    keys: jax.Array,
+    gates: jax.Array,
+) -> tuple[jax.Array, _Inputs]:
+    out = among_everyone(function, axes, a, matrices, keys, gates)
+    return out, (a, matrices, keys, gates)
+
+
+def _among_backward(
+    function: ExpertFunction, axes: Axes, saved: _Inputs, dout: jax.Array
+) -> tuple[jax.Array, Matrices, None, jax.Array]:
+    a, matrices, keys, gates = saved
+    k, dtype = keys.shape[1], accumulator(a.dtype)
+    everyone = _bring_everyone(axes, a, matrices, keys, gates)
+    groups = everyone.groups
+    dy = lax.all_gather(dout, axes.experts, tiled=True)
+    if function.sums_columns:
+        dy = _whole(dy, axes)
+    dx, dmatrices, dgate = function.backward(
+        matrices,
+        groups.spread(everyone.tokens, k),
+        groups.spread(everyone.gates.reshape(-1, 1))[:, 0],
+        groups.spread(dy, k),
+        groups.sizes,
+    )
+    da = groups.weighted_sum(dx, jnp.ones_like(everyone.gates), dtype)
+    da = _share(psum_scatter(da, axes.experts), axes).astype(a.dtype)
+    dgates = groups.collect(dgate[:, None]).reshape(everyone.gates.shape)
+    return (
+        da,
+        tuple(d.astype(matrix.dtype) for d, matrix in zip(dmatrices, matrices, strict=True)),
+        None,
+        psum_scatter(dgates, axes.experts).astype(gates.dtype),
+    )
+
+
+among_everyone.defvjp(_among_forward, _among_backward)
+
+
+class _Everyone(NamedTuple):
+    """The tokens of all devices, whole, their gates, and which of them are for experts here."""
+
+    tokens: jax.Array
+    gates: jax.Array
+    groups: Grouping
+
+
+def _bring_everyone(
+    axes: Axes, a: jax.Array, matrices: Matrices, keys: jax.Array, gates: jax.Array
+) -> _Everyone:
+    experts = matrices[0].shape[0]
+    tokens = _whole(lax.all_gather(a, axes.experts, tiled=True), axes)
     keys, gates = (lax.all_gather(v, axes.experts, tiled=True) for v in (keys, gates))
     local = keys - lax.axis_index(axes.experts) * experts
     mine = (local >= 0) & (local < experts)
-    return everyone, jnp.where(mine, local, experts), gates
+    groups = _grouped(jnp.where(mine, local, experts).reshape(-1), matrices)
+    return _Everyone(tokens, gates.astype(accumulator(a.dtype)), groups)
 
 
 def _by_device(rounds: Callable[..., T], *operands: Any) -> T:

@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from drumline.parallel.axes import AxisName, devices_along
 from drumline.parallel.experts import Exchange
-from drumline.parallel.experts_exchange import Axes, bring_everyone, through_experts
+from drumline.parallel.experts_exchange import Axes, among_everyone, through_experts
 from drumline.parallel.experts_functions import Activation, GatedFeedforward, side_by_side
 from drumline.parallel.grouped_blocks import accumulator, alike
 from drumline.parallel.grouped_matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped_rows import Grouping, group_rows
-from drumline.parallel.grouped_typed import pmean, psum, psum_scatter
+from drumline.parallel.grouped_typed import pmean, psum
 from drumline.parallel.routing import Gate, Gating, Routing, route
 
 _SOFTMAX = Gating()
@@ -44,8 +45,8 @@ def moe_feedforward(
     k: int,
     gating: Gating = _SOFTMAX,
     activation: Activation = jax.nn.silu,
-    axis_name: str | None = None,
-    gather_axis_name: str | None = None,
+    axis_name: AxisName | None = None,
+    gather_axis_name: AxisName | None = None,
     exchange: Exchange = "alltoall",
     buffer_rows: int | None = None,
 ) -> Feedforward:
@@ -71,8 +72,9 @@ def moe_feedforward(
         The sum of the experts' answers weighted by their gates, without the residual, and the
         routing with its losses.
     """
-    columns = 1 if gather_axis_name is None else lax.axis_size(gather_axis_name)
-    peers = 1 if axis_name is None else lax.axis_size(axis_name)
+    caller = "moe_feedforward"
+    columns = 1 if gather_axis_name is None else devices_along(caller, gather_axis_name)
+    peers = 1 if axis_name is None else devices_along(caller, axis_name)
     _check(x, router, w_in, w_out, columns, peers)
     dtype = accumulator(x.dtype)
     logits = x.astype(dtype) @ router.astype(dtype)
@@ -85,15 +87,8 @@ def moe_feedforward(
     if axis_name is None:
         return Feedforward(_sorted_feedforward(function, x, w_in, w_out, keys, gates), routing)
     axes = Axes(axis_name, gather_axis_name, buffer_rows)
-    if exchange == "alltoall":
-        out = through_experts(function, axes, x, (w_in, w_out), keys, gates)
-        return Feedforward(out, routing)
-    everyone, keys, gates = bring_everyone(axes, x, keys, gates, w_in.shape[0])
-    out = _sorted_feedforward(function, everyone, w_in, w_out, keys, gates)
-    out = psum_scatter(out.astype(dtype), axis_name)
-    if gather_axis_name is not None:
-        out = psum_scatter(out, gather_axis_name, 1)
-    return Feedforward(out.astype(x.dtype), routing)
+    travel = through_experts if exchange == "alltoall" else among_everyone
+    return Feedforward(travel(function, axes, x, (w_in, w_out), keys, gates), routing)
 
 
 def _sorted_feedforward(
@@ -200,8 +195,8 @@ class MoEBlock(eqx.Module):
         self,
         x: jax.Array,
         *,
-        axis_name: str | None = None,
-        gather_axis_name: str | None = None,
+        axis_name: AxisName | None = None,
+        gather_axis_name: AxisName | None = None,
         exchange: Exchange = "alltoall",
         buffer_rows: int | None = None,
     ) -> Feedforward:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from drumline.parallel.axes import AxisName
 from drumline.parallel.grouped_rows import group_rows
 from drumline.parallel.grouped_typed import all_to_all, pmax, ragged_all_to_all
 
@@ -54,7 +55,7 @@ def rounds_needed(counts: jax.Array, peers: int, buffer_rows: int, *, packed: bo
 class Rounds:
     """One exchange as one device sees it; `packed` says which of the two buffers it uses."""
 
-    axis_name: str
+    axis_name: AxisName
     peers: int
     buffer_rows: int
     packed: bool
@@ -131,7 +132,7 @@ class Rounds:
 
 
 def plan_rounds(
-    keys: jax.Array, experts: int, axis_name: str, buffer_rows: int | None, *, packed: bool
+    keys: jax.Array, experts: int, axis_name: AxisName, buffer_rows: int | None, *, packed: bool
 ) -> Rounds:
     """Sort pairs by expert, tell everyone the counts, and count the rounds.
 

@@ -12,8 +12,9 @@ from typing import Literal, get_args
 import jax
 from jax import lax
 
+from drumline.parallel.axes import AxisName
 from drumline.parallel.gather import allgather_matmul
-from drumline.parallel.rings import AxisName, Direction, Loop, check_choice
+from drumline.parallel.rings import Direction, Loop, check_choice
 from drumline.parallel.scatter import matmul_reducescatter
 
 Layout = Literal["columns", "rows"]

@@ -13,10 +13,10 @@ from typing import Literal, get_args
 import jax
 from jax import lax
 
+from drumline.parallel.axes import AxisName
 from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings import (
     Arrival,
-    AxisName,
     Direction,
     Loop,
     Ring,

@@ -121,7 +121,7 @@ def matmul(
 
                 def step(_: Any, left: Any, right: Any, acc: Any) -> Any:
                     if transpose:
-                        right = plgpu.transpose_ref(right, (1, 0))
+                        right = right.transpose((1, 0))
                     return _add_product(acc, left.at[_half(tiles, wg)], right)
 
                 g, across_slice = group_ref[i], pl.ds(j * tiles.columns, tiles.columns)
@@ -183,7 +183,7 @@ def outer(
                 i, j = _place(tiles, info.index[1], down, across)
 
                 def step(_: Any, left: Any, right: Any, acc: Any) -> Any:
-                    left = plgpu.transpose_ref(left.at[:, _half(tiles, wg)], (1, 0))
+                    left = left.at[:, _half(tiles, wg)].transpose((1, 0))
                     return _add_product(acc, left, right)
 
                 down_slice = pl.ds(i * tiles.rows, tiles.rows)

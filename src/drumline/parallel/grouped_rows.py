@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from drumline.parallel import grouped_moves
 from drumline.parallel.grouped_blocks import accumulator
@@ -53,13 +54,15 @@ class Grouping(NamedTuple):
         """Return sorted rows in the order of the pairs."""
         return rows_or_zero(rows, self.row)
 
-    def weighted_sum(self, rows: jax.Array, gates: jax.Array) -> jax.Array:
+    def weighted_sum(
+        self, rows: jax.Array, gates: jax.Array, out_dtype: DTypeLike | None = None
+    ) -> jax.Array:
         """Return for each token the sum of its sorted rows, weighted by `gates[S, k]`."""
         dtype = accumulator(rows.dtype)
         total = jnp.zeros_like(rows, shape=(gates.shape[0], rows.shape[1]), dtype=dtype)
         for j, mine in enumerate(self._by_slot(rows, gates.shape[1])):
             total += gates[:, j, None].astype(dtype) * mine
-        return total.astype(rows.dtype)
+        return total.astype(out_dtype or rows.dtype)
 
     def dots(self, rows: jax.Array, tokens: jax.Array) -> jax.Array:
         """Return `[S, k]`: the dot product of each token with each of its sorted rows."""

@@ -8,25 +8,27 @@ from typing import Any, TypeVar, cast
 import jax
 from jax import lax
 
+from drumline.parallel.axes import AxisName
+
 T = TypeVar("T")
 
 
-def psum(x: jax.Array, axis_name: str) -> jax.Array:
+def psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`lax.psum`."""
     return cast(jax.Array, lax.psum(x, axis_name))  # type: ignore[no-untyped-call]
 
 
-def pmean(x: jax.Array, axis_name: str) -> jax.Array:
+def pmean(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`lax.pmean`."""
     return cast(jax.Array, lax.pmean(x, axis_name))  # type: ignore[no-untyped-call]
 
 
-def pmax(x: jax.Array, axis_name: str) -> jax.Array:
+def pmax(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`lax.pmax`."""
     return cast(jax.Array, lax.pmax(x, axis_name))  # type: ignore[no-untyped-call]
 
 
-def psum_scatter(x: jax.Array, axis_name: str, dimension: int = 0) -> jax.Array:
+def psum_scatter(x: jax.Array, axis_name: AxisName, dimension: int = 0) -> jax.Array:
     """`lax.psum_scatter`, tiled."""
     scattered = lax.psum_scatter(  # type: ignore[no-untyped-call]
         x, axis_name, scatter_dimension=dimension, tiled=True
@@ -56,13 +58,13 @@ def array_type(
     return jax.ShapeDtypeStruct(shape, dtype, **options)  # type: ignore[no-untyped-call]
 
 
-def all_to_all(x: jax.Array, axis_name: str) -> jax.Array:
+def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`lax.all_to_all` of rows, tiled."""
     moved = lax.all_to_all(x, axis_name, 0, 0, tiled=True)  # type: ignore[no-untyped-call]
     return cast(jax.Array, moved)
 
 
-def ragged_all_to_all(*operands: jax.Array, axis_name: str) -> jax.Array:
+def ragged_all_to_all(*operands: jax.Array, axis_name: AxisName) -> jax.Array:
     """`lax.ragged_all_to_all`."""
     moved = lax.ragged_all_to_all(  # type: ignore[no-untyped-call]
         *operands, axis_name=axis_name

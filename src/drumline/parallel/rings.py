@@ -1,4 +1,4 @@
-"""Rings: how arrays travel between the devices of one mesh axis while each device multiplies.
+"""Rings: how arrays travel between the devices of a mesh axis while each device multiplies.
 
 Two movements carry every function of `drumline.parallel`. In `circulate` the devices' shards go
 round the ring and each device works on what passes by (a gather that never holds the whole
@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-AxisName = str | tuple[str, ...]
+from drumline.parallel.axes import AxisName, Order, devices_along
+
 Direction = Literal["both", "one"]
 Loop = Literal["auto", "unrolled", "rolled"]
 Carry = TypeVar("Carry")
@@ -54,13 +55,18 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Ring:
-    """The devices of one mesh axis in a circle, and how to send and multiply on it."""
+    """The devices of one mesh axis in a circle, and how to send and multiply on it.
+
+    Over several axes the circle goes through their devices as `lax.axis_index` numbers them.
+    """
 
     axis_name: AxisName
     size: int
     direction: Direction
     loop: Loop
     precision: lax.PrecisionLike
+    order: Order | None = None
+    """Of several axes on their mesh; None for one axis, which has but one order."""
 
     @property
     def rolled(self) -> bool:
@@ -77,7 +83,10 @@ class Ring:
     def hop(self, lane: Lane, part: jax.Array) -> jax.Array:
         """Send a part to the next device of its lane."""
         path = [(here, (here + lane.shift) % self.size) for here in range(self.size)]
-        sent: jax.Array = lax.ppermute(part, self.axis_name, path)  # type: ignore[no-untyped-call]
+        axes = self.axis_name
+        if self.order is not None:
+            axes, path = self.order.axes, self.order.path(path)
+        sent: jax.Array = lax.ppermute(part, axes, path)  # type: ignore[no-untyped-call]
         return sent
 
     def upstream(self, lane: Lane, steps: int | jax.Array) -> jax.Array:
@@ -94,13 +103,9 @@ def ring_over(
     """The ring of a mesh axis, its options checked on behalf of the function `caller`."""
     check_choice(caller, "direction", direction, get_args(Direction))
     check_choice(caller, "loop", loop, get_args(Loop))
-    return Ring(
-        axis_name,
-        lax.axis_size(axis_name),
-        cast(Direction, direction),
-        cast(Loop, loop),
-        precision,
-    )
+    size = devices_along(caller, axis_name)
+    order = None if isinstance(axis_name, str) else Order.of(caller, axis_name)
+    return Ring(axis_name, size, cast(Direction, direction), cast(Loop, loop), precision, order)
 
 
 def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> None:

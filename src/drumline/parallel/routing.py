@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from drumline.parallel.axes import AxisName, devices_along
 from drumline.parallel.experts_rounds import default_buffer_rows, rounds_needed
 from drumline.parallel.grouped_rows import group_sizes
 from drumline.parallel.grouped_typed import by_platform, pmax, pmean, psum
@@ -60,7 +61,7 @@ def route(
     gate: Gate = "softmax",
     normalize: bool = True,
     recall_target: float = 0.95,
-    axis_name: str | None = None,
+    axis_name: AxisName | None = None,
     buffer_rows: int | None = None,
 ) -> Routing:
     """Choose k experts for each token.
@@ -87,6 +88,7 @@ def route(
         raise ValueError(f"gate is {gate!r}; it can be 'softmax' or 'sigmoid'")
     if not 0 < recall_target <= 1:
         raise ValueError(f"recall_target is {recall_target}; it must be in (0, 1]")
+    peers = 1 if axis_name is None else devices_along("route", axis_name)
     logits = logits.astype(jnp.float32)
     chosen_by = lax.stop_gradient(logits)
     if exact:
@@ -106,20 +108,19 @@ def route(
     if axis_name is not None:
         used = psum(counts, axis_name)
         importance, z_loss = pmean(importance, axis_name), pmean(z_loss, axis_name)
-        rounds = _rounds(counts, experts.size, axis_name, buffer_rows)
+        capacity = buffer_rows or default_buffer_rows(experts.size, peers)
+        rounds = _rounds(counts, axis_name, peers, capacity)
     fraction = used / jnp.maximum(used.sum(), 1)
     balance = logits.shape[1] * jnp.sum(fraction * importance)
     recall = 1.0 if exact else recall_target
     return Routing(experts, gates, balance, z_loss, used, rounds, recall)
 
 
-def _rounds(counts: jax.Array, rows: int, axis_name: str, buffer_rows: int | None) -> jax.Array:
-    peers = lax.axis_size(axis_name)
+def _rounds(counts: jax.Array, axis_name: AxisName, peers: int, capacity: int) -> jax.Array:
     if counts.shape[0] % peers:
         raise ValueError(
             f"{counts.shape[0]} experts do not divide over {peers} devices along {axis_name!r}"
         )
-    capacity = buffer_rows or default_buffer_rows(rows, peers)
     everyone = lax.all_gather(counts, axis_name)
     packed = partial(rounds_needed, peers=peers, buffer_rows=capacity, packed=True)
     dense = partial(rounds_needed, peers=peers, buffer_rows=capacity, packed=False)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from drumline.parallel.rings import AxisName
+from drumline.parallel.axes import AxisName
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:

@@ -14,22 +14,29 @@
 `python -m drumline.train CONFIG.py` runs a file that defines `recipe`.
 """
 
-from drumline.train import data
-from drumline.train.data import Data
-from drumline.train.digest import fingerprint
-from drumline.train.loop import Ending, Result, fit
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from drumline.train.extra import missing
 from drumline.train.mistakes import Mistake
-from drumline.train.recipe import (
-    Batch,
-    Evaluation,
-    Functions,
-    Metrics,
-    Model,
-    Params,
-    Recipe,
-    Settings,
-)
-from drumline.train.state import State
+
+if TYPE_CHECKING:
+    from drumline.train import data
+    from drumline.train.data import Data
+    from drumline.train.digest import fingerprint
+    from drumline.train.loop import fit
+    from drumline.train.recipe import (
+        Batch,
+        Evaluation,
+        Functions,
+        Metrics,
+        Model,
+        Params,
+        Recipe,
+        Settings,
+    )
+    from drumline.train.result import Ending, Result
+    from drumline.train.state import State
 
 __all__ = [
     "Batch",
@@ -49,3 +56,33 @@ __all__ = [
     "fingerprint",
     "fit",
 ]
+
+_HOMES = {
+    "data": ("Data",),
+    "digest": ("fingerprint",),
+    "loop": ("fit",),
+    "recipe": (
+        "Batch",
+        "Evaluation",
+        "Functions",
+        "Metrics",
+        "Model",
+        "Params",
+        "Recipe",
+        "Settings",
+    ),
+    "result": ("Ending", "Result"),
+    "state": ("State",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is: without JAX this still says in a sentence what lacks."""
+    if name == "data":
+        return import_module("drumline.train.data")
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if lacking := missing():
+        raise ImportError(lacking)
+    return getattr(import_module(f"drumline.train.{home}"), name)

@@ -15,15 +15,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-import jax
-
-import drumline.distributed
-from drumline.train.config import load_config
-from drumline.train.digest import fingerprint
-from drumline.train.loop import Ending, fit
+from drumline.train.extra import missing
 from drumline.train.mistakes import Mistake
-from drumline.train.notice import listening
-from drumline.train.report import described
 
 
 class _Words(argparse.ArgumentParser):
@@ -42,6 +35,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="where checkpoints are kept, a folder or gs://…; by default $DRUMLINE_CHECKPOINT",
     )
+    words.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="go on from a checkpoint that another recipe or other data led to",
+    )
     words.add_argument("--help", "-h", action="store_true", help="this; of a config, its settings")
     return words
 
@@ -55,11 +53,9 @@ def main(words: list[str]) -> int:
             return 0
         if asked.config is None:
             raise Mistake("CONFIG.py is missing; see python -m drumline.train --help")
-        if asked.help:
-            print(load_config(asked.config).help())
-            return 0
-        with listening():
-            return _train(asked.config, asked.set, asked.checkpoint)
+        if lacking := missing():
+            raise Mistake(lacking)
+        return _with_config(asked)
     except ValueError as error:
         if not _is_a_sentence(error):
             raise
@@ -67,12 +63,33 @@ def main(words: list[str]) -> int:
         return 2
 
 
-def _train(config: str, assignments: list[str], checkpoint: str | None) -> int:
+def _with_config(asked: argparse.Namespace) -> int:
+    from drumline.train.config import load_config
+    from drumline.train.notice import listening
+
+    if asked.help:
+        print(load_config(asked.config).help())
+        return 0
+    with listening():
+        return _train(asked)
+
+
+def _train(asked: argparse.Namespace) -> int:
+    import jax
+
+    import drumline.distributed
+    from drumline.train.config import load_config
+    from drumline.train.digest import fingerprint
+    from drumline.train.loop import fit
+    from drumline.train.report import described
+    from drumline.train.result import Ending
+
     # JAX's own handler of SIGTERM would take ours' place and only remember that it came.
     with suppress(AttributeError):
         jax.config.update("jax_enable_preemption_service", False)
     drumline.distributed.initialize()
-    result = fit(load_config(config).make(assignments), checkpoint=checkpoint)
+    recipe = load_config(asked.config).make(asked.set)
+    result = fit(recipe, checkpoint=asked.checkpoint, allow_changes=asked.allow_changes)
     if result.ending is not Ending.DONE:
         return result.ending.exit_code
     same = fingerprint(result.state.params)
@@ -87,7 +104,7 @@ def _is_a_sentence(error: ValueError) -> bool:
     if isinstance(error, Mistake):
         return True
     raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    home = Path(drumline.distributed.__file__).parent
+    home = Path(__file__).parents[1]
     return any(raised_in.is_relative_to(home / room) for room in ("models", "parallel"))
 
 

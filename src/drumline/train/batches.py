@@ -1,6 +1,6 @@
 """Global batches on the devices: each host reads the rows its own devices hold, ahead of time.
 
-`grain` does the reading ahead, in threads, from a `MapDataset` with one element for each position.
+`grain` does the reading ahead, in threads, from a `MapDataset` with one element for each batch.
 """
 
 # mypy: allow-untyped-calls
@@ -24,7 +24,7 @@ AHEAD = 4
 """Batches that wait on the devices: enough for a slow read, few enough for their memory."""
 
 Numbers = Callable[[int, np.ndarray], np.ndarray]
-"""Position and rows of the global batch → numbers of records."""
+"""Records taken before it and rows of the global batch → numbers of records."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Placed:
         if self.data.batch % parts:
             raise Mistake(f"data: a batch of {self.data.batch} rows does not divide by {parts}")
 
-    def load(self, position: int, numbers: Numbers) -> dict[str, jax.Array]:
-        """The global batch at a position, of which this host reads what it needs."""
+    def load(self, taken: int, numbers: Numbers) -> dict[str, jax.Array]:
+        """The global batch after so many records, of which this host reads what it needs."""
         mine = self.rows_of_hosts[jax.process_index()]
-        block = self.data.records.rows(numbers(position, mine))
+        block = self.data.records.rows(numbers(taken, mine))
         start_of = {int(row): place for place, row in enumerate(mine)}
         return {name: self._place(array, start_of) for name, array in block.items()}
 
@@ -92,39 +92,45 @@ class Placed:
 
 
 class Batches:
-    """The batches of a training run, in order from any position."""
+    """The batches of a training run, in order from any record on."""
 
     def __init__(self, placed: Placed) -> None:
         """Read nothing yet."""
         self.placed = placed
-        reading = grain.ReadOptions(num_threads=placed.data.threads, prefetch_buffer_size=AHEAD)
-        self._ahead = iter(grain.MapDataset.source(_Positions(placed)).to_iter_dataset(reading))
-        self._next = 0
+        self._ahead: Any = None
+        self._next = -1
 
-    def take(self, position: int) -> dict[str, jax.Array]:
-        """The batch at a position; in order it is there already, elsewhere it is read first."""
-        if position != self._next:
-            self._ahead.set_state({"next_index": position})
+    def take(self, taken: int) -> dict[str, jax.Array]:
+        """The batch after so many records; in order it is there already, elsewhere it is read."""
+        if taken != self._next:
+            self.close()
+            data = self.placed.data
+            reading = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=AHEAD)
+            source = grain.MapDataset.source(_From(self.placed, taken))
+            self._ahead = iter(source.to_iter_dataset(reading))
         batch: dict[str, jax.Array] = next(self._ahead)
-        self._next = position + 1
+        self._next = taken + self.placed.data.batch
         return batch
 
     def close(self) -> None:
         """Stop reading ahead."""
-        self._ahead.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 @dataclass(frozen=True)
-class _Positions:
-    """What grain reads from: element i is the batch at position i."""
+class _From:
+    """What grain reads from: element i is batch number i, counted from some record on."""
 
     placed: Placed
+    first: int
 
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, position: Any) -> dict[str, jax.Array]:
-        return self.placed.load(int(position), self.placed.data.numbers)
+    def __getitem__(self, number: Any) -> dict[str, jax.Array]:
+        data = self.placed.data
+        return self.placed.load(self.first + int(number) * data.batch, data.numbers)
 
 
 def once_through(placed: Placed) -> Iterator[tuple[dict[str, jax.Array], int]]:
@@ -136,16 +142,16 @@ def once_through(placed: Placed) -> Iterator[tuple[dict[str, jax.Array], int]]:
     """
     count, size = len(placed.data.records), placed.data.batch
 
-    def numbers(position: int, rows: np.ndarray) -> np.ndarray:
-        in_order = position * size + rows
+    def numbers(taken: int, rows: np.ndarray) -> np.ndarray:
+        in_order = taken + rows
         return np.where(in_order < count, in_order, 0)
 
-    batches = -(-count // size)
-    for position in range(batches):
-        yield placed.load(position, numbers), size
-    filling = batches * size - count
+    whole = -(-count // size) * size
+    for taken in range(0, whole, size):
+        yield placed.load(taken, numbers), size
+    filling = whole - count
     if filling:
-        yield placed.load(batches, numbers), -filling
+        yield placed.load(whole, numbers), -filling
 
 
 def _axes_of_rows(spec: PartitionSpec) -> tuple[str, ...]:

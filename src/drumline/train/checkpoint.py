@@ -4,16 +4,20 @@ Orbax writes them in the background, all hosts at once, into `<folder>/<step>` o
 and marks one as committed when everything of it is there. Beside the arrays stands a sum over their
 bits (digest.py), taken on the devices before anything was written. What is read must give that sum
 again; where it does not, or cannot be read at all, the checkpoint before is taken instead.
+
+The folder may hold other things too, whatever their names: only what has our mark (marks.py), or
+the name that Orbax gives to what it has not finished, is ever removed.
 """
 
 # mypy: allow-untyped-calls
 
 import gc
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,20 +29,31 @@ from jax.sharding import Mesh
 
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.digest import digest
+from drumline.train.marks import Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
 
 COMMITTED = "commit_success.txt"
 """Orbax writes this file last."""
 _MISFIT = "does not fit the recipe"
+RECORDS, DIGEST = "records", "digest"
+"""The names of what stands beside the state: the position in the data, and the sums."""
+OF_OLD = "position"
+"""What stood in place of `records` up to version 0.1: the position, counted in batches."""
+_OURS = {RECORDS, DIGEST, OF_OLD}
+_UNFINISHED = re.compile(r"\d+\.orbax-checkpoint-tmp.*")
+"""What Orbax writes to on a disk until a checkpoint is whole."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A state and the position in the data that goes with it."""
+    """A state and what goes with it."""
 
     state: State
-    position: int
+    taken: int
+    """Records of the data that led to it."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """The recipe and the data it comes from (provenance.py); empty where that is not known."""
 
 
 def kept(steps: Iterable[int], last: int, every: int | None) -> set[int]:
@@ -51,33 +66,44 @@ class Checkpoints:
     """The checkpoints of one run. Called by all hosts alike; host 0 clears up."""
 
     def __init__(
-        self, folder: str, keep: Callable[[Iterable[int]], set[int]], say: Callable[[str], None]
+        self,
+        folder: str,
+        keep: Callable[[Iterable[int]], set[int]],
+        say: Callable[[str], None],
+        last: int = 0,
     ) -> None:
-        """Clear away what an earlier attempt left half-written."""
+        """Clear away what an earlier attempt left half-written.
+
+        `last` is the run's last step: up to there, nothing of somebody else's may be in the way.
+        """
         self.committed: int | None = None
         """The newest checkpoint that is whole, as far as this host knows."""
         self._folder = epath.Path(folder)
         self._keep, self._say = keep, say
         self._damaged: set[int] = set()
-        self._of_others: set[int] = set()
+        self._marks = Marks(folder)
+        self._last = last
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._waiting: threading.Thread | None = None
         self._failure: Exception | None = None
-        if jax.process_index() == 0:
-            for path in self._folder.iterdir():
-                if "orbax-checkpoint-tmp" in path.name or (
-                    path.name.isdigit() and not (path / COMMITTED).exists()
-                ):
-                    path.rmtree()
+        if _first():
+            self._clear()
         self._steps = set(as_host_0_says(sorted(self._there()) if _first() else []))
+        self._ours = set(as_host_0_says(sorted(self._marks.steps()) if _first() else []))
+        """What may be removed or written over."""
 
     def save(
         self, step: int, saved: Saved, mesh: Mesh, committed: Callable[[], None] = lambda: None
     ) -> None:
         """Begin to write a checkpoint. Returns when the state may be changed again."""
         self.wait()
-        tree = _tree(saved.state, everywhere(mesh, np.asarray(saved.position, np.int32)))
-        tree["digest"] = self._digest(mesh)(list(tree.values()))
+        if _first():
+            if step not in self._ours and self._path(step).exists():
+                raise self._taken(step)
+            self._marks.put(step, saved.provenance)
+        self._ours.add(step)
+        tree = {**_tree(saved.state), RECORDS: everywhere(mesh, _words(saved.taken))}
+        tree[DIGEST] = self._digest(mesh)(list(tree.values()))
         arguments = ocp.args.PyTreeSave(tree)
         self._writer.save(self._path(step), args=arguments, force=step in self._damaged)
         self._waiting = threading.Thread(
@@ -94,25 +120,30 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
-    def restore(self, like: State, mesh: Mesh) -> Saved | None:
-        """The newest good checkpoint, laid out anew; None where there has never been one."""
+    def restore(self, like: State, mesh: Mesh, batch: int = 1) -> Saved | None:
+        """The newest good checkpoint, laid out anew; None where there has never been one.
+
+        `batch` is for checkpoints of older versions, which counted batches and not records.
+        """
         self.wait()
         troubles = []
         for step in sorted(self._steps - self._damaged, reverse=True):
-            found, trouble = self._read(step, like, mesh)
+            found, trouble = self._read(step, like, mesh, batch)
             if found is not None:
                 self.committed = step
+                # Whole, of this recipe's shape, and with our sums: it is ours, marked or not.
+                self._ours.add(step)
+                self._check_free(step)
                 return found
             troubles.append(f"checkpoint {step} {trouble}")
             self._say(f"{troubles[-1]}; trying the one before")
             self._damaged.add(step)
-            if trouble.startswith(_MISFIT):
-                self._of_others.add(step)
         if troubles:
             raise Mistake(
                 f"checkpoint: none of the {len(troubles)} in {self._folder} can be used: "
                 f"{troubles[0]}; to begin anew, name another folder"
             )
+        self._check_free(0)
         return None
 
     def close(self) -> None:
@@ -123,6 +154,31 @@ class Checkpoints:
     def _there(self) -> list[int]:
         names = (path.name for path in self._folder.iterdir() if (path / COMMITTED).exists())
         return [int(name) for name in names if name.isdigit()]
+
+    def _clear(self) -> None:
+        """Finish what a process that died was at: a checkpoint half-written, or half-removed."""
+        for path in self._folder.iterdir():
+            if _UNFINISHED.fullmatch(path.name):
+                path.rmtree()
+        self._marks.clear_drafts()
+        for step in self._marks.steps():
+            if not (self._path(step) / COMMITTED).exists():
+                self._remove(step)
+
+    def _check_free(self, step: int) -> None:
+        """Refuse a folder where something of somebody else's is in the way from here on."""
+        names = [path.name for path in self._folder.iterdir()] if _first() else []
+        numbers = {int(name) for name in names if name.isdigit()}
+        ahead = sorted(n for n in numbers - self._ours if step < n <= self._last)
+        in_the_way = as_host_0_says(ahead)
+        if in_the_way:
+            raise self._taken(in_the_way[0])
+
+    def _taken(self, step: int) -> Mistake:
+        return Mistake(
+            f"checkpoint: {self._path(step)} is no checkpoint of this program, and stands where "
+            f"step {step:,} would be saved; move it away, or name another folder"
+        )
 
     def _path(self, step: int) -> epath.Path:
         return self._folder / str(step)
@@ -138,16 +194,12 @@ class Checkpoints:
         )
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), multiprocessing_options=alone)
 
-    def _read(self, step: int, like: State, mesh: Mesh) -> tuple[Saved | None, str]:
+    def _read(self, step: int, like: State, mesh: Mesh, batch: int) -> tuple[Saved | None, str]:
         """A checkpoint, or what is wrong with it; all hosts come to the same answer."""
-        position = jax.ShapeDtypeStruct((), np.int32, sharding=on_all(mesh))
-        wanted = _tree(like, position)
-        sums = (len(wanted), 2)
-        wanted["digest"] = jax.ShapeDtypeStruct(sums, np.uint32, sharding=on_all(mesh))
         tree, trouble = None, ""
         with _hushed():
             try:
-                tree = self._read_here(step, wanted)
+                tree = self._read_here(step, _tree(like), mesh)
             except Mistake as error:
                 trouble = f"{_MISFIT} ({error})"
             except Exception as error:
@@ -159,30 +211,32 @@ class Checkpoints:
         if failed:
             return None, trouble or f"is damaged (host {failed[0]} cannot read it)"
         assert tree is not None
-        written = np.asarray(tree.pop("digest"))
+        written = np.asarray(tree.pop(DIGEST))
         read = np.asarray(self._digest(mesh)(list(tree.values())))
         differs = np.flatnonzero((written != read).any(axis=1))
         if differs.size:
             name = list(tree)[differs[0]]
             return None, f"is damaged (the bits of {name} are not those that were saved)"
-        leaves = list(tree.values())
-        state = jax.tree.unflatten(jax.tree.structure(like), leaves[:-1])
-        return Saved(state, int(leaves[-1])), ""
+        *leaves, position = tree.values()
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        taken = int(position) * batch if OF_OLD in tree else _number(position)
+        return Saved(state, taken, self._marks.read(step) or {}), ""
 
-    def _read_here(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
+    def _read_here(self, step: int, wanted: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
         path = self._path(step)
         contents = self._reader.metadata(path).item_metadata
         if contents is None:
             raise ValueError("what belongs to it cannot be read")
         there = contents.tree
-        for name in sorted({*there, *wanted}):
-            if name not in there:
-                raise Mistake(f"{name} is not in it")
-            if name not in wanted:
-                raise Mistake(f"it has {name}, the recipe does not")
-            if tuple(there[name].shape) != tuple(wanted[name].shape):
-                shapes = f"{tuple(there[name].shape)} there and {tuple(wanted[name].shape)}"
-                raise Mistake(f"{name} has shape {shapes} in the recipe")
+        _check_fits({k: v for k, v in there.items() if k not in _OURS}, wanted)
+        # What stands beside the state has the same shape whatever the recipe.
+        position = OF_OLD if OF_OLD in there else RECORDS
+        shapes = {position: () if position == OF_OLD else (2,), DIGEST: (len(wanted) + 1, 2)}
+        for name, shape in shapes.items():
+            if name not in there or tuple(there[name].shape) != shape:
+                raise ValueError(f"{name} is not in it as it should be")
+            dtype = np.int32 if name == OF_OLD else np.uint32
+            wanted[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=on_all(mesh))
         arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
         tree = self._reader.restore(path, args=ocp.args.PyTreeRestore(wanted, arguments))
         return {name: tree[name] for name in wanted}
@@ -195,19 +249,22 @@ class Checkpoints:
             self._damaged.discard(step)
             self._steps.add(step)
             keep = self._keep(self._steps - self._damaged)
-            # What another recipe left here is not ours to remove.
-            for old in self._steps - keep - self._of_others:
+            gone = (self._steps - keep) & self._ours
+            for old in gone:
                 if _first():
                     self._remove(old)
-            self._steps &= keep
+            self._steps -= gone
             committed()
         except Exception as error:
             self._failure = error
 
     def _remove(self, step: int) -> None:
-        # The mark first: one that is removed half-way must not look whole.
+        # Orbax's mark first: one that is removed half-way must not look whole. Ours last: it must
+        # not look like somebody else's either.
         (self._path(step) / COMMITTED).unlink(missing_ok=True)
-        self._path(step).rmtree()
+        if self._path(step).exists():
+            self._path(step).rmtree()
+        self._marks.remove(step)
 
 
 @contextmanager
@@ -245,10 +302,43 @@ def _first() -> bool:
     return jax.process_index() == 0
 
 
-def _tree(state: Any, position: Any) -> dict[str, Any]:
-    """Every array under its name. The position comes last."""
+def _tree(state: Any) -> dict[str, Any]:
+    """Every array of a state under its name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     named = {dotted(path): leaf for path, leaf in leaves}
-    if len(named) != len(leaves) or not named.keys().isdisjoint({"position", "digest"}):
+    if len(named) != len(leaves) or not named.keys().isdisjoint(_OURS):
         raise Mistake("params: two parameters have one name when their places are joined by dots")
-    return {**named, "position": position}
+    return named
+
+
+def _check_fits(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another model or another optimizer, in their own words."""
+    for part, whose in (("params", "model"), ("opt_state", "optimizer"), ("", "run")):
+        old, new = ({n: a for n, a in t.items() if n.startswith(part)} for t in (there, wanted))
+        for name in sorted({*old} & {*new}):
+            for what, of in (("shape", lambda a: tuple(a.shape)), ("type", lambda a: str(a.dtype))):
+                if of(old[name]) != of(new[name]):
+                    differs = f"{of(old[name])} there and {of(new[name])} in the recipe"
+                    raise Mistake(f"{name} has {what} {differs}")
+        if {*old} != {*new}:
+            told = [
+                f"{_several(names)} in {where} alone"
+                for names, where in (({*old} - {*new}, "it"), ({*new} - {*old}, "the recipe"))
+                if names
+            ]
+            raise Mistake(f"it is of another {whose}: {' and '.join(told)}")
+
+
+def _several(names: set[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{min(names)}{more}"
+
+
+def _words(number: int) -> np.ndarray:
+    """A number that may outgrow 32 bits: on the devices there are no wider ones by default."""
+    return np.asarray([number & 0xFFFFFFFF, number >> 32], np.uint32)
+
+
+def _number(words: jax.Array) -> int:
+    low, high = np.asarray(words.addressable_data(0)).tolist()
+    return int(low) | int(high) << 32

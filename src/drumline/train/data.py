@@ -1,8 +1,8 @@
-"""Where rows come from, and which rows make up global batch number i.
+"""Where rows come from, and which rows make up a global batch.
 
-Records are found by number, so the position of a run in its data is one number: how many batches
-have been taken. Which records are in batch i depends on the seed alone, never on how many hosts
-read them. A new epoch is a new order.
+Records are found by number, so the position of a run in its data is one number: how many records
+have been taken. Which records come next depends on the seed alone, never on how many hosts read
+them or how many make up a batch. A new epoch is a new order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,10 +49,10 @@ class Data:
         if len(self.records) < 1:
             raise Mistake("data: there are no records")
 
-    def numbers(self, position: int, rows: np.ndarray) -> np.ndarray:
-        """Which records stand in these rows of the global batch at that position."""
+    def numbers(self, taken: int, rows: np.ndarray) -> np.ndarray:
+        """Which records stand in these rows of the batch that comes after so many records."""
         count = len(self.records)
-        epochs, offsets = np.divmod(position * self.batch + rows.astype(np.int64), count)
+        epochs, offsets = np.divmod(taken + rows.astype(np.int64), count)
         if not self.shuffle:
             return offsets
         found = np.empty_like(offsets)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from drumline.train.loss import loss_of
 from drumline.train.recipe import Batch, Model, Params
 from drumline.train.state import dotted
 
@@ -49,15 +50,13 @@ class Blame:
     repeats: bool
     """Whether the same batch gives it again."""
 
-    def told(self, step: int, position: int) -> str:
+    def told(self, step: int, batch: str) -> str:
         """The report, in a sentence."""
         host = "on no single host" if self.host is None else f"on host {self.host} of {self.hosts}"
         group = f"in parameter group {self.groups[0]}" if self.groups else "in the loss alone"
         more = f" and {len(self.groups) - 1} more" if len(self.groups) > 1 else ""
         again = "" if self.repeats else "; computed again it was finite, so suspect the hardware"
-        return (
-            f"step {step}: not a number from batch {position}, first {host}, {group}{more}{again}"
-        )
+        return f"step {step}: not a number from {batch}, first {host}, {group}{more}{again}"
 
 
 Finite = Callable[[Params, Batch, jax.Array, np.ndarray], jax.Array]
@@ -69,7 +68,8 @@ def make_finite(model: Model) -> Finite:
 
     def finite(params: Params, batch: Batch, key: jax.Array, order: jax.Array) -> jax.Array:
         chosen = jax.tree.map(lambda rows: rows[order], batch)
-        (loss, _), grads = jax.value_and_grad(model.loss, has_aux=True)(params, chosen, key)
+        with_gradient = jax.value_and_grad(loss_of(model), has_aux=True)
+        (loss, _), grads = with_gradient(params, chosen, key)
         return jnp.isfinite(loss) & jnp.isfinite(jnp.stack(list(squares(grads).values()))).all()
 
     compiled: Finite = jax.jit(finite)

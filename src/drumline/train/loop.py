@@ -4,38 +4,41 @@
 
 A run can be stopped at any instant, on any host, and goes on with the same bits: all that a step
 depends on is the state, its number and the position in the data, and those are in every checkpoint.
-The host never waits for a step it has just started. What a step tells is read `LAG` steps later, in
-the same order on every host, and every decision is made from that alone: all make the same one.
+The host never waits for a step it has just started (step.py). What a step tells is read `LAG` steps
+later, in the same order on every host, and every decision is made from that alone: all make the
+same one.
 """
 
-import os
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax  # type: ignore[import-untyped]
 from jax.sharding import Mesh
 
 from drumline.heartbeat import heartbeat
-from drumline.train.agree import meet
+from drumline.train.agree import hosts_without, meet
 from drumline.train.batches import Batches, Placed
 from drumline.train.checkpoint import Checkpoints, Saved, kept
-from drumline.train.evaluate import Measure, by_name
-from drumline.train.finite import Blame, Finite, find_host, groups_of, make_finite, squares
+from drumline.train.evaluate import Measure
+from drumline.train.finite import Blame, Finite, find_host, groups_of, make_finite
 from drumline.train.goodput import Clock, History, open_history, write_history
+from drumline.train.loss import trace_loss
+from drumline.train.mistakes import Mistake
 from drumline.train.notice import Notice, listening
-from drumline.train.recipe import Batch, Recipe
+from drumline.train.provenance import compare, provenance
+from drumline.train.recipe import Recipe
 from drumline.train.report import Reports, described
-from drumline.train.state import State, begin, everywhere, layout, make_mesh, on_all, shardings
+from drumline.train.result import Ending, Result
+from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+from drumline.train.step import FINITE, LOSS, PASSING, STOP, WATCHING, make_step
 from drumline.train.throughput import mfu
 
 LAG = 2
@@ -47,124 +50,46 @@ ROLLBACKS = 3
 """Times in a row that a run goes back without getting past the step that failed."""
 
 INQUIRIES = 10
-"""Batches that are computed again to find out whose they were; a run that skips may meet many."""
+"""Batches that are computed again to find out whose they were. A run that skips may meet many: from
+then on it no longer halts at them, which costs the steps that were started since."""
 
 
-class Ending(Enum):
-    """How a run ended, and what the job manager is told of it."""
-
-    DONE = "done"
-    STOPPED = "stopped on notice"
-    NOT_FINITE = "not a number"
-
-    @property
-    def exit_code(self) -> int:
-        """0; 75, which asks to be started again later; 1."""
-        return {Ending.DONE: 0, Ending.STOPPED: os.EX_TEMPFAIL, Ending.NOT_FINITE: 1}[self]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a run."""
-
-    state: State
-    """As of the last finite step."""
-    step: int
-    metrics: dict[str, float]
-    """The last that was told of training, and of the evaluation with `eval_` before each name."""
-    ending: Ending
-    report: str = ""
-    """What was not finite, and where it came from."""
-
-
-def fit(recipe: Recipe, *, checkpoint: str | Path | None = None) -> Result:
+def fit(
+    recipe: Recipe, *, checkpoint: str | Path | None = None, allow_changes: bool = False
+) -> Result:
     """Train to the recipe's last step, from the newest checkpoint in the folder if there is one.
 
     All hosts call it alike. The folder (or `gs://…`) is one that all of them see; without one,
-    nothing is saved.
+    nothing is saved. A checkpoint that another recipe or other data led to is refused, unless
+    `allow_changes` says that this is meant.
     """
-    settings = recipe.settings
     mesh = make_mesh(recipe.mesh)
     with listening(), jax.set_mesh(mesh), ExitStack() as closing:
         run = _Run(recipe, mesh, None if checkpoint is None else str(checkpoint), closing)
-        run.resume()
+        run.take_up(allow_changes)
         while run.step < recipe.steps:
             run.start_step()
-            last = run.step == recipe.steps
-            saves = last or run.step % settings.save_every == 0
-            evaluates = last or _at(run.step, settings.evaluate_every)
             # A pause is the time to know everything; otherwise what is LAG steps old will do.
-            verdict = run.read(behind=0 if saves or evaluates else LAG)
-            if verdict is _Verdict.STOP and not last:
+            pause = run.saves or run.evaluates
+            verdict = run.read(behind=0 if pause else LAG)
+            if verdict is _Verdict.STOP and not run.last:
                 # The steps that were started since are all hosts' last.
-                if run.read(behind=0) is not _Verdict.NOT_FINITE:
+                verdict = run.read(behind=0)
+                if verdict is not _Verdict.NOT_FINITE or run.go_past():
                     run.save()
                 return run.finish(Ending.STOPPED)
-            if verdict is _Verdict.NOT_FINITE:
+            if verdict is _Verdict.NOT_FINITE and not run.go_past():
                 if not run.go_back():
                     return run.finish(Ending.NOT_FINITE)
                 continue
-            if saves:
+            # Past a bad batch the run may stand at an earlier step than it had come to.
+            if run.saves and not run.started:
                 run.save()
-            if evaluates:
+            if run.evaluates and not run.started:
                 run.evaluate()
         if not run.metrics:
             run.evaluate()  # there was nothing left to train
         return run.finish(Ending.DONE)
-
-
-# The step -----------------------------------------------------------------------------------------
-
-_STOP, _FINITE, _LOSS, _NORM = 0, 1, 2, 3
-"""Where things stand in what a step tells; then come the model's metrics, then the groups."""
-
-
-_OPTIONS: dict[str, dict[str, bool | str]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""By platform. With cuBLAS alone a 1.3B decoder trains 5 % faster on an H200 than with the products
-that XLA's tuning picks, and compiles in half the time (benchmarks/train_h200.py)."""
-
-
-def make_step(recipe: Recipe, mesh: Mesh, places: State) -> Any:
-    """One step under jit: loss, gradients, update, and a vector of what there is to tell.
-
-    A step whose loss or gradients are not finite leaves parameters and moments as they were. Unless
-    such steps are to be skipped it also halts the run: all steps after it change nothing, so the
-    state is still the one that failed when the host comes to read of it.
-    """
-    model, optimizer = recipe.model, recipe.optimizer
-    halts = recipe.settings.nan != "skip"
-
-    def step(
-        state: State, halted: jax.Array, batch: Batch, notice: jax.Array
-    ) -> tuple[State, jax.Array, jax.Array]:
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        with_gradient = jax.value_and_grad(model.loss, has_aux=True)
-        (loss, metrics), grads = with_gradient(state.params, batch, key)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-
-        by_group = jnp.stack(list(squares(grads).values()))
-        finite = jnp.isfinite(loss) & jnp.isfinite(by_group).all()
-        good = finite & ~halted
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
-        )
-        halted = halted | ~finite if halts else halted
-        number = state.step + (~halted).astype(state.step.dtype)
-        norm = jnp.sqrt(by_group.sum())
-        words = [notice.max(), finite, loss, norm, *by_name(metrics), *jnp.isfinite(by_group)]
-        told = jnp.stack([jnp.asarray(word, jnp.float32) for word in words])
-        return State(params, opt_state, number, state.key), halted, told
-
-    whole = on_all(mesh)
-    return jax.jit(
-        step,
-        donate_argnums=(0, 1),
-        out_shardings=(shardings(places), whole, whole),
-        compiler_options=_OPTIONS.get(mesh.devices.flat[0].platform),
-    )
 
 
 # The run around it --------------------------------------------------------------------------------
@@ -181,7 +106,8 @@ class _Started:
     """A step that the devices may still be busy with."""
 
     step: int
-    position: int
+    taken: int
+    """Records before its batch."""
     told: jax.Array
 
 
@@ -190,34 +116,38 @@ class _Run:
 
     def __init__(self, recipe: Recipe, mesh: Mesh, folder: str | None, closing: ExitStack) -> None:
         self.recipe, self.mesh, self.folder = recipe, mesh, folder
+        self.reports: Reports | None = None
         # What cannot be is refused before anything is opened.
         self.places = layout(recipe, mesh)
         self.placed = Placed(recipe.data, mesh, recipe.model.batch_spec())
         self.shapes = self.placed.shapes()
-        told = jax.eval_shape(recipe.model.loss, self.places.params, self.shapes, jax.random.key(0))
-        self.names = ("loss", "grad_norm", *sorted(told[1]))
+        loss = trace_loss(recipe.model, self.places.params, self.shapes)
+        self.measure: Measure | None = None
+        if recipe.evaluation:
+            self.measure = Measure(recipe, mesh, self.places.params, loss, self.say)
+        self.names = ("loss", "grad_norm", *loss.metrics)
         self.groups = groups_of(self.places.params)
-        self.halted = everywhere(mesh, np.zeros((), np.bool_))
+        self.watch = self.watching(WATCHING)
         self.notice = Notice(mesh)
         self.advance = make_step(recipe, mesh, self.places)
         # The first step finds what is compiled here, and no host waits for another's compiler.
-        inputs = (self.places, self.halted, self.shapes, self.notice.word)
+        inputs = (self.places, self.watch, self.shapes, self.notice.word)
         self.advance.lower(*inputs).compile()
         meet()
         self.history = open_history(folder)
-        self.reports: Reports | None = None
         if jax.process_index() == 0:
             item, attempt = recipe.model.item, self.history.attempt
             self.reports = Reports(folder, attempt, recipe.steps, item=item)
             closing.callback(self.reports.close)
         self.checkpoints: Checkpoints | None = None
+        self.provenance: dict[str, Any] = {}
         if folder is not None:
+            self.provenance = provenance(recipe, mesh, self.places, loss.traced)
             keep = partial(kept, last=recipe.settings.keep_last, every=recipe.settings.keep_every)
-            self.checkpoints = Checkpoints(folder, keep, self.say)
+            self.checkpoints = Checkpoints(folder, keep, self.say, recipe.steps)
             closing.push(self.save_what_is_under_way)
         self.batches = Batches(self.placed)
         closing.callback(self.batches.close)
-        self.measure = Measure(recipe, mesh, self.places.params) if recipe.evaluation else None
         self.clock = Clock()
         self.beat = 0.0
         self.logged = self.evaluated = 0
@@ -240,33 +170,68 @@ class _Run:
             with suppress(Exception):
                 self.checkpoints.wait()
 
-    def resume(self) -> None:
+    @property
+    def last(self) -> bool:
+        return self.step == self.recipe.steps
+
+    @property
+    def saves(self) -> bool:
+        return self.last or self.step % self.recipe.settings.save_every == 0
+
+    @property
+    def evaluates(self) -> bool:
+        return self.last or _at(self.step, self.recipe.settings.evaluate_every)
+
+    def watching(self, how: int) -> jax.Array:
+        return everywhere(self.mesh, np.asarray(how, np.int32))
+
+    def take_up(self, allow_changes: bool) -> None:
+        """Take the newest checkpoint, if it is of this very recipe or that does not matter."""
+        found = self.resume()
+        if not self.step:
+            return
+        compared = compare(found.provenance, self.provenance, allow_changes)
+        # Data that differ on one host alone end the run on all.
+        refusing = hosts_without(not compared.refused)
+        if refusing:
+            why = compared.refused or f"as host {refusing[0]} sees it"
+            raise Mistake(
+                f"checkpoint: step {self.step:,} in {self.folder} comes from another recipe "
+                f"({why}), and going on would give the result of neither; change it back, name "
+                "another folder, or allow it with --allow-changes or fit(…, allow_changes=True)"
+            )
+        for sentence in compared.said:
+            self.say(sentence)
+
+    def resume(self) -> Saved:
         """Take the newest checkpoint, or begin at the beginning."""
-        found = self.checkpoints.restore(self.places, self.mesh) if self.checkpoints else None
+        found = None
+        if self.checkpoints:
+            batch = self.recipe.data.batch
+            found = self.checkpoints.restore(self.places, self.mesh, batch)
         if found is None:
             first = jax.jit(partial(begin, self.recipe), out_shardings=shardings(self.places))
             found = Saved(first(), 0)
-        self.state, self.position = found.state, found.position
+        self.state, self.taken = found.state, found.taken
         self.step = self.saved = int(self.state.step.addressable_data(0))
-        self.halted = everywhere(self.mesh, np.zeros((), np.bool_))
+        self.watch = self.watching(WATCHING)
         self.started: deque[_Started] = deque()
         self.clock.start(self.history.seconds.get(self.step, 0.0))
         self.show(self.step, {})
         if self.step:
             self.say(f"going on from step {self.step:,}")
+        return found
 
     def start_step(self) -> None:
         """Hand the devices one more step. Nothing here waits for them."""
-        while self.position in self.passed_over:
-            self.position += 1
-        batch = self.batches.take(self.position)
-        self.state, self.halted, told = self.advance(
-            self.state, self.halted, batch, self.notice.word
-        )
+        while self.taken in self.passed_over:
+            self.taken += self.recipe.data.batch
+        batch = self.batches.take(self.taken)
+        self.state, self.watch, told = self.advance(self.state, self.watch, batch, self.notice.word)
         told.copy_to_host_async()
         self.step += 1
-        self.started.append(_Started(self.step, self.position, told))
-        self.position += 1
+        self.started.append(_Started(self.step, self.taken, told))
+        self.taken += self.recipe.data.batch
 
     def read(self, behind: int) -> _Verdict:
         """Read what the steps told, all but the last few, or up to one that is not finite."""
@@ -275,16 +240,18 @@ class _Run:
             one = self.started.popleft()
             told = np.asarray(one.told.addressable_data(0))
             self.clock.tick()
-            values, flags = np.split(told[_LOSS:], [len(self.names)])
-            again = not told[_FINITE] and self.recipe.settings.nan == "rollback"
+            values, flags = np.split(told[LOSS:], [len(self.names)])
+            again = not told[FINITE] and self.recipe.settings.nan == "rollback"
             if not again:
                 self.tell(one.step, dict(zip(self.names, values.tolist(), strict=True)))
-            if not told[_FINITE]:
-                bad = (group for group, good in zip(self.groups, flags, strict=True) if not good)
-                self.blame(one, tuple(bad))
-                if self.recipe.settings.nan != "skip":
+            if not told[FINITE]:
+                if self.passes:
+                    self.say(f"step {one.step}: not a number from {self.named(one)}")
+                else:
+                    bad = (g for g, good in zip(self.groups, flags, strict=True) if not good)
+                    self.blame(one, tuple(bad))
                     return _Verdict.NOT_FINITE
-            if told[_STOP]:
+            if told[STOP]:
                 verdict = _Verdict.STOP
         return verdict
 
@@ -319,19 +286,42 @@ class _Run:
         heartbeat(step, **{name: v for name, v in {**values, **known}.items() if name != "step"})
 
     def blame(self, bad: _Started, groups: tuple[str, ...]) -> None:
-        """Find out where a value that is not finite came from, and say so."""
+        """Find out where a value that is not finite came from, and say so.
+
+        The run halted at it: the parameters are the very ones it was computed with.
+        """
         self.failed = bad
         self.failures += 1
-        if self.failures > INQUIRIES:
-            self.say(f"step {bad.step}: not a number from batch {bad.position}")
-            return
         data, rows = self.recipe.data, self.placed.rows_of_hosts
-        batch = self.placed.load(bad.position, data.numbers)
+        batch = self.placed.load(bad.taken, data.numbers)
         key = jax.random.fold_in(jax.random.wrap_key_data(self.state.key), bad.step - 1)
         again = partial(self.finite, self.state.params, batch, key)
         host, repeats = find_host(again, data.batch, rows)
-        self.report = Blame(host, len(rows), groups, repeats).told(bad.step, bad.position)
+        self.report = Blame(host, len(rows), groups, repeats).told(bad.step, self.named(bad))
         self.say(self.report)
+
+    def named(self, started: _Started) -> str:
+        """The batch of a step, by its number; after a change of its size, by its first record."""
+        number, rest = divmod(started.taken, self.recipe.data.batch)
+        return f"the batch from record {started.taken:,} on" if rest else f"batch {number}"
+
+    @property
+    def passes(self) -> bool:
+        """Whether steps go past bad batches by themselves, because there were so many."""
+        return self.recipe.settings.nan == "skip" and self.failures >= INQUIRIES
+
+    def go_past(self) -> bool:
+        """With `skip`, take up the run again after the bad batch, its state as it was before."""
+        if self.recipe.settings.nan != "skip":
+            return False
+        bad = self.failed
+        # The steps that were started since have changed nothing, and are started again.
+        self.started.clear()
+        self.step, self.taken = bad.step, bad.taken + self.recipe.data.batch
+        number = everywhere(self.mesh, np.asarray(bad.step, self.state.step.dtype))
+        self.state = replace(self.state, step=number)
+        self.watch = self.watching(PASSING if self.passes else WATCHING)
+        return True
 
     @cached_property
     def finite(self) -> Finite:
@@ -346,9 +336,9 @@ class _Run:
         if len(self.rollbacks) > ROLLBACKS:
             self.say(f"went back {ROLLBACKS} times without getting past step {bad.step}")
             return False
-        self.passed_over.add(bad.position)
+        self.passed_over.add(bad.taken)
         self.resume()
-        self.say(f"passing over batch {bad.position}")
+        self.say(f"passing over {self.named(bad)}")
         return True
 
     def save(self) -> None:
@@ -356,7 +346,7 @@ class _Run:
         if self.checkpoints is None or self.step == self.saved:
             return
         history = self.history = self.history.at_checkpoint(self.step, self.clock.seconds)
-        saved = Saved(self.state, self.position)
+        saved = Saved(self.state, self.taken, self.provenance)
         self.checkpoints.save(self.step, saved, self.mesh, partial(self._remember, history))
         self.saved = self.step
         self.clock.go_on()

@@ -37,8 +37,12 @@ class Model(Protocol):
         """The first parameters: a pytree of float32 arrays."""
         ...
 
-    def loss(self, params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        """The mean loss over the whole batch, and what else is worth watching."""
+    def loss(self, params: Params, batch: Batch, key: Any) -> Any:
+        """The mean loss over the whole batch, alone or in a pair with a dict of metrics.
+
+        `key` is new in every step. An evaluation has none: there it is None, and nothing random
+        (dropout, noise) takes part. Metrics are means over the batch too.
+        """
         ...
 
     def specs(self) -> Any:
@@ -79,13 +83,17 @@ class Functions:
     """A model of plain functions: copies of the parameters everywhere, rows over axis `data`."""
 
     init: Callable[[jax.Array], Params]
-    loss: Callable[[Params, Batch, jax.Array], tuple[jax.Array, Metrics]]
+    loss: Callable[[Params, Batch, Any], Any]
+    """Params, batch, key → the mean loss of the batch, or the loss and a dict of metrics. In an
+    evaluation the key is None: no dropout there."""
     specs: Callable[[], Any] = _replicated
     batch_spec: Callable[[], PartitionSpec] = _rows_over_data
     flops: Callable[[Batch], float] = _unknown
     """0 means unknown: no MFU is told."""
     items: Callable[[Batch], int] = _rows
     item: str = "rows"
+    evaluate: Callable[[Params, Batch], Mapping[str, Any]] | None = None
+    """What an evaluation measures, as `Evaluation.function` does; by default the loss."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,9 @@ class Evaluation:
     """A data set that is gone through once, in order, and what is measured on it."""
 
     data: Data
-    function: Callable[[Params, Batch], Metrics] | None = None
-    """Each value must be a mean over the rows of the batch. Without it, the model's loss."""
+    function: Callable[[Params, Batch], Mapping[str, Any]] | None = None
+    """Each value is a mean over the rows of the batch, an array with one value for each row, or a
+    pair (total, count). Without it the model's `evaluate`, or else its loss without a key."""
 
 
 @dataclass(frozen=True)

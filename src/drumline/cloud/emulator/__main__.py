@@ -1,7 +1,7 @@
 """The emulator's process: `python -m drumline.cloud.emulator --home DIR [--port P]`.
 
-One at a time in a home, which a lock there sees to. It writes `endpoint.json` when it answers and
-removes it when it ends in order.
+One at a time in a home, which a lock there sees to. It writes `endpoint.json` when it answers, with
+a token that is new each time, and removes it when it ends in order.
 """
 
 import argparse
@@ -11,12 +11,14 @@ import fcntl
 import json
 import os
 import resource
+import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,11 +26,13 @@ from starlette.applications import Starlette
 from drumline.cloud.emulator import control, rest
 from drumline.cloud.emulator.config import BadConfig, Config, load
 from drumline.cloud.emulator.hosts import Ground
-from drumline.cloud.emulator.launch import ENDPOINT
+from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, make_private
+from drumline.cloud.emulator.login import Login
 from drumline.cloud.emulator.service import Service
 from drumline.cloud.visits import Visits
 
 MISTAKE = 2
+_LOCK_SECONDS = 1.0
 IDLE_SECONDS = 1800.0
 """Without a slice and without a call, until it ends by itself; the next command starts another."""
 
@@ -43,21 +47,39 @@ def main() -> int:
     )
     given = parser.parse_args()
     home: Path = given.home.resolve()
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
+        make_private(home)
         config = load(home / "config.yaml")
-    except BadConfig as wrong:
+    except (BadConfig, EmulatorError) as wrong:
         print(wrong, file=sys.stderr)
         return MISTAKE
     _allow_many_hosts()
-    with (home / "lock").open("w") as lock:
+    with open(home / "lock", "w", opener=_private) as lock:
+        if not _take(lock):
+            print(f"an emulator already runs in {home}", file=sys.stderr)
+            return MISTAKE
+        # What an emulator that was killed announced is not ours to be asked for.
+        (home / ENDPOINT).unlink(missing_ok=True)
+        asyncio.run(_serve(home, config, given.port, given.idle))
+    return 0
+
+
+def _take(lock: IO[str]) -> bool:
+    # Who looks whether an emulator lives takes the lock for a moment.
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"an emulator already runs in {home}", file=sys.stderr)
-            return MISTAKE
-        asyncio.run(_serve(home, config, given.port, given.idle))
-    return 0
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Server(uvicorn.Server):
@@ -88,11 +110,16 @@ async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
     def stop() -> None:
         server.should_exit = True
 
-    app = Starlette(routes=[*control.routes(service, stop), *rest.routes(service)])
+    token = secrets.token_urlsafe(32)
+    app = Starlette(
+        routes=[*control.routes(service, stop), *rest.routes(service)],
+        exception_handlers=rest.EXCEPTION_HANDLERS,
+    )
+    # Behind the login: who has no token is no visitor.
     visits = Visits(app, lambda: _needed(service, config), idle)
     server = _Server(
         uvicorn.Config(
-            visits,
+            Login(visits, token),
             # A line for each call would fill the disk of who leaves it running.
             log_level="warning",
             lifespan="off",
@@ -102,7 +129,7 @@ async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
             timeout_keep_alive=600,
         )
     )
-    _announce(home, listening.getsockname()[1])
+    _announce(home, listening.getsockname()[1], token)
     for asked_to_end in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(asked_to_end, stop)
     clockwork = asyncio.create_task(service.run())
@@ -114,8 +141,6 @@ async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
         clockwork.cancel()
         leaving.cancel()
         await service.hosts.close()
-        with contextlib.suppress(OSError):
-            (home / "hosts").rmdir()
         (home / ENDPOINT).unlink(missing_ok=True)
 
 
@@ -129,14 +154,16 @@ def _needed(service: Service, config: Config) -> bool:
     return bool(fleet.requests or fleet.nodes or told)
 
 
-def _announce(home: Path, port: int) -> None:
+def _announce(home: Path, port: int, token: str) -> None:
     endpoint = {
         "pid": os.getpid(),
         "url": f"http://127.0.0.1:{port}",
+        "token": token,
         "started": time.time(),
     }
     draft = home / f"{ENDPOINT}.{os.getpid()}"
-    draft.write_text(json.dumps(endpoint))
+    with open(draft, "w", opener=_private) as file:
+        json.dump(endpoint, file)
     draft.replace(home / ENDPOINT)
 
 

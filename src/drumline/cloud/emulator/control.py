@@ -17,6 +17,9 @@ from drumline.cloud.emulator.config import Faults, first_problem, known_zones, p
 from drumline.cloud.emulator.errors import Json
 from drumline.cloud.emulator.service import Mistake, Service
 
+PREFIX = "/emulator/"
+_Answer = Callable[[Service, object], Awaitable[Json]]
+
 
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -41,7 +44,7 @@ class _Break(_Asked):
     how: str
 
 
-def _status(service: Service, _: object) -> Json:
+async def _status(service: Service, _: object) -> Json:
     calls = service.calls
     return {
         "pid": os.getpid(),
@@ -58,17 +61,17 @@ def _status(service: Service, _: object) -> Json:
     }
 
 
-def _resources(service: Service, _: object) -> Json:
+async def _resources(service: Service, _: object) -> Json:
     service.settle()
     return service.resources()
 
 
-def _preempt(service: Service, body: object) -> Json:
+async def _preempt(service: Service, body: object) -> Json:
     given = _Preempt.model_validate(body)
-    return {"preempted": service.preempt(given.target, given.notice)}
+    return {"preempted": await service.preempt(given.target, given.notice)}
 
 
-def _capacity(service: Service, body: object) -> Json:
+async def _capacity(service: Service, body: object) -> Json:
     given = _Capacity.model_validate(body)
     if given.zone not in known_zones():
         raise Mistake(f"{given.zone!r} is no zone with TPUs; local-a is one, us-central2-b another")
@@ -82,7 +85,7 @@ def _capacity(service: Service, body: object) -> Json:
     return {"zone": given.zone, "accelerator": name, "chips": given.chips}
 
 
-def _faults(service: Service, body: object) -> Json:
+async def _faults(service: Service, body: object) -> Json:
     """Change the faults that are named and leave the others; `clear` ends all first."""
     given = dict(body) if isinstance(body, dict) else {}
     before = {} if given.pop("clear", False) else service.faults.model_dump()
@@ -94,21 +97,21 @@ def _faults(service: Service, body: object) -> Json:
     return service.faults.model_dump()
 
 
-def _break(service: Service, body: object) -> Json:
+async def _break(service: Service, body: object) -> Json:
     given = _Break.model_validate(body)
-    node = service.break_host(given.target, given.host, given.how)
+    node = await service.break_host(given.target, given.host, given.how)
     return {"node": node, "host": given.host, "how": given.how}
 
 
 def routes(service: Service, stop: Callable[[], None]) -> list[Route]:
     """All controls; `stop` ends the process once the answer is out."""
 
-    def _stop(_: Service, __: object) -> Json:
+    async def _stop(_: Service, __: object) -> Json:
         stop()
         return {"stopping": True}
 
-    def route(path: str, method: str, answer: Callable[[Service, object], Json]) -> Route:
-        return Route(f"/emulator/{path}", _handler(service, answer), methods=[method])
+    def route(path: str, method: str, answer: _Answer) -> Route:
+        return Route(f"{PREFIX}{path}", _handler(service, answer), methods=[method])
 
     return [
         route("status", "GET", _status),
@@ -121,16 +124,14 @@ def routes(service: Service, stop: Callable[[], None]) -> list[Route]:
     ]
 
 
-def _handler(
-    service: Service, answer: Callable[[Service, object], Json]
-) -> Callable[[HttpRequest], Awaitable[JSONResponse]]:
+def _handler(service: Service, answer: _Answer) -> Callable[[HttpRequest], Awaitable[JSONResponse]]:
     async def handle(http: HttpRequest) -> JSONResponse:
         try:
             body = await http.json() if await http.body() else {}
         except ValueError:
             return JSONResponse({"error": "the body is not JSON"}, 400)
         try:
-            return JSONResponse(answer(service, body))
+            return JSONResponse(await answer(service, body))
         except ValidationError as wrong:
             return JSONResponse({"error": first_problem(wrong)}, 400)
         except (Mistake, UnknownName) as wrong:

@@ -122,16 +122,49 @@ def node_in_the_way(request: str, nodes: Sequence[str]) -> Refused:
     return Refused(Status(FAILED_PRECONDITION, message, [details]))
 
 
+def not_allowed_now(resource: str, verb: str, state: str, wanted: str) -> Refused:
+    """The resource would have to be in another state."""
+    message = (
+        f"Cloud TPU received a bad request. {verb} is not supported while in state {state}; "
+        f"'{resource}' must be {wanted}"
+    )
+    violation = {"type": "STATE", "subject": resource, "description": message}
+    details = {"@type": _type("PreconditionFailure"), "violations": [violation]}
+    return Refused(Status(FAILED_PRECONDITION, message, [details]))
+
+
+def not_supported(resource: str, verb: str, why: str) -> Refused:
+    """This kind of node does not take that call in any state."""
+    return invalid(f"Cloud TPU received a bad request. Cannot {verb} '{resource}': {why}", "name")
+
+
 def login_expired() -> Refused:
     """The caller's credentials are no longer good."""
+    return _unauthenticated(
+        "Request had invalid authentication credentials.", "ACCESS_TOKEN_EXPIRED"
+    )
+
+
+def login_missing() -> Refused:
+    """The caller shows no credentials at all."""
+    return _unauthenticated(
+        "Request is missing required authentication credential.", "CREDENTIALS_MISSING"
+    )
+
+
+def unknown_path() -> Refused:
+    """There is no such method of the API."""
+    return Refused(Status(NOT_FOUND, "Method not found."))
+
+
+def _unauthenticated(trouble: str, reason: str) -> Refused:
     message = (
-        "Request had invalid authentication credentials. Expected OAuth 2 access token, login "
-        "cookie or other valid authentication credential. See "
-        "https://developers.google.com/identity/sign-in/web/devconsole-project."
+        f"{trouble} Expected OAuth 2 access token, login cookie or other valid authentication "
+        "credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
     )
     details = {
         "@type": _type("ErrorInfo"),
-        "reason": "ACCESS_TOKEN_EXPIRED",
+        "reason": reason,
         "domain": "googleapis.com",
         "metadata": {"service": "tpu.googleapis.com"},
     }

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import time
 import traceback
@@ -35,6 +36,10 @@ from drumline.cloud.emulator.sshd import Door, authorized_keys, serve_forever
 
 VFIO_LINE = "Failed to initialize TPU system: open(/dev/vfio/0): Device or resource busy"
 HOWS = ("silent", "reboot", "vfio", "slow", "heal")
+OBEYED = "obeyed"
+"""A host's word when it has done what it was told."""
+STARTUP_LOG = "startup-script.log"
+"""Where a startup script's output goes; the cloud has it in the system's journal."""
 _BACKLOG = 128
 
 # A slow host's programs run a fifth of the time, in slices short enough to look steady.
@@ -49,8 +54,11 @@ class HostSpec:
     """What a host is made of."""
 
     home: Path
-    ssh_keys: str
-    """Node metadata `ssh-keys`."""
+    """Its disk; what lies there already was left by the same host before it was stopped."""
+    host_key: bytes
+    """The private key it proves itself with, in OpenSSH's format."""
+    metadata: Mapping[str, str]
+    """Of the node: `ssh-keys` opens the login, `startup-script` runs after each boot."""
     chips: int
     emulator: Path
     """The emulator's own folder, where its endpoint is written."""
@@ -62,10 +70,15 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class Up:
-    """The host's first and only word: where it answers, or will once it has booted."""
+    """The host's word after each boot: its login answers, and where."""
 
     port: int
     host_key: str
+
+
+def new_key() -> bytes:
+    """A host key for a new host."""
+    return asyncssh.generate_private_key("ssh-ed25519").export_private_key()
 
 
 def environment(spec: HostSpec) -> Mapping[str, str]:
@@ -93,11 +106,10 @@ def main(spec: HostSpec, pipe: Connection) -> None:
     gc.freeze()
     os.setsid()
     processes.adopt_orphans()
-    host = _Host(spec)
+    host = _Host(spec, pipe)
     try:
         host.furnish()
-        pipe.send(Up(host.port, host.public_key))
-        host.obey(pipe)
+        host.obey()
     except Exception:
         traceback.print_exc()
     finally:
@@ -105,19 +117,21 @@ def main(spec: HostSpec, pipe: Connection) -> None:
 
 
 class _Host:
-    def __init__(self, spec: HostSpec) -> None:
+    def __init__(self, spec: HostSpec, pipe: Connection) -> None:
         self._spec = spec
+        self._pipe = pipe
         self._sshd: int | None = None
         self._boots_at: float | None = time.monotonic() + spec.boot_seconds
         self._slow = False
         self._resting = False
-        key = asyncssh.generate_private_key("ssh-ed25519")
-        self.public_key = " ".join(key.export_public_key().decode().split()[:2])
+        self._told_to_end = False
+        public = asyncssh.import_private_key(spec.host_key).export_public_key().decode()
+        self.public_key = " ".join(public.split()[:2])
         self._door = Door(
             home=str(spec.home),
             environment=environment(spec),
-            authorized=authorized_keys(spec.ssh_keys),
-            host_key=key.export_private_key(),
+            authorized=authorized_keys(spec.metadata.get("ssh-keys", "")),
+            host_key=spec.host_key,
         )
         # Bound but not listening: the port stays this host's through every reboot, and who knocks
         # meanwhile is refused.
@@ -127,36 +141,40 @@ class _Host:
     def furnish(self) -> None:
         """Make the home folder and the stand-in for /dev."""
         home = self._spec.home
-        home.mkdir(parents=True, mode=0o700)
-        (home / "tmp").mkdir()
-        (home / "dev" / "vfio").mkdir(parents=True)
+        home.mkdir(parents=True, mode=0o700, exist_ok=True)
+        (home / "tmp").mkdir(exist_ok=True)
+        (home / "dev" / "vfio").mkdir(parents=True, exist_ok=True)
         for chip in range(self._spec.chips):
             (home / "dev" / "vfio" / str(chip)).touch()
 
-    def obey(self, pipe: Connection) -> None:
+    def obey(self) -> None:
         """Do what the emulator says, and what time brings, until the pipe closes."""
         while True:
             self._boot_if_due()
             processes.reap()
             with contextlib.suppress(InterruptedError):
-                if pipe.poll(self._patience()):
+                if self._pipe.poll(self._patience()):
                     try:
-                        how = pipe.recv()
+                        how = self._pipe.recv()
                     except (EOFError, OSError):
                         return
                     if how == "end":
+                        self._told_to_end = True
                         return
                     self._break(how)
+                    with contextlib.suppress(OSError):
+                        self._pipe.send(OBEYED)
             self._keep_slow()
 
     def end(self) -> None:
-        """Kill everything, then take the home folder away."""
+        """Kill everything. The disk is the emulator's to keep or remove, while there is one."""
         self._reserved.close()
         if not processes.end_all(lambda: processes.descendants(os.getpid())):
             print(f"{self._spec.home}: some processes do not end", file=sys.stderr)
-        shutil.rmtree(self._spec.home, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._spec.home.parent.rmdir()
+        if not self._told_to_end:
+            shutil.rmtree(self._spec.home, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._spec.home.parent.rmdir()
 
     def _patience(self) -> float:
         if self._slow:
@@ -171,21 +189,55 @@ class _Host:
         self._boots_at = None
         # As the kernel's boot_id: tells what was started before a reboot from what came after.
         (self._spec.home / "dev" / "boot_id").write_text(uuid.uuid4().hex)
-        # Listening before the fork: whoever hears that we are up can connect at once.
         listening = _socket(self.port)
         listening.listen(_BACKLOG)
         host = os.getpid()
+        heard, answers = os.pipe()
         self._sshd = os.fork()
         if self._sshd == 0:
-            self._become_sshd(listening, host)
+            os.close(heard)
+            self._become_sshd(listening, host, answers)
         listening.close()
+        os.close(answers)
+        with open(heard, "rb") as first:
+            if not first.read(1):
+                raise RuntimeError("the SSH server did not start")
+        # Only now: whoever hears that we are up logs in at once.
+        with contextlib.suppress(OSError):  # nobody listens any more; `obey` will see it
+            self._pipe.send(Up(self.port, self.public_key))
+        self._run_startup_script()
 
-    def _become_sshd(self, listening: socket.socket, host: int) -> NoReturn:
+    def _run_startup_script(self) -> None:
+        """As the guest agent of the cloud's images does, after each boot, waiting for nothing."""
+        script = self._spec.metadata.get("startup-script")
+        if not script:
+            return
+        home = self._spec.home
+        file = home / "dev" / "startup-script"
+        file.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}")
+        file.chmod(0o700)
+        with (home / STARTUP_LOG).open("ab") as log:
+            try:
+                program = subprocess.Popen(
+                    [file],
+                    cwd=home,
+                    env=environment(self._spec),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as wrong:
+                log.write(f"startup-script: {wrong.strerror}\n".encode())
+            else:
+                program.returncode = 0  # `obey` buries whoever ends
+
+    def _become_sshd(self, listening: socket.socket, host: int, answers: int) -> NoReturn:
         try:
             processes.die_with_parent()
             if os.getppid() == host:
                 self._reserved.close()
-                serve_forever(listening, self._door)
+                serve_forever(listening, self._door, answers)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -207,13 +259,16 @@ class _Host:
             case "slow":
                 self._slow = True
             case "notice":
-                # As a machine does that is told to shut down.
+                # As a machine does that is told to shut down. Told first, so that nobody who sees
+                # a program end can still believe that the host stays.
+                (self._spec.home / "dev" / "going_down").write_text("preempted")
                 processes.send(self._programs(), signal.SIGTERM)
             case "heal":
                 self._heal()
 
     def _heal(self) -> None:
         self._slow = False
+        (self._spec.home / "dev" / "going_down").unlink(missing_ok=True)
         self._rest(False)
         self._signal_sshd(signal.SIGCONT)
         device = self._device()

@@ -7,10 +7,11 @@ through a pipe. A host is gone when its process is.
 import asyncio
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -53,6 +54,60 @@ class _Running:
     pipe: Connection
     mark: str
     folder: Path
+    boots: int = 0
+    """How often it said that its login answers."""
+    told: int = 0
+    obeyed: int = 0
+    """Of what it was told to do, how much it has done."""
+    up: host.Up | None = None
+    deaf: bool = False
+    """Whether it will say no more."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def listen(self) -> None:
+        """Keep what it says from now on."""
+        asyncio.get_running_loop().add_reader(self.pipe.fileno(), self._hear)
+
+    def _hear(self) -> None:
+        try:
+            word = self.pipe.recv()
+        except (EOFError, OSError):
+            self.close_ear()
+            return
+        if isinstance(word, host.Up):
+            self.up = word
+            self.boots += 1
+        elif word == host.OBEYED:
+            self.obeyed += 1
+        self.changed.set()
+
+    def close_ear(self) -> None:
+        """Hear no more; whoever waits is told."""
+        if not self.deaf:
+            asyncio.get_running_loop().remove_reader(self.pipe.fileno())
+            self.deaf = True
+            self.changed.set()
+
+    async def booted(self, times: int) -> host.Up | None:
+        """Wait until it has booted so many times; None if it never will."""
+        await self._until(lambda: self.boots >= times)
+        return self.up if self.boots >= times else None
+
+    async def do(self, how: str) -> bool:
+        """Tell it to do something and wait until it has; False if it never will."""
+        self.told += 1
+        order = self.told
+        try:
+            self.pipe.send(how)
+        except OSError:
+            return False
+        await self._until(lambda: self.obeyed >= order)
+        return self.obeyed >= order
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds() and not self.deaf:
+            self.changed.clear()
+            await self.changed.wait()
 
 
 class Hosts:
@@ -62,12 +117,17 @@ class Hosts:
         """Begin with none; what an emulator that was killed left behind is cleared away."""
         self._ground = ground
         self._running: dict[int, list[_Running]] = {}
+        # In Python 3.11.0 the fork server would listen where every user of the machine may have it
+        # run what they like (CVE-2022-42919); in a file of ours they may not.
+        vars(multiprocessing.util)["abstract_sockets_supported"] = False
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([host.__name__])
         # Starting a process blocks a little, and multiprocessing wants it done by one thread.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosts")
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: dict[int, asyncio.Lock] = {}
+        self._keys: dict[int, dict[int, bytes]] = {}
+        self._doomed: set[int] = set()
 
     def clear_away(self) -> None:
         """End and remove what an earlier emulator in this home left behind."""
@@ -82,7 +142,7 @@ class Hosts:
         self._starter.submit(multiprocessing.forkserver.ensure_running)  # type: ignore[attr-defined]
 
     def start(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
-        """Start a node's hosts and report when all are there; none if one did not start."""
+        """Start a node's hosts and report when all let one in; none if one did not start."""
 
         async def work() -> None:
             async with self._lock(node):
@@ -91,26 +151,48 @@ class Hosts:
 
         self._spawn(work())
 
-    def end(self, node: Node, report: Callable[[Node], None]) -> None:
-        """End a node's hosts and report when nothing is left of them."""
+    def restart(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
+        """Reset a node's hosts and report when all let one in again; none if one is gone."""
+
+        async def reset(one: _Running) -> host.Up | None:
+            boots = one.boots + 1
+            return await one.booted(boots) if await one.do("reboot") else None
+
+        async def work() -> None:
+            async with self._lock(node):
+                ups = await asyncio.gather(*map(reset, self._running.get(node.uid, [])))
+            report(node, _addresses(ups))
+
+        self._spawn(work())
+
+    def end(
+        self, node: Node, report: Callable[[Node, bool], None], *, keep_disks: bool = False
+    ) -> None:
+        """End a node's hosts and report when nothing is left of them, or only their disks."""
 
         async def work() -> None:
             async with self._lock(node):
                 await self._end_all(node.uid)
-            self._locks.pop(node.uid, None)
-            report(node)
+                self._doomed.discard(node.uid)
+                if not keep_disks:
+                    await asyncio.to_thread(shutil.rmtree, self._folder(node), ignore_errors=True)
+                    self._keys.pop(node.uid, None)
+                    self._locks.pop(node.uid, None)
+            report(node, keep_disks)
 
+        # Those that boot are not waited for.
+        self._doomed.add(node.uid)
+        self._send_all(node.uid, "end")
         self._spawn(work())
 
-    def tell(self, node: Node, index: int, how: str) -> None:
-        """Break or heal one host."""
-        self._running[node.uid][index].pipe.send(how)
+    async def tell(self, node: Node, index: int, how: str) -> bool:
+        """Break or heal one host, and wait until that is done; False if the host is gone."""
+        running = self._running.get(node.uid, [])
+        return index < len(running) and await running[index].do(how)
 
-    def give_notice(self, node: Node) -> None:
+    async def give_notice(self, node: Node) -> None:
         """Have every host of a node tell its programs to end."""
-        for one in self._running.get(node.uid, []):
-            with contextlib.suppress(OSError):
-                one.pipe.send("notice")
+        await asyncio.gather(*(one.do("notice") for one in self._running.get(node.uid, [])))
 
     def listing(self, node: Node) -> list[int]:
         """The process of each of a node's hosts."""
@@ -119,9 +201,15 @@ class Hosts:
     async def close(self) -> None:
         """End all hosts."""
         await asyncio.gather(*(self._end_all(uid) for uid in list(self._running)))
+        shutil.rmtree(self._ground.hosts, ignore_errors=True)
         for task in self._tasks:
             task.cancel()
         self._starter.shutdown(wait=False)
+
+    def _send_all(self, uid: int, word: str) -> None:
+        for one in self._running.get(uid, []):
+            with contextlib.suppress(OSError):
+                one.pipe.send(word)
 
     def _lock(self, node: Node) -> asyncio.Lock:
         # A node may be deleted while its hosts are still starting.
@@ -139,17 +227,23 @@ class Hosts:
             for index in range(node.spec.slice.hosts)
         ]
         self._running[node.uid] = running
-        words = await asyncio.gather(*(_first_word(one.pipe) for one in running))
-        if not all(words):
-            return ()
-        return tuple(HostAddress("127.0.0.1", up.port, up.host_key) for up in words if up)
+        for one in running:
+            one.listen()
+        if node.uid in self._doomed:
+            self._send_all(node.uid, "end")
+        return _addresses(await asyncio.gather(*(one.booted(1) for one in running)))
+
+    def _folder(self, node: Node) -> Path:
+        return self._ground.hosts / f"{node.spec.name.rpartition('/')[2]}-{node.uid:x}"
 
     def _fork(self, node: Node, index: int) -> _Running:
-        short = node.spec.name.rpartition("/")[2]
-        folder = self._ground.hosts / f"{short}-{node.uid:x}" / str(index)
+        folder = self._folder(node) / str(index)
+        keys = self._keys.setdefault(node.uid, {})
         spec = host.HostSpec(
             home=folder,
-            ssh_keys=node.spec.metadata.get("ssh-keys", ""),
+            # A host keeps its key as long as its disk.
+            host_key=keys.setdefault(index, host.new_key()),
+            metadata=node.spec.metadata,
             chips=node.spec.slice.chips_per_host,
             emulator=self._ground.home,
             buckets=self._ground.buckets,
@@ -157,7 +251,7 @@ class Hosts:
             mark=f"{self._ground.mark}{node.uid:x}/{index}",
         )
         ours, theirs = self._context.Pipe()
-        name = f"host {short}/{index}"
+        name = f"host {folder.parent.name}/{index}"
         process = self._context.Process(target=host.main, args=(spec, theirs), name=name)
         process.start()
         theirs.close()
@@ -165,9 +259,7 @@ class Hosts:
 
     async def _end_all(self, uid: int) -> None:
         ending = self._running.get(uid, [])
-        for one in ending:
-            with contextlib.suppress(OSError):
-                one.pipe.send("end")
+        self._send_all(uid, "end")
         await asyncio.gather(*(self._ended(one) for one in ending))
         self._running.pop(uid, None)
 
@@ -176,21 +268,18 @@ class Hosts:
             one.process.kill()
             await _readable(one.process.sentinel, _END_SECONDS)
         crashed = one.process.exitcode != 0
+        one.close_ear()
         one.pipe.close()
         one.process.close()
-        if crashed or one.folder.exists():
+        if crashed:
             mark = f"DRUMLINE_HOST_TAG={one.mark}"
             await asyncio.to_thread(processes.end_all, lambda: processes.bearing(mark))
-            await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
 
 
-async def _first_word(pipe: Connection) -> host.Up | None:
-    await _readable(pipe.fileno(), None)
-    try:
-        word = pipe.recv()
-    except (EOFError, OSError):
-        return None
-    return word if isinstance(word, host.Up) else None
+def _addresses(ups: Sequence[host.Up | None]) -> tuple[HostAddress, ...]:
+    """Where all hosts of a node answer; none if one does not."""
+    found = [HostAddress("127.0.0.1", up.port, up.host_key) for up in ups if up]
+    return tuple(found) if len(found) == len(ups) else ()
 
 
 async def _readable(fd: int, seconds: float | None) -> bool:

@@ -1,6 +1,10 @@
 """Finds the emulator, starts it, stops it, and speaks to its controls.
 
 Imported by every command that may need it, so it takes the standard library only.
+
+The emulator listens on a TCP port, as Google's client wants it, and every user of the machine can
+reach that. So it answers only who bears the token that it wrote, with its address, into a file that
+its owner alone can read.
 """
 
 import contextlib
@@ -13,13 +17,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 ENDPOINT = "endpoint.json"
 # It starts in about a second; a busy machine may take many.
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
 
 
 # It outlives us, but if it ends first it must be buried, and that is the parent's to do.
@@ -30,18 +35,39 @@ class EmulatorError(RuntimeError):
     """The emulator could not be started or asked, or refused; the text is the whole sentence."""
 
 
+class Access(NamedTuple):
+    """Where an emulator answers, and the token it wants to see."""
+
+    url: str
+    token: str
+    pid: int
+
+
+def find(home: Path) -> Access | None:
+    """The emulator of that home, if one runs; it is not asked whether it answers.
+
+    A port outlives nobody: after a crash it may be another user's, who would be glad of the token.
+    So what the file says counts only while its writer holds the lock.
+    """
+    try:
+        told = json.loads((home / ENDPOINT).read_text())
+        found = Access(str(told["url"]), str(told["token"]), int(told["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if _holds_its_lock(home) else None
+
+
 def endpoint(home: Path) -> str | None:
     """The base URL of the emulator of that home, if one answers there."""
     _started[:] = [process for process in _started if process.poll() is None]
-    url = _announced(home).get("url")
-    if not isinstance(url, str):
+    found = find(home)
+    if found is None:
         return None
     try:
-        status = control(url, "status")
+        _ask(found, "status")
     except EmulatorError:
         return None
-    # After a crash and a while, the port may be another's.
-    return url if status.get("home") == str(home.resolve()) else None
+    return found.url
 
 
 def ensure_running(home: Path) -> str:
@@ -51,12 +77,12 @@ def ensure_running(home: Path) -> str:
     """
     if url := endpoint(home):
         return url
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (home / "launch.lock").open("w") as lock:
+    make_private(home)
+    with open(home / "launch.lock", "w", opener=_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if url := endpoint(home):
             return url
-        with (home / "log").open("ab") as log:
+        with open(home / "log", "ab", opener=_private) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "drumline.cloud.emulator", "--home", str(home)],
                 stdin=subprocess.DEVNULL,
@@ -66,78 +92,107 @@ def ensure_running(home: Path) -> str:
             )
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            if _announced(home).get("pid") == process.pid and (url := endpoint(home)):
+            found = find(home)
+            if found and found.pid == process.pid and (url := endpoint(home)):
                 _started.append(process)
                 return url
             if process.poll() is not None:
                 raise EmulatorError(f"the emulator did not start: {_last_line(home / 'log')}")
             time.sleep(0.02)
         process.kill()
+        process.wait()
         raise EmulatorError(f"the emulator does not answer; see {home / 'log'}")
 
 
 def stop(home: Path) -> bool:
     """Stop the emulator of that home and all its hosts; False if none runs."""
-    url = endpoint(home)
-    pid = _announced(home).get("pid")
-    if url is None or not isinstance(pid, int):
+    found = find(home)
+    if found is None:
         return False
-    control(url, "stop")
+    try:
+        _ask(found, "stop")
+    except EmulatorError:
+        # It hangs, or is on its way out; who holds the lock is the process that it says it is.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while _holds_its_lock(home):
         if time.monotonic() > deadline:
             # Its hosts notice and end by themselves.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(found.pid, signal.SIGKILL)
         time.sleep(0.02)
     for process in _started:
-        if process.pid == pid:
-            process.wait(_STOP_SECONDS)
+        if process.pid == found.pid:
+            process.wait()
     return True
 
 
-def control(url: str, verb: str, **given: Any) -> dict[str, Any]:
+def control(home: Path, verb: str, **given: Any) -> dict[str, Any]:
     """Call `/emulator/<verb>`: status and resources ask, everything else changes something."""
+    found = find(home)
+    if found is None:
+        raise EmulatorError(f"no emulator runs in {home}")
+    return _ask(found, verb, **given)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can enter, and every folder missing on the way to it."""
+    try:
+        missing = [folder, *folder.parents]
+        for one in reversed([path for path in missing if not path.exists()]):
+            one.mkdir(mode=0o700, exist_ok=True)
+        owner = folder.stat().st_uid
+        if os.getuid() not in (owner, 0):
+            raise EmulatorError(
+                f"{folder} belongs to another user; set DRUMLINE_HOME to a folder of your own"
+            )
+        folder.chmod(0o700)
+    except OSError as wrong:
+        raise EmulatorError(f"{folder} cannot be used: {wrong.strerror}") from wrong
+
+
+def _ask(access: Access, verb: str, **given: Any) -> dict[str, Any]:
     asks = verb in {"status", "resources"}
-    place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+    place = urlsplit(access.url)
+    connection = http.client.HTTPConnection(
+        place.hostname or "", place.port, timeout=_ANSWER_SECONDS
+    )
     try:
         connection.request(
             "GET" if asks else "POST",
             f"/emulator/{verb}",
             None if asks else json.dumps(given),
-            {} if asks else {"Content-Type": "application/json"},
+            {"Authorization": f"Bearer {access.token}"}
+            | ({} if asks else {"Content-Type": "application/json"}),
         )
         answer = connection.getresponse()
         body = json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError) as wrong:
-        raise EmulatorError(f"the emulator at {url} does not answer: {wrong}") from wrong
+        raise EmulatorError(f"the emulator at {access.url} does not answer: {wrong}") from wrong
     finally:
         connection.close()
     if not isinstance(body, dict):
-        raise EmulatorError(f"what answers at {url} is no emulator")
+        raise EmulatorError(f"what answers at {access.url} is no emulator")
     if answer.status >= 400:
         raise EmulatorError(str(body.get("error", body)))
     return body
 
 
-def _announced(home: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((home / ENDPOINT).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _holds_its_lock(home: Path) -> bool:
+    """Whether an emulator lives there. Trying takes the lock for a moment, which it allows for."""
     try:
-        with (home / "lock").open("w") as lock:
+        with (home / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _last_line(log: Path) -> str:

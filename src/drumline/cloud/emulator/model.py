@@ -37,6 +37,10 @@ class NodeState(StrEnum):
 
     CREATING = "CREATING"
     READY = "READY"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+    STARTING = "STARTING"
+    RESTARTING = "RESTARTING"
     PREEMPTED = "PREEMPTED"
     TERMINATED = "TERMINATED"
     DELETING = "DELETING"
@@ -50,6 +54,8 @@ class By(StrEnum):
 
 
 LOST = frozenset({NodeState.PREEMPTED, NodeState.TERMINATED})
+COMING_UP = frozenset({NodeState.CREATING, NodeState.STARTING, NodeState.RESTARTING})
+"""Ready as soon as all hosts are."""
 ENDED = frozenset({RequestState.SUSPENDED, RequestState.FAILED})
 
 
@@ -106,14 +112,16 @@ class Node:
     request: str | None = None
     state: NodeState = NodeState.CREATING
     hosts: tuple[HostAddress, ...] = ()
+    answers: bool = False
+    """Whether every host lets one in."""
     has_hosts: bool = True
     """Whether processes stand for it, or are about to."""
+    has_disks: bool = True
+    """Whether folders stand for it; a stopped node keeps its disks."""
     taken_at: float | None = None
     """When it will be preempted, if that is settled."""
     gone_at: float = 0.0
     gone: bool = False
-    error: Status | None = None
-    """Why it never came to be."""
 
 
 @dataclass
@@ -140,6 +148,11 @@ class Operation:
     created: float
     ended: float | None = None
     error: Status | None = None
+    nodes: tuple[Node, ...] = ()
+    """Those under a request that it is about."""
+    request_id: str = ""
+    call: str = ""
+    """What the caller asked for under that id."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +163,21 @@ class StartHosts:
 
 
 @dataclass(frozen=True)
+class RestartHosts:
+    """The node's hosts are to be reset, as with the button on the machine."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
 class EndHosts:
     """The node's hosts and all that runs there are to end at once."""
 
     node: Node
+    keep_disks: bool = False
+
+
+Order = StartHosts | RestartHosts | EndHosts
 
 
 @dataclass

@@ -2,16 +2,24 @@
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from drumline.clock import SteadyClock
 from drumline.cloud.emulator.config import Config, Faults
 from drumline.cloud.emulator.errors import Json, Refused, passing_troubles
 from drumline.cloud.emulator.host import HOWS
 from drumline.cloud.emulator.hosts import Ground, Hosts
-from drumline.cloud.emulator.model import HostAddress, Node, NodeState, Request, StartHosts
+from drumline.cloud.emulator.model import (
+    EndHosts,
+    HostAddress,
+    Node,
+    NodeState,
+    Request,
+    RestartHosts,
+    StartHosts,
+)
 from drumline.cloud.emulator.state import Fleet
 
 JOB_LABEL = "drumline-job"
@@ -38,9 +46,10 @@ class Service:
     """What the routes act on."""
 
     def __init__(
-        self, config: Config, ground: Ground, clock: Callable[[], float] = time.time
+        self, config: Config, ground: Ground, clock: Callable[[], float] | None = None
     ) -> None:
-        """Begin with an empty cloud."""
+        """Begin with an empty cloud. A cloud's clock does not step when that of a machine does."""
+        clock = clock or SteadyClock()
         self.config = config
         self.faults: Faults = config.faults
         self.calls = Calls()
@@ -60,10 +69,13 @@ class Service:
         self.fleet.advance()
         orders, self.fleet.orders = self.fleet.orders, []
         for order in orders:
-            if isinstance(order, StartHosts):
-                self.hosts.start(order.node, self._hosts_up)
-            else:
-                self.hosts.end(order.node, self._hosts_gone)
+            match order:
+                case StartHosts(node):
+                    self.hosts.start(node, self._hosts_up)
+                case RestartHosts(node):
+                    self.hosts.restart(node, self._hosts_up)
+                case EndHosts(node, keep_disks):
+                    self.hosts.end(node, self._hosts_gone, keep_disks=keep_disks)
         self._changed.set()
 
     async def run(self) -> None:
@@ -88,8 +100,8 @@ class Service:
             self.fleet.preempt(node)
         self.settle()
 
-    def _hosts_gone(self, node: Node) -> None:
-        self.fleet.hosts_gone(node)
+    def _hosts_gone(self, node: Node, disks_kept: bool) -> None:
+        self.fleet.hosts_gone(node, disks_kept=disks_kept)
         self.settle()
 
     # Faults.
@@ -134,7 +146,7 @@ class Service:
             )
         return max(found, key=lambda one: (one.state in {"ACTIVE", "READY"}, one.created))
 
-    def preempt(self, target: str, notice: float = 0.0) -> str:
+    async def preempt(self, target: str, notice: float = 0.0) -> str:
         """Take the chips of a request or node, `notice` seconds after its programs were told.
 
         Returns its name.
@@ -149,17 +161,19 @@ class Service:
         if subject.state in {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"} | {
             NodeState.PREEMPTED,
             NodeState.TERMINATED,
+            NodeState.STOPPING,
+            NodeState.STOPPED,
         }:
             raise Mistake(f"{target} holds no chips: it is {subject.state}")
         self.fleet.preempt(subject, notice)
         if notice:
             nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
             for node in nodes:
-                self.hosts.give_notice(node)
+                await self.hosts.give_notice(node)
         self.settle()
         return subject.spec.name.rpartition("/")[2]
 
-    def break_host(self, target: str, index: int, how: str) -> str:
+    async def break_host(self, target: str, index: int, how: str) -> str:
         """Break one host of a node, or heal it; returns the node's name."""
         if how not in HOWS:
             raise Mistake(f"a host breaks by {', '.join(HOWS[:-1])}, and heals; not by {how!r}")
@@ -171,10 +185,8 @@ class Service:
         if not 0 <= index < len(hosts):
             raise Mistake(f"{target} has the hosts 0 to {len(hosts) - 1}, not {index}")
         node, number = hosts[index]
-        try:
-            self.hosts.tell(node, number, how)
-        except (KeyError, OSError):
-            raise Mistake(f"host {index} of {target} is gone") from None
+        if not await self.hosts.tell(node, number, how):
+            raise Mistake(f"host {index} of {target} is gone")
         return node.spec.name.rpartition("/")[2]
 
     def resources(self) -> Json:

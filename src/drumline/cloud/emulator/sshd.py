@@ -41,14 +41,14 @@ def authorized_keys(metadata: str) -> dict[str, str]:
     return keys
 
 
-def serve_forever(listening: socket.socket, door: Door) -> None:
-    """Serve on that socket until killed."""
+def serve_forever(listening: socket.socket, door: Door, answers: int) -> None:
+    """Serve on that socket until killed; a byte goes to the descriptor `answers` when it does."""
     # Relative paths of SFTP and SCP are the host's own.
     os.chdir(door.home)
-    asyncio.run(_serve(listening, door))
+    asyncio.run(_serve(listening, door, answers))
 
 
-async def _serve(listening: socket.socket, door: Door) -> None:
+async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
     async def handle(process: asyncssh.SSHServerProcess[bytes]) -> None:
         await _run(process, door)
 
@@ -67,6 +67,8 @@ async def _serve(listening: socket.socket, door: Door) -> None:
         # Clients multiplex and stay: time is theirs to limit.
         login_timeout=120,
     )
+    os.write(answers, b"1")
+    os.close(answers)
     await asyncio.Event().wait()
 
 

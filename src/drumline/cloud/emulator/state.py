@@ -1,13 +1,14 @@
 """What becomes of requests and nodes. Pure: no input or output, the clock and chance come in.
 
 `Fleet` holds everything there is. Calls change it, `advance` lets time do its work, and both leave
-orders (`StartHosts`, `EndHosts`) for whoever runs the hosts, who reports back with `hosts_up` and
-`hosts_gone`.
+orders (`StartHosts`, `RestartHosts`, `EndHosts`) for whoever runs the hosts, who reports back with
+`hosts_up` and `hosts_gone`.
 
     request   CREATING → WAITING_FOR_RESOURCES → PROVISIONING → ACTIVE → SUSPENDING → SUSPENDED
                                   └──────────────────┴→ FAILED            any → DELETING → gone
     node                                         CREATING → READY → PREEMPTED, TERMINATED
-                                                                          any → DELETING → gone
+                              READY → STOPPING → STOPPED → STARTING → READY
+                                        READY → RESTARTING → READY        any → DELETING → gone
 
 A request that FAILED or is SUSPENDED stays, is never filled again, and holds its quota until it is
 deleted. A preempted node stays too, without hosts, and holds no chips.
@@ -17,21 +18,21 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from drumline.chips import region_of
+from drumline.cloud.emulator.capacity import check_quota, fits
 from drumline.cloud.emulator.errors import (
-    ABORTED,
     FAILED_PRECONDITION,
     Refused,
     Status,
     already_exists,
     node_in_the_way,
+    not_allowed_now,
     not_found,
+    not_supported,
     preempted_while_created,
-    region_quota,
     stockout,
-    zone_quota,
 )
 from drumline.cloud.emulator.model import (
+    COMING_UP,
     ENDED,
     LOST,
     By,
@@ -42,16 +43,16 @@ from drumline.cloud.emulator.model import (
     NodeSpec,
     NodeState,
     Operation,
+    Order,
     Request,
     RequestSpec,
     RequestState,
+    RestartHosts,
     StartHosts,
     Tier,
     Timing,
 )
-
-# Callers look at an operation for a while after it ended; nobody comes back to the ten-thousandth.
-_OPERATIONS_KEPT = 10_000
+from drumline.cloud.emulator.operations import Operations
 
 
 class Fleet:
@@ -69,11 +70,10 @@ class Fleet:
         self.timing = timing or Timing()
         self.requests: dict[str, Request] = {}
         self.nodes: dict[str, Node] = {}
-        self.operations: dict[str, Operation] = {}
-        self._open: list[Operation] = []
-        self.orders: list[StartHosts | EndHosts] = []
+        self.orders: list[Order] = []
         self._clock = clock
         self._chance = random.Random(seed)  # noqa: S311, it decides who is preempted
+        self.operations = Operations(clock, self._chance)
 
     # What callers ask for.
 
@@ -82,51 +82,92 @@ class Fleet:
         for name in (spec.name, *(node.name for node in spec.nodes)):
             if name in self.requests or name in self.nodes or self._is_promised(name):
                 raise already_exists(name)
-        self._check_quota(spec.nodes)
+        check_quota(spec.nodes, self._holding_quota(), self.limits)
         now = self._clock()
         request = Request(spec, created=now, due=now)
         self.requests[spec.name] = request
-        return self._begin("create", request)
+        return self.operations.begin("create", request)
 
     def create_node(self, spec: NodeSpec) -> Operation:
         """Create a node at once, or fail at once: nobody queues here."""
         if spec.name in self.nodes or self._is_promised(spec.name):
             raise already_exists(spec.name)
-        self._check_quota((spec,))
-        if not self._fits((spec,)):
-            absent = Node(spec, uid=0, created=self._clock(), ready_at=0.0, has_hosts=False)
-            absent.error = stockout(spec.zone, reserved=spec.tier is Tier.RESERVED)
-            return self._begin("create", absent)
-        return self._begin("create", self._make_node(spec, None))
+        check_quota((spec,), self._holding_quota(), self.limits)
+        if not fits((spec,), self.nodes.values(), self.limits):
+            absent = Node(
+                spec, uid=0, created=self._clock(), ready_at=0.0, has_hosts=False, has_disks=False
+            )
+            return self.operations.begin("create", absent, _stockout(spec))
+        return self.operations.begin("create", self._make_node(spec, None))
 
     def delete_request(self, name: str, *, force: bool) -> Operation:
         """Delete a request and, with force, the nodes under it."""
         request = self.request(name)
         if request.state is RequestState.DELETING:
-            return self._begin("delete", request)
+            return self.operations.begin("delete", request)
         nodes = self.nodes_under(request)
         if nodes and not force:
             raise node_in_the_way(name, [node.spec.name for node in nodes])
         self._enter(request, RequestState.DELETING, By.USER, self.timing.delete)
         for node in nodes:
             self._delete(node)
-        return self._begin("delete", request)
+        return self.operations.begin("delete", request)
 
     def delete_node(self, name: str) -> Operation:
         """Delete a node; the request above it, if any, is SUSPENDED for it."""
         node = self.node(name)
         self._delete(node)
-        return self._begin("delete", node)
+        return self.operations.begin("delete", node)
+
+    def stop_node(self, name: str) -> Operation:
+        """Stop a node, which keeps its name and its disks, and gives its chips back."""
+        node = self.node(name)
+        _check_stoppable(node, "stop")
+        if node.state is not NodeState.READY:
+            raise not_allowed_now(name, "stop", node.state, NodeState.READY)
+        node.state = NodeState.STOPPING
+        node.taken_at = None
+        self.orders.append(EndHosts(node, keep_disks=True))
+        return self.operations.begin("stop", node)
+
+    def start_node(self, name: str) -> Operation:
+        """Start a node that was stopped, if there are chips for it."""
+        node = self.node(name)
+        _check_stoppable(node, "start")
+        if node.state is not NodeState.STOPPED:
+            raise not_allowed_now(name, "start", node.state, NodeState.STOPPED)
+        if not fits((node.spec,), self.nodes.values(), self.limits):
+            return self.operations.begin("start", node, _stockout(node.spec))
+        node.state = NodeState.STARTING
+        node.has_hosts = True
+        node.ready_at = self._clock() + self.timing.provision
+        self.orders.append(StartHosts(node))
+        return self.operations.begin("start", node)
+
+    def reset_request(self, name: str) -> Operation:
+        """Reset the hosts of a request: they boot anew, with their disks and without programs."""
+        request = self.request(name)
+        if request.state is not RequestState.ACTIVE:
+            raise not_allowed_now(name, "reset", request.state, RequestState.ACTIVE)
+        nodes = tuple(self.nodes_under(request))
+        for node in nodes:
+            node.state = NodeState.RESTARTING
+            node.answers = False
+            self.orders.append(RestartHosts(node))
+        operation = self.operations.begin("reset", request)
+        operation.nodes = nodes
+        return operation
 
     def relabel(self, name: str, labels: Mapping[str, str]) -> Operation:
         """Replace a node's labels, which a node that is not ready does not allow."""
         node = self.node(name)
         if node.state is not NodeState.READY:
-            message = f"update is not supported while in state {node.state}"
-            raise Refused(Status(FAILED_PRECONDITION, message))
+            raise Refused(
+                Status(FAILED_PRECONDITION, f"update is not supported while in state {node.state}")
+            )
         shown = node.spec.shown | {"labels": dict(labels)}
         node.spec = replace(node.spec, labels=dict(labels), shown=shown)
-        return self._begin("update", node)
+        return self.operations.begin("update", node)
 
     def request(self, name: str) -> Request:
         """The request of that full name."""
@@ -154,20 +195,23 @@ class Fleet:
         """Take the chips away: from a node, or from a request at whatever point it is."""
         nodes = [subject] if isinstance(subject, Node) else self.nodes_under(subject)
         for node in nodes:
-            if node.state in {NodeState.CREATING, NodeState.READY}:
+            if node.state is NodeState.READY or node.state in COMING_UP:
                 node.taken_at = self._clock() + after
         waits = {RequestState.CREATING, RequestState.WAITING}
         if isinstance(subject, Request) and subject.state in waits:
             self._enter(subject, RequestState.SUSPENDING, By.SERVICE)
 
     def hosts_up(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
-        """All hosts of a node have started."""
+        """All hosts of a node have booted and let one in."""
         node.hosts = hosts
+        node.answers = True
 
-    def hosts_gone(self, node: Node) -> None:
-        """Nothing of the node's hosts is left."""
+    def hosts_gone(self, node: Node, *, disks_kept: bool = False) -> None:
+        """Nothing of the node's hosts is left, or nothing but their disks."""
         node.has_hosts = False
+        node.has_disks = node.has_disks and disks_kept
         node.hosts = ()
+        node.answers = False
 
     def advance(self) -> None:
         """Let happen what is due; nothing is left that could happen at this very moment."""
@@ -179,9 +223,7 @@ class Fleet:
                 moved |= self._advance_node(node, now)
             for request in list(self.requests.values()):
                 moved |= self._advance_request(request, now)
-        for operation in [one for one in self._open if _is_done(one)]:
-            operation.ended, operation.error = now, _trouble(operation)
-            self._open.remove(operation)
+        self.operations.close_done()
 
     def next_due(self) -> float | None:
         """When `advance` will have something to do, if only time is missing."""
@@ -193,7 +235,7 @@ class Fleet:
             if request.due > now:
                 yield request.due
         for node in self.nodes.values():
-            if node.state is NodeState.CREATING and node.ready_at > now:
+            if node.state in COMING_UP and node.ready_at > now:
                 yield node.ready_at
             if node.taken_at is not None:
                 yield node.taken_at
@@ -202,7 +244,7 @@ class Fleet:
 
     def _advance_node(self, node: Node, now: float) -> bool:
         if node.state is NodeState.DELETING:
-            if node.has_hosts or now < node.gone_at:
+            if node.has_hosts or node.has_disks or now < node.gone_at:
                 return False
             node.gone = True
             del self.nodes[node.spec.name]
@@ -210,7 +252,10 @@ class Fleet:
         if node.taken_at is not None and now >= node.taken_at:
             self._take(node)
             return True
-        if node.state is NodeState.CREATING and node.hosts and now >= node.ready_at:
+        if node.state is NodeState.STOPPING and not node.has_hosts:
+            node.state = NodeState.STOPPED
+            return True
+        if node.state in COMING_UP and node.answers and now >= node.ready_at:
             node.state = NodeState.READY
             mean = self.timing.preempt_every
             if mean is not None and node.spec.tier is Tier.SPOT and node.taken_at is None:
@@ -249,14 +294,13 @@ class Fleet:
         return True
 
     def _try_to_fill(self, request: Request) -> bool:
-        if self._fits(request.spec.nodes):
+        if fits(request.spec.nodes, self.nodes.values(), self.limits):
             self._enter(request, RequestState.PROVISIONING, By.SERVICE)
             for spec in request.spec.nodes:
                 self._make_node(spec, request.spec.name)
             return True
         if self.limits.fail_when_short:
-            reserved = request.spec.tier is Tier.RESERVED
-            self._fail(request, stockout(request.spec.zone, reserved=reserved))
+            self._fail(request, _stockout(request.spec))
             return True
         return False
 
@@ -306,20 +350,8 @@ class Fleet:
         self._end_hosts(node)
 
     def _end_hosts(self, node: Node) -> None:
-        if node.has_hosts:
+        if node.has_hosts or node.has_disks:
             self.orders.append(EndHosts(node))
-
-    def _begin(self, verb: str, subject: Request | Node) -> Operation:
-        parent = subject.spec.name.rsplit("/", 2)[0]
-        identity = f"{self._chance.getrandbits(128):032x}"
-        operation = Operation(
-            f"{parent}/operations/operation-{identity}", verb, subject, self._clock()
-        )
-        self.operations[operation.name] = operation
-        self._open.append(operation)
-        if len(self.operations) > _OPERATIONS_KEPT:
-            del self.operations[next(iter(self.operations))]
-        return operation
 
     # How much there is.
 
@@ -331,35 +363,6 @@ class Fleet:
             for spec in request.spec.nodes
         )
 
-    def _fits(self, specs: tuple[NodeSpec, ...]) -> bool:
-        pools = self.limits.capacity.get(specs[0].zone, {})
-        for pool, chips in pools.items():
-            asked = sum(spec.slice.chips for spec in specs if _draws_on(spec, pool))
-            used = sum(
-                node.spec.slice.chips
-                for node in self.nodes.values()
-                if node.has_hosts and node.spec.zone == specs[0].zone and _draws_on(node.spec, pool)
-            )
-            if asked and used + asked > chips:
-                return False
-        return True
-
-    def _check_quota(self, specs: tuple[NodeSpec, ...]) -> None:
-        first = specs[0]
-        asked = sum(spec.slice.chips for spec in specs)
-        region = region_of(first.zone)
-        for place, says in ((first.zone, zone_quota), (region, region_quota)):
-            limit = self.limits.quota.get(place, {}).get(first.tier)
-            if limit is None:
-                continue
-            held = sum(
-                spec.slice.chips
-                for spec in self._holding_quota()
-                if spec.tier is first.tier and place in {spec.zone, region_of(spec.zone)}
-            )
-            if held + asked > limit:
-                raise Refused(says(first.slice.generation, first.tier, place, limit))
-
     def _holding_quota(self) -> Iterator[NodeSpec]:
         for request in self.requests.values():
             yield from request.spec.nodes
@@ -368,33 +371,19 @@ class Fleet:
                 yield node.spec
 
 
-def _draws_on(spec: NodeSpec, pool: str) -> bool:
-    return pool in {spec.slice.name, spec.slice.generation}
-
-
 def _all_ready(request: Request, nodes: list[Node]) -> bool:
     return len(nodes) == len(request.spec.nodes) and all(
         node.state is NodeState.READY for node in nodes
     )
 
 
-def _is_done(operation: Operation) -> bool:
-    subject = operation.subject
-    if operation.verb == "delete" or subject.gone:
-        return subject.gone
-    if isinstance(subject, Request):
-        return subject.state is not RequestState.CREATING
-    return subject.state is not NodeState.CREATING or subject.error is not None
+def _stockout(spec: NodeSpec | RequestSpec) -> Status:
+    return stockout(spec.zone, reserved=spec.tier is Tier.RESERVED)
 
 
-def _trouble(operation: Operation) -> Status | None:
-    subject = operation.subject
-    if isinstance(subject, Request) or operation.verb != "create":
-        return None
-    if subject.error is not None:
-        return subject.error
-    if subject.state in LOST:
-        return preempted_while_created()
-    if subject.state is NodeState.DELETING:
-        return Status(ABORTED, "The node was deleted while it was being created.")
-    return None
+def _check_stoppable(node: Node, verb: str) -> None:
+    """Only a node of one host that was created without a queue can be stopped and started."""
+    if node.request is not None:
+        raise not_supported(node.spec.name, verb, "it was created through a queued resource")
+    if node.spec.slice.hosts > 1:
+        raise not_supported(node.spec.name, verb, "it has more than one host")

@@ -3,8 +3,20 @@
 `reading` reads it, `model` says what the keys are and mean, `places` where such a job may run.
 """
 
+from drumline.jobs.spec.changes import changes
 from drumline.jobs.spec.model import JobSpec, Python, Retry
 from drumline.jobs.spec.problems import Problem, SpecError
-from drumline.jobs.spec.reading import load, parse, validate
+from drumline.jobs.spec.reading import amend, load, parse, validate
 
-__all__ = ["JobSpec", "Problem", "Python", "Retry", "SpecError", "load", "parse", "validate"]
+__all__ = [
+    "JobSpec",
+    "Problem",
+    "Python",
+    "Retry",
+    "SpecError",
+    "amend",
+    "changes",
+    "load",
+    "parse",
+    "validate",
+]

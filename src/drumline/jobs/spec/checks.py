@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
+from drumline.jobs.patterns import backtracks
 from drumline.jobs.spec.yaml_lines import Path, Written
 
 In = TypeVar("In")
@@ -270,6 +271,14 @@ def pause(value: object) -> float | str:
     return found
 
 
+def keep(value: object) -> float:
+    """How long something that costs money is kept: `0`, `30m`, `2h`."""
+    found = _length_of_time(value, "a time, like 30m, 2h, or 0")
+    if not 0 <= found <= _LONGEST_PAUSE:
+        raise Wrong(f"is {shown(value)}; it takes 0 s to 7 days")
+    return found
+
+
 def _length_of_time(value: object, takes: str) -> float:
     found = plain(value)
     if isinstance(found, str) and (parts := _SECONDS.fullmatch(found.strip()[:40])):
@@ -291,6 +300,12 @@ def progress(value: object) -> str:
             raise Wrong(f"{shown(pattern)} is no regular expression: {why}") from None
     if "step" not in compiled.groupindex:
         raise Wrong(f"{shown(pattern)} has no group called step, like (?P<step>\\d+)")
+    slow = backtracks(compiled)
+    if slow is not None:
+        raise Wrong(
+            f"{shown(pattern)} tries too many ways to match a line of {len(slow)} {slow[0]!r};"
+            " a repeat inside a repeat, like (\\d+)+, does that: write \\d+"
+        )
     return pattern
 
 

@@ -23,12 +23,23 @@ from drumline.jobs.spec import zones as zone_checks
 from drumline.jobs.spec.checks import Wrong, shown
 from drumline.jobs.spec.yaml_lines import Path as KeyPath
 
+KEEP_SECONDS = 3600.0
+"""Time to mend a bug, and not a night's bill."""
+
 Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(checks.allowance)]
 
 
 def _or_none(check: Callable[[object], Any]) -> BeforeValidator:
     """The check, for a key that may be left empty."""
     return BeforeValidator(lambda value: None if value is None else check(value))
+
+
+def _sent_along(value: object) -> bool | str:
+    if value is None or value == "auto":
+        return "auto"
+    if isinstance(found := checks.plain(value), bool):
+        return found
+    raise Wrong(f"is {shown(value)}; it takes auto, true or false")
 
 
 class Python(BaseModel):
@@ -57,6 +68,12 @@ class Python(BaseModel):
         default=None,
         description="The container image. For `docker`, which needs it.",
         examples=["python:3.12-slim"],
+    )
+    drumline: Annotated[bool | Literal["auto"], BeforeValidator(_sent_along)] = Field(
+        default="auto",
+        description="Whether the hosts get Drumline, of the version that you have here: `auto` "
+        "when the code imports it and does not bring it, `true` always, `false` never.",
+        examples=[True],
     )
 
     @model_validator(mode="after")
@@ -218,11 +235,18 @@ class JobSpec(BaseModel):
         "seconds, or `30s`, `2m`. Default: `30`.",
         examples=["2m"],
     )
+    keep: Annotated[float, BeforeValidator(checks.keep)] = Field(
+        default=KEEP_SECONDS,
+        description="How long a cancelled job keeps its slice for a `resume`, at your cost: "
+        "seconds, `30m`, `2h`; `0` releases it at once. Default: `1h`.",
+        examples=["10m"],
+    )
     progress: Annotated[str | None, _or_none(checks.progress)] = Field(
         default=None,
         description="A regular expression that finds the step in the log, for programs without a "
         "heartbeat. It has a group `step`; other groups (`loss`, `total`, `rate`) are shown and "
-        "plotted as a heartbeat's are.",
+        "plotted as a heartbeat's are. One that takes too long for a line is refused, or given up "
+        "when the log shows it.",
         examples=[r"step (?P<step>\d+)", r"completed step: (?P<step>\d+), .*loss: (?P<loss>\S+)"],
     )
     stuck_after: Annotated[float | Literal["never"], BeforeValidator(checks.pause)] = Field(

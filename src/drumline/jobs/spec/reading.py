@@ -105,6 +105,20 @@ def validate(data: object, *, source: str = "job") -> JobSpec:
         raise SpecError(Problem(source, None, key_of(path), why) for path, why in found) from None
 
 
+def amend(data: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
+    """The job that JSON describes, with `key=value` as given to --set. Raises SpecError."""
+    values, problems = dict(data), []
+    for written in overrides:
+        override = read_override(written)
+        if isinstance(override, Problem):
+            problems.append(override)
+        elif why := apply(values, override, JobSpec.model_fields):
+            problems.append(Problem(override.source, None, key_of(override.path), why))
+    if problems:
+        raise SpecError(problems)
+    return validate(values)
+
+
 class _Places:
     """Which line of the file, or which option, a value came from."""
 

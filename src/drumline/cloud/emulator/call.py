@@ -1,0 +1,146 @@
+"""One call of the API: what it is about, what it carries, and how a list is answered.
+
+A list comes in pages. The token of a page is the key of the last thing on the page before, not a
+count: what is deleted meanwhile neither hides a thing nor shows one twice.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import UUID
+
+from starlette.requests import Request as HttpRequest
+
+from drumline.cloud.emulator.errors import Json, invalid
+from drumline.cloud.emulator.filters import matcher, value_at
+from drumline.cloud.emulator.service import Service
+
+T = TypeVar("T")
+_Key = tuple[str, str]
+"""What a list is ordered by, and the name, which tells apart what is equal otherwise."""
+ANY_ZONE = "-"
+# What any Google API takes.
+_STANDARD = frozenset(
+    {
+        "$.xgafv", "$alt", "access_token", "alt", "callback", "fields", "key", "oauth_token",
+        "prettyPrint", "quotaUser", "uploadType", "upload_protocol", "userIp",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call."""
+
+    service: Service
+    http: HttpRequest
+    body: object
+
+    def path(self, key: str) -> str:
+        """A part of the path."""
+        return str(self.http.path_params.get(key, ""))
+
+    def query(self, key: str) -> str:
+        """A query parameter, in camelCase or snake_case."""
+        return self.http.query_params.get(key) or self.http.query_params.get(_snake(key)) or ""
+
+    def check_query(self, known: Iterable[str]) -> None:
+        """Refuse query parameters that do not exist, as Google does."""
+        takes = _STANDARD.union(*({key, _snake(key)} for key in known))
+        for key in self.http.query_params:
+            if key not in takes:
+                raise invalid(
+                    f'Invalid JSON payload received. Unknown name "{key}": Cannot bind query '
+                    f"parameter. Field '{key}' could not be found in request message."
+                )
+
+    @property
+    def request_id(self) -> str:
+        """The id under which a caller repeats a call, if it has one."""
+        given = self.query("requestId")
+        try:
+            return str(UUID(given)) if given else ""
+        except ValueError:
+            raise invalid(f"Invalid request_id '{given}': must be a UUID", "request_id") from None
+
+    @property
+    def zone(self) -> str:
+        """The zone it is about."""
+        return self.path("zone")
+
+    @property
+    def parent(self) -> str:
+        """`projects/p/locations/z`."""
+        return f"projects/{self.path('project')}/locations/{self.zone}"
+
+    def name(self, collection: str) -> str:
+        """The full name of the resource it is about."""
+        return f"{self.parent}/{collection}/{self.path('id')}"
+
+    def covered(self, everything: Mapping[str, T]) -> dict[str, T]:
+        """Those of the named things that lie in the project and zone of the call."""
+        found = {}
+        for name, one in everything.items():
+            _, project, _, zone, *_ = name.split("/")
+            if project == self.path("project") and self.zone in {zone, ANY_ZONE}:
+                found[name] = one
+        return found
+
+    def page(self, collection: str, everything: Mapping[str, T], show: Callable[[T], Json]) -> Json:
+        """One page of things by their names, filtered and ordered as asked for."""
+        size = _size(self.query("pageSize"), self.service.config.page_size)
+        field, backwards = _order(self.query("orderBy"))
+        wanted = matcher(self.query("filter"))
+        # A list of thousands is read page by page, so only what is looked at is written out.
+        keys: dict[_Key, T] = {
+            (str(value_at(show(one), field) or "") if field else "", name): one
+            for name, one in everything.items()
+            if wanted is None or wanted(show(one))
+        }
+        found = sorted(keys, reverse=backwards)
+        if token := self.query("pageToken"):
+            last = _read_token(token)
+            found = [key for key in found if (key < last if backwards else key > last)]
+        answer: Json = {collection: [show(keys[key]) for key in found[:size]]}
+        if len(found) > size:
+            answer["nextPageToken"] = _token(found[size - 1])
+        return answer
+
+
+def _size(asked: str, most: int) -> int:
+    try:
+        size = int(asked or 0)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise invalid(f"Invalid page_size '{asked}'", "page_size")
+    return min(size or most, most)
+
+
+def _order(asked: str) -> tuple[str, bool]:
+    """The field to sort by, if any, and whether backwards."""
+    field, _, direction = asked.strip().partition(" ")
+    if "," in asked or direction.strip() not in {"", "asc", "desc"}:
+        raise invalid(
+            f"Invalid order_by '{asked}': give one field, and desc to reverse", "order_by"
+        )
+    return field, direction.strip() == "desc"
+
+
+def _token(key: _Key) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode()
+
+
+def _read_token(token: str) -> _Key:
+    try:
+        first, second = json.loads(base64.urlsafe_b64decode(token))
+    except (ValueError, TypeError, binascii.Error):
+        raise invalid("The page token is invalid", "page_token") from None
+    return str(first), str(second)
+
+
+def _snake(key: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in key)

@@ -1,0 +1,37 @@
+"""How many chips there are and how many one may have: capacity and quota. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from drumline.chips import region_of
+from drumline.cloud.emulator.errors import Refused, region_quota, zone_quota
+from drumline.cloud.emulator.model import Limits, Node, NodeSpec
+
+
+def fits(specs: Sequence[NodeSpec], nodes: Iterable[Node], limits: Limits) -> bool:
+    """Whether a zone has the chips for these nodes beside those that run."""
+    zone = specs[0].zone
+    running = [node.spec for node in nodes if node.has_hosts and node.spec.zone == zone]
+    for pool, chips in limits.capacity.get(zone, {}).items():
+        asked = sum(spec.slice.chips for spec in specs if _draws_on(spec, pool))
+        used = sum(spec.slice.chips for spec in running if _draws_on(spec, pool))
+        if asked and used + asked > chips:
+            return False
+    return True
+
+
+def check_quota(specs: Sequence[NodeSpec], holding: Iterable[NodeSpec], limits: Limits) -> None:
+    """Refuse what goes beyond a zone's or a region's quota, with what is held counted in."""
+    first = specs[0]
+    asked = sum(spec.slice.chips for spec in specs)
+    alike = [spec for spec in holding if spec.tier is first.tier]
+    for place, says in ((first.zone, zone_quota), (region_of(first.zone), region_quota)):
+        limit = limits.quota.get(place, {}).get(first.tier)
+        if limit is None:
+            continue
+        held = sum(spec.slice.chips for spec in alike if place in {spec.zone, region_of(spec.zone)})
+        if held + asked > limit:
+            raise Refused(says(first.slice.generation, first.tier, place, limit))
+
+
+def _draws_on(spec: NodeSpec, pool: str) -> bool:
+    return pool in {spec.slice.name, spec.slice.generation}

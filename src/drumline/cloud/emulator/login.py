@@ -1,0 +1,43 @@
+"""The emulator's login: who does not bear its token is refused before anything is read.
+
+A port on the loopback address is open to every user of the machine, and whoever may create a node
+may put a key of their own on it and log in as the emulator's owner.
+"""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from drumline.cloud.emulator import errors
+from drumline.cloud.emulator.control import PREFIX
+
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
+
+
+class Login:
+    """Stands before the whole application: the API, the controls, and paths that do not exist."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        """Let in who bears this token."""
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or refuse it."""
+        if scope["type"] != "http":
+            return
+        given = Headers(scope=scope).get("authorization", "").encode()
+        if hmac.compare_digest(given, self._expected):
+            await self._app(scope, receive, send)
+        else:
+            await _refusal(scope["path"], missing=not given)(scope, receive, send)
+
+
+def _refusal(path: str, *, missing: bool) -> JSONResponse:
+    if path.startswith(PREFIX):
+        sentence = "this emulator is another user's, or was started anew: its token is required"
+        return JSONResponse({"error": sentence}, 401, _CHALLENGE)
+    refused = errors.login_missing() if missing else errors.login_expired()
+    return JSONResponse(refused.as_json(), refused.http_status, _CHALLENGE)

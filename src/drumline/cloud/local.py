@@ -1,0 +1,67 @@
+"""The emulator on this machine as the job manager's cloud.
+
+It is known by its home folder, not by its address: there stand the port and the token of the one
+that runs now, and both are others after it was restarted. They are read at every call, so whoever
+holds this cloud finds the emulator again when it comes back.
+"""
+
+from pathlib import Path
+
+import httpx
+
+from drumline.cloud.emulator import launch
+from drumline.cloud.protocol import CloudError
+from drumline.cloud.tpu_api import TpuApi
+
+# Only a name: where the calls go is found out when they are made.
+_URL = "http://localhost"
+
+
+def emulated_cloud(project: str, home: Path) -> TpuApi:
+    """The Cloud TPU API of the emulator in that home, whether or not one runs there now."""
+    return TpuApi(
+        project,
+        base_url=_URL,
+        storage_url=_URL,
+        credentials=EmulatorCredentials(home),
+        ssh_port=None,
+        transport=_ToEmulator(home),
+    )
+
+
+class EmulatorCredentials:
+    """The token that the emulator wrote down for its owner."""
+
+    quota_project: str | None = None
+
+    def __init__(self, home: Path) -> None:
+        """Read nothing yet."""
+        self._home = home
+
+    async def token(self, refused: str | None = None) -> str:
+        """The token of the emulator that runs now; a restarted one has another."""
+        del refused
+        found = launch.find(self._home)
+        if found is None:
+            raise CloudError(_none_runs(self._home))
+        return found.token
+
+
+class _ToEmulator(httpx.AsyncHTTPTransport):
+    """Sends every call to where the emulator listens now."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self._home = home
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        found = launch.find(self._home)
+        if found is None:
+            raise httpx.ConnectError(_none_runs(self._home), request=request)
+        there = httpx.URL(found.url)
+        request.url = request.url.copy_with(host=there.host, port=there.port)
+        return await super().handle_async_request(request)
+
+
+def _none_runs(home: Path) -> str:
+    return f"no emulator runs in {home}; drumline emulator start starts it"

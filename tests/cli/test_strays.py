@@ -1,0 +1,78 @@
+"""`drumline server strays`: what a lost database left in the cloud."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Run = Callable[..., int]
+Printed = pytest.CaptureFixture[str]
+
+STRAY = {
+    "name": "dl-1f0c9a3e-000004-2", "zone": "us-central2-b", "accelerator": "v4-128",
+    "state": "READY", "job": "000004", "owner": "1f0c9a3e", "hosts": 16, "adoptable": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def left(server: Any) -> Any:
+    server.answers["GET /strays"] = {"strays": [STRAY], "not_seen": {"us-east1-d": "no answer"}}
+    server.answers["POST /strays/release"] = {"text": ["it is being released"]}
+    server.answers["POST /strays/adopt"] = {"text": ["000007 holds it"]}
+    return server
+
+
+def posted(server: Any) -> list[str]:
+    return [path for method, path, _ in server.asked if method == "POST"]
+
+
+def test_what_is_left_is_listed_with_the_next_step(
+    left: Any, drumline: Run, capsys: Printed
+) -> None:
+    assert drumline("server", "strays") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["dl-1f0c9a3e-000004-2", "v4-128", "in", "us-central2-b,"]
+    assert "job 000004 of database 1f0c9a3e" in lines[0]
+    assert "drumline server strays --release" in lines[1]
+    assert lines[2] == "! us-east1-d not seen: no answer"
+    assert posted(left) == []
+
+
+def test_nothing_is_released_unasked(left: Any, drumline: Run, capsys: Printed) -> None:
+    assert drumline("server", "strays", "--release") == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert posted(left) == []
+    assert drumline("server", "strays", "--release", "--yes") == 0
+    assert capsys.readouterr().out == "it is being released\n"
+    assert posted(left) == ["/strays/release"]
+
+
+def test_some_are_adopted_by_name(left: Any, drumline: Run, capsys: Printed) -> None:
+    assert drumline("server", "strays", STRAY["name"], "--adopt") == 0
+    assert capsys.readouterr().out == "000007 holds it\n"
+    (asked,) = [body for method, _, body in left.asked if method == "POST"]
+    assert asked["names"] == [STRAY["name"]]
+
+
+def test_both_at_once_are_neither(left: Any, drumline: Run, capsys: Printed) -> None:
+    assert drumline("server", "strays", "--adopt", "--release") == 2
+    assert "not both" in capsys.readouterr().err
+    assert posted(left) == []
+
+
+def test_nothing_left_is_said(left: Any, drumline: Run, capsys: Printed) -> None:
+    left.answers["GET /strays"] = {"strays": [], "not_seen": {}}
+    assert drumline("server", "strays") == 0
+    assert capsys.readouterr().out == "no slice of a lost database was found\n"
+
+
+def test_the_status_of_the_server_tells_of_them_and_of_rows_it_cannot_read(
+    left: Any, drumline: Run, capsys: Printed
+) -> None:
+    aside = {"id": "000003", "user": "lab", "name": "x", "reason": "choices: field required"}
+    left.answers["GET /status"] |= {"living": 2, "strays": [STRAY], "unreadable": [aside]}
+    assert drumline("server", "status") == 0
+    out = capsys.readouterr().out
+    assert "2 in hand" in out
+    assert "! 1 slice of a lost database; drumline server strays lists them" in out
+    assert "! 000003 cannot be read: choices: field required" in out

@@ -1,0 +1,43 @@
+"""Drumline on the hosts, as `create --dry-run` tells of it and as the hosts are told to find it."""
+
+from pathlib import Path
+
+from drumline import __version__
+from drumline.hosts.code import COMPANION
+from tests.jobs.pretend import Office, play
+
+
+def test_the_plan_says_whether_the_hosts_have_drumline(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("from drumline.train import fit\n")
+
+    async def story(office: Office) -> None:
+        spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "python train.py"}
+        spec["workdir"] = str(folder)
+        sent = await office.desk.plan(spec | {"python": "uv"})
+        assert sent[1] == f"would send 1 file (0.0 MB), Drumline {__version__} with them, set up uv"
+        assert not any(line.startswith("!") for line in sent)
+        off = await office.desk.plan(spec | {"python": {"kind": "uv", "drumline": False}})
+        assert off[1] == "would send 1 file (0.0 MB), set up uv"
+        assert off[-1].startswith("! the code imports drumline, and python.drumline: false keeps")
+        docker = await office.desk.plan(spec | {"python": {"kind": "docker", "image": "lab/x"}})
+        assert docker[-1].startswith("! the code trains with drumline, which is sent along; jax")
+
+    play(tmp_path / "home", story)
+
+
+def test_the_hosts_are_told_where_to_find_it(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create("python -m drumline.train x.py", python={"kind": "uv"})
+        await office.reaches(job, "RUNNING")
+        program = office.starts(job)[-1].program
+        assert f'PYTHONPATH="$PWD/{COMPANION}' in program.wrap[2]
+        assert program.archive is not None
+        assert program.archive.is_file()
+        assert "orbax-checkpoint" in program.steps[0].script
+        other = await office.create("python train.py", python={"kind": "uv"})
+        await office.reaches(other, "RUNNING")
+        assert "PYTHONPATH" not in office.starts(other)[-1].program.wrap[2]
+
+    play(tmp_path, story)

@@ -1,0 +1,21 @@
+"""The server's settings."""
+
+from pathlib import Path
+
+import pytest
+
+from drumline.jobs.config import ConfigError, read
+
+
+def test_an_emulator_elsewhere_is_named_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("endpoint: ~/other/emulator")
+    assert read(tmp_path).endpoint == str(Path.home() / "other" / "emulator")
+    (tmp_path / "config.yaml").write_text("endpoint: http://127.0.0.1:8080")
+    with pytest.raises(ConfigError, match=r"endpoint: an emulator is named by its folder"):
+        read(tmp_path)
+
+
+def test_googles_endpoint_is_an_address(tmp_path: Path) -> None:
+    text = "cloud: google\nproject: lab\nendpoint: https://tpu.example"
+    (tmp_path / "config.yaml").write_text(text)
+    assert read(tmp_path).endpoint == "https://tpu.example"

@@ -1,0 +1,68 @@
+"""A home outlives versions: its database is brought up to date in place, and never half."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from drumline.jobs import schema
+from drumline.jobs.schema import SchemaError
+from drumline.jobs.search import Search
+from drumline.jobs.store import Store
+
+BEFORE_STEPS = Path(__file__).with_name("data") / "jobs-schema-0.sql"
+"""Written by the last version that did not count steps: a job done, one failed, one that keeps its
+slice, one that runs and one that waits."""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.db"
+    db = sqlite3.connect(path)
+    db.executescript(BEFORE_STEPS.read_text())
+    db.close()
+    return path
+
+
+def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) -> None:
+    for _ in range(2):  # the second time there is nothing left to change
+        store = Store(old)
+        assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
+        assert store.find(Search()) == ["000001", "000002", "000003", "000004", "000005"]
+        assert store.find(Search(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
+        done = store.record("000001")
+        assert done is not None
+        assert (done.name, done.job.status) == ("done", "SUCCEEDED")
+        assert store.told.progress("000004") == {"step": 7, "loss": 0.5}
+        assert len(store.told.points("000001")) > 0
+        assert store.set_aside() == []
+        ended = done.job.ended_at
+        assert ended is not None
+        assert "000001" in store.find(Search(since=ended - 1))
+        assert "000001" not in store.find(Search(since=ended + 1))
+        store.close()
+
+
+def test_a_step_that_is_cut_off_leaves_the_file_as_it_was(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM jobs")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "_STEPS", (*schema._STEPS, cut_off))
+        with pytest.raises(KeyboardInterrupt):
+            Store(old)
+    assert len(Store(old).living()) == 3
+
+
+def test_a_database_of_a_newer_version_is_one_sentence_and_untouched(old: Path) -> None:
+    Store(old).close()
+    db = sqlite3.connect(old)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = old.read_bytes()
+    with pytest.raises(SchemaError, match="newer drumline"):
+        Store(old)
+    assert old.read_bytes() == before

@@ -1,0 +1,268 @@
+"""Going on from a checkpoint with another recipe: what is said, what is refused, what is kept."""
+
+# mypy: allow-untyped-calls
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax  # type: ignore[import-untyped]
+import pytest
+
+from drumline.models import MLP
+from drumline.train import (
+    Data,
+    Mistake,
+    Recipe,
+    checkpoint,
+    data,
+    fingerprint,
+    fit,
+)
+from drumline.train.batches import Placed
+from drumline.train.loss import trace_loss
+from drumline.train.provenance import changes, provenance, sampled
+from drumline.train.state import layout, make_mesh
+from tests.train.toy import ROWS, SHARDED, toy
+
+
+def with_data(steps: int, **of_data: Any) -> Recipe:
+    """The toy, with its data changed."""
+    return replace(toy(steps), data=replace(toy(steps).data, **of_data))
+
+
+def louder(params: Any, batch: Any, key: Any) -> Any:
+    value, told = SHARDED.loss(params, batch, key)
+    return 2 * value, told
+
+
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the toy that was ended after six steps."""
+    folder = tmp_path_factory.mktemp("six")
+    fit(toy(6), checkpoint=folder)
+    return folder
+
+
+OTHER_ROWS = {name: column[::-1].copy() for name, column in ROWS.items()}
+FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda: with_data(8, batch=8), "batch 16 → 8"),
+        (lambda: with_data(8, seed=8), "data seed 7 → 8"),
+        (lambda: with_data(8, shuffle=False), "data shuffle True → False"),
+        (lambda: replace(toy(8), data=data.arrays(FEWER_ROWS, batch=16, seed=7)), "data of 203 →"),
+        (lambda: replace(toy(8), data=data.arrays(OTHER_ROWS, batch=16, seed=7)), "other records"),
+        (lambda: toy(8, seed=1), "seed 0 → 1"),
+        (lambda: replace(toy(8), optimizer=optax.adam(0.01)), "optimizer's numbers 0.02 → 0.01"),
+        (
+            lambda: replace(toy(8), optimizer=optax.adam(0.02, nesterov=True)),
+            "the optimizer computes something else",
+        ),
+        (
+            lambda: toy(8, model=replace(SHARDED, loss=louder)),
+            "the model's loss computes something",
+        ),
+    ],
+)
+def test_what_breaks_the_promise_is_told_in_the_recipes_words(
+    change: Callable[[], Recipe], told: str
+) -> None:
+    (found,) = (change for change in changes(origin(toy(8)), origin(change())) if change.breaks)
+    assert told in found.told
+
+
+def origin(recipe: Recipe) -> dict[str, Any]:
+    """Where the checkpoints of a run would come from, without running it."""
+    mesh = make_mesh(recipe.mesh)
+    with jax.set_mesh(mesh):
+        places = layout(recipe, mesh)
+        batch = Placed(recipe.data, mesh, recipe.model.batch_spec()).shapes()
+        traced = trace_loss(recipe.model, places.params, batch).traced
+        found = provenance(recipe, mesh, places, traced)
+    assert json.loads(json.dumps(found)) == found
+    return found
+
+
+def test_a_changed_recipe_is_refused_and_nothing_is_touched(six_steps: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")}
+    with pytest.raises(Mistake) as caught:
+        fit(replace(toy(8, seed=1), optimizer=optax.adam(0.01)), checkpoint=six_steps)
+    assert str(caught.value) == (
+        f"checkpoint: step 6 in {six_steps} comes from another recipe (seed 0 → 1; the "
+        "optimizer's numbers 0.02 → 0.01), and going on would give the result of neither; change "
+        "it back, name another folder, or allow it with --allow-changes or "
+        "fit(…, allow_changes=True)"
+    )
+    assert {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")} == before
+
+
+def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
+    columns = {"image": np.zeros((8, 4), np.float32), "label": np.zeros(8, np.int32)}
+
+    def made(**sizes: Any) -> Recipe:
+        model = MLP(input_dim=4, num_classes=2, **sizes)
+        return replace(toy(8, mesh=4), model=model, data=data.arrays(columns, batch=8))
+
+    before = origin(made(hidden_sizes=(8,)))
+    (wider,) = changes(before, origin(made(hidden_sizes=(16,))))
+    assert wider.told == "model hidden_sizes (8,) → (16,)"
+    assert wider.breaks
+    (elsewhere,) = changes(before, origin(made(hidden_sizes=(8,), layout="fsdp")))
+    assert elsewhere.told == "model layout data → fsdp"
+    assert not elsewhere.breaks
+
+
+def test_on_other_chips_the_same_recipe_goes_on() -> None:
+    now = origin(toy(8))
+    # A model may be traced otherwise for other chips, and is no other for that.
+    model = {**now["model"], "loss": "as traced for a TPU"}
+    before = {**now, "devices": "TPU v4", "hosts": 2, "model": model}
+    told = [change.told for change in changes(before, now) if not change.breaks]
+    assert told == [
+        f"devices TPU v4 → {now['devices']}, so losses agree to rounding",
+        "hosts 2 → 1, so losses agree to rounding",
+    ]
+    assert not any(change.breaks for change in changes(before, now))
+
+
+def test_across_versions_of_jax_programs_are_not_compared() -> None:
+    before, now = origin(toy(8)), origin(replace(toy(8), optimizer=optax.adam(0.01)))
+    old = {**before, "versions": {**before["versions"], "jax": "0.9.0"}}
+    found = changes(old, now)
+    assert not any(change.breaks for change in found)
+    assert "the optimizer, which cannot be compared across versions" in [c.told for c in found]
+    assert any(change.told.startswith("jax 0.9.0 → ") for change in found)
+
+
+def test_what_does_not_matter_is_said_and_not_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(toy(2), checkpoint=tmp_path)
+    capsys.readouterr()
+    fit(toy(3, mesh=4, save_every=1, log_every=3), checkpoint=tmp_path)
+    said = capsys.readouterr().out
+    assert "since that checkpoint: mesh data=8 → data=4, so losses agree to rounding" in said
+    assert "steps 2 → 3" in said
+    fit(toy(3, mesh=4), checkpoint=tmp_path)
+    assert "since that checkpoint" not in capsys.readouterr().out
+
+
+def taken_by(recipe: Recipe, folder: Path, **how: Any) -> list[int]:
+    """The sum of the numbers of the records in each batch that the run has taken so far."""
+    fit(recipe, checkpoint=folder, **how)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [int(json.loads(line)["numbers"]) for line in lines]
+
+
+def test_with_another_batch_size_no_record_is_skipped_or_taken_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ordered = {"shuffle": False}
+    taken_by(with_data(3, **ordered), tmp_path)
+    capsys.readouterr()
+    sums = taken_by(with_data(7, batch=8, **ordered), tmp_path, allow_changes=True)
+    assert "with another recipe from here on, as allowed: batch 16 → 8" in capsys.readouterr().out
+    starts = [(0, 16), (16, 16), (32, 16), (48, 8), (56, 8), (64, 8), (72, 8)]
+    assert sums == [sum(range(start, start + size)) for start, size in starts]
+    # A batch that does not begin at a multiple of its size; and the change has become the recipe.
+    sums = taken_by(with_data(9, batch=32, **ordered), tmp_path, allow_changes=True)
+    assert sums[7:] == [sum(range(80, 112)), sum(range(112, 144))]
+    capsys.readouterr()
+    fit(with_data(9, batch=32, **ordered), checkpoint=tmp_path)
+    assert "another recipe" not in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_an_older_version_goes_on_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = fit(toy(5), checkpoint=None)
+    # As version 0.1 wrote them: the position counted in batches, and no mark beside.
+    monkeypatch.setattr(checkpoint, "RECORDS", checkpoint.OF_OLD)
+    monkeypatch.setattr(checkpoint, "_words", lambda taken: np.asarray(taken // 16, np.int32))
+    fit(toy(3), checkpoint=tmp_path)
+    monkeypatch.undo()
+    for mark in (tmp_path / "drumline").iterdir():
+        mark.unlink()
+    capsys.readouterr()
+    result = fit(toy(5), checkpoint=tmp_path)
+    said = capsys.readouterr().out
+    assert "this checkpoint does not say which recipe and data led to it; taken to be these" in said
+    assert fingerprint(result.state) == fingerprint(undisturbed.state)
+
+
+def test_a_flipped_bit_in_the_note_on_the_recipe_is_no_change_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(toy(2), checkpoint=tmp_path)
+    mark = tmp_path / "drumline" / "2.json"
+    mark.write_text(mark.read_text().replace('"batch": 16', '"batch": 17'))
+    capsys.readouterr()
+    assert fit(toy(3), checkpoint=tmp_path).step == 3
+    assert "does not say which recipe" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "told"),
+    [
+        (
+            optax.adam(0.02, mu_dtype="bfloat16"),
+            "opt_state.0.mu.body has type float32 there and bfloat16 in the recipe",
+        ),
+        (
+            optax.sgd(0.02, momentum=0.9),
+            "it is of another optimizer: opt_state.0.count and 4 more in it alone and "
+            "opt_state.0.trace.body and 1 more in the recipe alone",
+        ),
+    ],
+)
+def test_another_optimizer_is_told_in_its_own_words(
+    six_steps: Path, optimizer: optax.GradientTransformation, told: str
+) -> None:
+    with pytest.raises(Mistake) as caught:
+        fit(replace(toy(8), optimizer=optimizer), checkpoint=six_steps)
+    assert f"checkpoint 6 does not fit the recipe ({told})" in str(caught.value)
+    assert "damaged" not in str(caught.value)
+
+
+def test_records_that_differ_each_time_say_nothing_about_the_data() -> None:
+    chance = np.random.default_rng(0)
+
+    class Augmented:
+        def __len__(self) -> int:
+            return 5
+
+        def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+            return {"x": chance.normal(size=len(numbers))}
+
+    assert sampled(Data(Augmented(), batch=1)) is None
+    steady = sampled(data.arrays(ROWS, batch=16))
+    assert steady == sampled(data.arrays(ROWS, batch=8, shuffle=False))
+    assert steady != sampled(data.arrays(OTHER_ROWS, batch=16))
+
+
+def test_a_schedule_that_ends_elsewhere_is_another_optimizer() -> None:
+    def made(steps: int) -> Recipe:
+        optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps))
+        return replace(toy(steps), optimizer=optimizer)
+
+    first, second = changes(origin(made(2)), origin(made(4)))
+    assert first.told == "the optimizer's numbers 2 → 4"
+    assert first.breaks
+    assert second.told == "steps 2 → 4"
+
+
+def test_a_rate_that_lives_in_the_optimizers_state_is_compared_too() -> None:
+    def made(rate: float) -> Recipe:
+        injected = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+        return replace(toy(8), optimizer=injected)
+
+    (found,) = changes(origin(made(0.1)), origin(made(0.2)))
+    assert found.told == "the optimizer's numbers 0.1 → 0.2"

@@ -1,0 +1,146 @@
+"""Models of the user's own: what `Functions` takes, and what it refuses in a sentence."""
+
+# mypy: allow-untyped-calls
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from drumline.train import Evaluation, Functions, Mistake, Recipe, data, fit
+from tests.train.toy import ROWS, init, toy
+
+
+def predicted(params: Any, batch: Any) -> Any:
+    return jnp.tanh(batch["x"] @ params["body"]) @ params["head"]
+
+
+def loss_alone(params: Any, batch: Any, key: Any) -> jax.Array:
+    del key
+    return jnp.mean((predicted(params, batch) - batch["y"]) ** 2)
+
+
+def own(loss: Any, steps: int = 2, **changes: Any) -> Recipe:
+    return replace(toy(steps), model=Functions(init, loss), **changes)
+
+
+def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
+    result = fit(own(loss_alone, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
+    assert result.metrics["loss"] > 0
+    assert result.metrics["eval_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (
+            lambda params, batch: loss_alone(params, batch, None),
+            "loss: it takes (params, batch) and is called with (params, batch, key)",
+        ),
+        (
+            lambda params, batch, _: predicted(params, batch),
+            "loss: it has shape (16,); return one number",
+        ),
+        (
+            lambda params, batch, key: (loss_alone(params, batch, key), predicted(params, batch)),
+            "loss: it returns neither the loss alone nor (loss, metrics)",
+        ),
+        (
+            lambda params, batch, key: (loss_alone(params, batch, key), {"all": batch["y"]}),
+            "loss: metric 'all' is not one number",
+        ),
+        (
+            lambda params, batch, _: jnp.argmax(predicted(params, batch)),
+            "loss: it is no floating-point number",
+        ),
+        (lambda *_: None, "loss: it is no floating-point number"),
+    ],
+)
+def test_what_is_no_loss_is_told_in_a_sentence(loss: Any, told: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        fit(own(loss))
+    assert str(caught.value).startswith(told)
+    assert "\n" not in str(caught.value)
+
+
+# Evaluation ---------------------------------------------------------------------------------------
+
+
+def with_dropout(params: Any, batch: Any, key: Any) -> jax.Array:
+    x = batch["x"]
+    if key is not None:
+        x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0)
+    return loss_alone(params, {**batch, "x": x}, None)
+
+
+def test_an_evaluation_has_no_dropout() -> None:
+    result = fit(own(with_dropout, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
+    whole = {name: jnp.asarray(column) for name, column in ROWS.items()}
+    expected = float(loss_alone(jax.device_get(result.state.params), whole, None))
+    assert result.metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_that_cannot_do_without_its_key_is_told_before_anything_runs() -> None:
+    def always_drops(params: Any, batch: Any, key: Any) -> jax.Array:
+        kept = jax.random.bernoulli(key, 0.5, batch["x"].shape)
+        return loss_alone(params, {**batch, "x": jnp.where(kept, batch["x"], 0)}, None)
+
+    with pytest.raises(Mistake) as caught:
+        fit(own(always_drops, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
+    assert str(caught.value) == (
+        "evaluation: the model's loss draws from its key, and an evaluation has key=None; leave "
+        "out dropout and noise there, or give Evaluation a function"
+    )
+    assert fit(own(always_drops)).step == 2
+
+
+def measured(batch: int, **function: Any) -> dict[str, float]:
+    """What is measured on the toy's 203 rows, in batches of this size, on one device."""
+    source = data.arrays(ROWS, batch=batch)
+    recipe = own(loss_alone, 1, mesh={"data": 1}, evaluation=Evaluation(source, **function))
+    return fit(recipe).metrics
+
+
+def in_every_way(params: Any, batch: Any) -> dict[str, Any]:
+    error = jnp.abs(predicted(params, batch) - batch["y"])
+    far = error > 2.0
+    return {
+        "mean": error.mean(),
+        "by_row": error,
+        "of_the_far": (jnp.where(far, error, 0).sum(), far.sum()),
+        "largest": error.max(),
+    }
+
+
+def test_what_is_measured_does_not_depend_on_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = measured(7, function=in_every_way), measured(203, function=in_every_way)
+    said = capsys.readouterr().out
+    for name in ("eval_mean", "eval_by_row", "eval_of_the_far"):
+        assert small[name] == pytest.approx(large[name], rel=1e-5), name
+    assert small["eval_mean"] == pytest.approx(small["eval_by_row"], rel=1e-6)
+    # What cannot be right is said once, and only where there is more than one batch.
+    told = "evaluation: largest is no mean over rows, so it depends on the batch of 7; return one "
+    assert said.count(told) == 1
+    assert said.count("is no mean over rows") == 1
+
+
+def test_a_model_may_say_what_an_evaluation_measures() -> None:
+    model = Functions(init, loss_alone, evaluate=lambda _, batch: {"one": batch["y"] * 0 + 1})
+    made = replace(toy(1), model=model, evaluation=Evaluation(data.arrays(ROWS, batch=16)))
+    assert fit(made).metrics["eval_one"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda _, batch: batch["y"].mean(), "the function returns no dict"),
+        (lambda _, batch: {"x": batch["x"]}, "x has shape (7, 16); return one number"),
+        (lambda _, batch: {"x": (batch["y"], 3.0)}, "x is a pair of other things"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_a_sentence(function: Any, told: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        measured(7, function=function)
+    assert told in str(caught.value)
