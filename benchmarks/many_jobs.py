@@ -10,6 +10,7 @@ its own and prints a step a second, and the server looks at Google's pace too.
 """
 
 import json
+import signal
 import sqlite3
 import statistics
 import subprocess
@@ -240,6 +241,8 @@ def print_table(title: str, rows: list[tuple[str, str, str]]) -> None:
 
 
 if __name__ == "__main__":
+    # So that whoever ends it early leaves no server and no emulator behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     chosen = sys.argv[1:] or ["waiting", "running"]
     for name, table in (("waiting", waiting_table), ("running", running_table)):
         if name in chosen:

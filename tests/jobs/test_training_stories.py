@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,11 +107,14 @@ def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(world: World)
     assert history["points"][-1]["step"] == 24
 
 
-def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(world: World) -> None:
-    job = train(world, 24, retry={"failures": 0})
-    world.until(lambda: step_of(world, job) >= 5)
-    world.emulator("preempt", target=job, notice=4.0)
-    shown = world.end(job)
+def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(tmp_path: Path) -> None:
+    with a_world(tmp_path) as world:
+        # As at Google, a host goes down later than its program, and sooner than it is given.
+        world.configure(patience={"shutdown": 30.0})
+        job = train(world, 24, retry={"failures": 0})
+        world.until(lambda: step_of(world, job) >= 5)
+        world.emulator("preempt", target=job, notice=4.0)
+        shown = world.end(job)
     assert shown["status"] == "SUCCEEDED"
     assert [one["outcome"] for one in shown["attempts"]] == ["preempted", "succeeded"]
     assert (shown["preemptions"], shown["failures"], shown["steps_again"]) == (1, 0, 0)

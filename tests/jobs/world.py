@@ -1,5 +1,6 @@
 """A home folder, a server and an emulator of their own, driven as a user would."""
 
+import json
 import os
 import shutil
 import signal
@@ -50,6 +51,10 @@ class World:
         self.jobs = jobs
         self.client = Client(home)
         jobs.mkdir(parents=True, exist_ok=True)
+
+    def configure(self, **settings: Any) -> None:
+        """The server's settings, before it first starts."""
+        (self.home / "config.yaml").write_text(json.dumps(settings))
 
     def start_emulator(self) -> None:
         launch.ensure_running(self.home / "emulator")

@@ -92,3 +92,58 @@ def test_options_that_do_not_exist() -> None:
     assert message(feedforward, *sharded, activation=jnp.tanh, layout="both") == (
         "feedforward: layout must be 'columns' or 'rows', not 'both'"
     )
+
+
+def test_a_ring_outside_shard_map_and_one_over_an_axis_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match=r"there is no mesh axis 'Y' outside jax\.shard_map"):
+        allgather_matmul(jnp.ones((2, 4)), jnp.ones((4, 6)), axis_name="Y")
+    for axis, says in (
+        ("Q", "axis 'Q' is not manual here, but 'Y'; name one of these"),
+        (("Y", "Y"), r"axis_name \('Y', 'Y'\) has 'Y' twice"),
+    ):
+        mesh, _ = mesh_of((2,), 0)
+
+        def local(axis: Any = axis) -> jax.Array:
+            return matmul_allreduce(jnp.ones((2, 4)), jnp.ones((4, 6)), axis_name=axis)
+
+        with pytest.raises(ValueError, match=says):
+            jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=spec()))
+
+
+@pytest.mark.parametrize("function", [allgather_matmul, matmul_reducescatter, matmul_allreduce])
+def test_an_operand_over_an_explicit_axis_that_is_not_manual(function: Any) -> None:
+    mesh = jax.make_mesh((2, 4), ("X", "Y"))
+    rows, columns = (8, 16), (16, 8)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones(rows), spec("X", "Y"))
+        w = jnp.ones(columns)
+        weights = spec(None, "Y") if function is allgather_matmul else spec("Y")
+        run = jax.shard_map(
+            lambda x, w: function(x, w, axis_name="Y"),
+            axis_names={"Y"},
+            in_specs=(spec(None, "Y"), weights),
+            out_specs=spec() if function is matmul_allreduce else spec(None, "Y"),
+        )
+        with pytest.raises(ValueError, match="x is divided over 'X', an Explicit axis"):
+            jax.eval_shape(run, x, w)
+
+
+@pytest.mark.parametrize("function", [allgather_matmul, matmul_reducescatter, matmul_allreduce])
+def test_forward_mode(function: Any) -> None:
+    mesh, _ = mesh_of((2,), 0)
+    weights = spec(None, "Y") if function is allgather_matmul else spec("Y")
+    run = jax.shard_map(
+        lambda x, w: function(x, w, axis_name="Y"),
+        mesh=mesh,
+        in_specs=(spec(None, "Y"), weights),
+        out_specs=spec() if function is matmul_allreduce else spec(None, "Y"),
+    )
+    x, w = jnp.ones((2, 4)), jnp.ones((4, 6))
+    says = f"{function.__name__}: has a gradient .* but no forward mode"
+    for call in (
+        lambda: jax.jvp(run, (x, w), (x, w)),
+        lambda: jax.jit(lambda x, w: jax.jvp(run, (x, w), (x, w)))(x, w),
+        lambda: jax.linearize(run, x, w)[1](x, w),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()

@@ -211,3 +211,52 @@ def test_equal_products_outside_jit_are_compiled_once(
         assert "Compiling" not in caplog.text
         einsum(case.spec, x, w, out_sharding=out, loop="unrolled")
         assert "Compiling" in caplog.text
+
+
+def test_a_gradient_where_an_axis_of_one_device_stands_in_an_operand_alone() -> None:
+    mesh = jax.make_mesh((1, 4), ("Z", "Y"))
+    rng = np.random.default_rng(0)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(rng.normal(size=(8, 16)).astype(np.float32), P("Z", "Y"))
+        w = jax.device_put(rng.normal(size=(16, 4)).astype(np.float32), P("Y"))
+        g = rng.normal(size=(8, 4)).astype(np.float32)
+
+        def pulled(x: jax.Array, w: jax.Array) -> Any:
+            y, pull = jax.vjp(lambda x, w: einsum("bd,df->bf", x, w, out_sharding=P()), x, w)
+            return y, *pull(jax.device_put(g, P()))
+
+        y, dx, dw = jax.jit(pulled)(x, w)
+    a, b = np.asarray(x), np.asarray(w)
+    for found, exact in ((y, a @ b), (dx, g @ b.T), (dw, a.T @ g)):
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"out_sharding": None}, r"einsum: out_sharding is None; give a PartitionSpec"),
+        ({"out_sharding": "X"}, r"einsum: out_sharding is 'X'; give a PartitionSpec"),
+        ({"out_sharding": P("Q")}, r"out_sharding names axis 'Q', but the mesh has 'X', 'Y'"),
+        (
+            {"out_sharding": P(), "x_sharding": P(None, ("Y", "Q"))},
+            r"x_sharding names axis 'Q', but the mesh has 'X', 'Y'",
+        ),
+        ({"out_sharding": P("X", None, "Y")}, r"has 3 entries, but 'bf' of .* has 2 dimensions"),
+    ],
+)
+def test_a_sharding_that_means_nothing_is_named(options: dict[str, Any], says: str) -> None:
+    with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
+        x = jax.device_put(np.ones((4, 8), np.float32), P("X", "Y"))
+        w = jax.device_put(np.ones((8, 8), np.float32), P(None, "Y"))
+        with pytest.raises(ValueError, match=says):
+            einsum("bd,df->bf", x, w, **options)
+
+
+def test_no_rows_make_no_rows() -> None:
+    for name in ("gather contraction", "gather rows", "scatter columns", "allreduce"):
+        case, on = CASES[name], WIRINGS["2x4"]
+        with jax.set_mesh(on.mesh()):
+            x, w, out = operands(case, on, on.mesh())
+            none = jax.device_put(x[:0], x.sharding)
+            y = jax.jit(lambda x, w: einsum(case.spec, x, w, out_sharding=out))(none, w)  # noqa: B023
+        assert y.shape[0] == 0

@@ -141,3 +141,37 @@ def test_without_gates_the_experts_are_averaged() -> None:
     np.testing.assert_allclose(
         one, np.einsum("sd,sdf->sf", case.a, case.w[assignment[:, 0]]), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("exchange", ["local", "alltoall", "allgather"])
+def test_what_cannot_be_differentiated_is_named(exchange: str) -> None:
+    case, chosen = draw(4, 2, tokens=8), assign("uniform", 4, 2, 8)
+    product: Any = expert_matmul if exchange == "local" else sharded(mesh_of(4, 1), exchange)
+
+    def forward(a: Any) -> Any:
+        return product(a, case.w, chosen, case.gates)
+
+    def slope(a: Any) -> Any:
+        return jnp.sum(jax.grad(lambda a: jnp.sum(forward(a) ** 2))(a) ** 2)
+
+    with pytest.raises(ValueError, match=r"expert_matmul: has a gradient .* no forward mode"):
+        jax.jit(lambda a: jax.jvp(forward, (a,), (a,)))(case.a)
+    with pytest.raises(ValueError, match=r"expert_matmul.*: has a gradient but no second"):
+        jax.eval_shape(jax.grad(slope), case.a)
+    with pytest.raises(ValueError, match=r"expert_matmul: there is no mesh axis 'X' outside"):
+        expert_matmul(case.a, case.w, chosen, case.gates, axis_name="X")
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "allgather"])
+def test_vmap_over_tokens_is_the_product_of_each(exchange: str) -> None:
+    case, chosen = draw(4, 2, tokens=8), assign("adversarial", 4, 2, 8)
+    function = sharded(mesh_of(4, 1), exchange)
+    two = np.stack([case.a, 2 * case.a])
+
+    def mapped(two: Any) -> Any:
+        over_tokens = jax.vmap(lambda a: function(a, case.w, chosen, case.gates))
+        return over_tokens(two)
+
+    once = jax.jit(function, compiler_options=QUICK)(case.a, case.w, chosen, case.gates)
+    found = jax.jit(mapped, compiler_options=QUICK)(two)
+    np.testing.assert_allclose(found, np.stack([once, 2 * np.asarray(once)]), rtol=1e-5, atol=1e-5)

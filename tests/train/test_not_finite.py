@@ -155,7 +155,7 @@ def grows_until_it_breaks(params: Any, batch: Any, key: Any) -> jax.Array:
 
 
 def test_a_skipped_batch_is_computed_again_with_the_very_parameters_it_failed_with() -> None:
-    made = with_rows(ROWS, 12, nan="skip", save_every=100)
+    made = replace(with_rows(ROWS, 12, nan="skip", save_every=100), mesh={"data": 1})
     model = Functions(made.model.init, grows_until_it_breaks)
     result = fit(replace(made, model=model))
     assert result.ending is Ending.DONE
@@ -173,15 +173,15 @@ def test_many_skipped_batches_end_as_if_they_had_not_been_there(
     good = np.delete(np.arange(144), [n for n in range(144) if n // 4 % 3 == 2])
 
     def made(columns: dict[str, np.ndarray], steps: int) -> Recipe:
-        source = data.arrays(columns, batch=8, shuffle=False)
+        source = data.arrays(columns, batch=4, shuffle=False)
         recipe = with_rows(columns, steps, nan="skip", save_every=100)
-        return replace(recipe, data=replace(source, batch=4), mesh={"data": 4})
+        return replace(recipe, data=source, mesh={"data": 1})
 
     result = fit(made(rows, 36), checkpoint=tmp_path)
     said = capsys.readouterr().out
     assert said.count("not a number from batch") == 12
     assert said.count("first on host 0 of 1") == 10
-    assert said.rstrip().endswith("step 36: not a number from batch 35") or "batch 35" in said
+    assert "step 36: not a number from batch 35\n" in said
     expected = fit(made({name: column[good] for name, column in ROWS.items()}, 24)).state
     assert fingerprint(result.state.params) == fingerprint(expected.params)
     assert result.step == 36

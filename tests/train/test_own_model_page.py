@@ -10,6 +10,8 @@ import pytest
 from drumline.jobs.spec import parse
 from drumline.train import Evaluation, fit
 from drumline.train.__main__ import main
+from drumline.train.provenance import changes
+from tests.train.test_changed_recipe import origin
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "own-model.md").read_text(encoding="utf-8")
@@ -21,28 +23,35 @@ def test_the_config_trains_is_evaluated_and_goes_on(
 ) -> None:
     (tmp_path / "train.py").write_text(FIRST)
     words = [str(tmp_path / "train.py"), "--checkpoint", str(tmp_path / "run")]
-    assert main([*words, "--set", "steps=150"]) == 0
+    assert main([*words, "--set", "steps=10"]) == 0
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "going on from step 150" in said
+    assert "going on from step 10" in said
     (accuracy,) = re.findall(r"done: step 300 .* eval accuracy (\S+)", said)
     assert float(accuracy) > 0.95
-    assert main([*words, "--set", "batch=32", "--set", "learning_rate=0.003"]) == 2
-    refused = capsys.readouterr().err
-    told = "(batch 64 → 32; the optimizer's numbers 0.01 → 0.003)"
-    assert told in refused
-    assert told in PAGE
 
 
-def test_what_comes_after_it_runs_too() -> None:
-    page: dict[str, Any] = {}
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """What the page defines, from its first block to its last."""
+    names: dict[str, Any] = {}
     for block in (FIRST, *REST):
-        exec(compile(block, "docs/own-model.md", "exec"), page)  # noqa: S102
-    made = page["recipe"](steps=1)
-    with_squares = Evaluation(replace(page["squares"], batch=8), page["measure"])
+        exec(compile(block, "docs/own-model.md", "exec"), names)  # noqa: S102
+    return names
+
+
+def test_what_comes_after_it_runs_too(page: dict[str, Any]) -> None:
+    made = replace(page["recipe"](steps=1), mesh={"data": 1})
+    with_squares = Evaluation(page["squares"], page["measure"])
     result = fit(replace(made, model=page["sharded"], evaluation=with_squares))
     assert {"eval_error", "eval_square", "eval_far"} <= result.metrics.keys()
-    assert fit(replace(made, model=page["module"], evaluation=None)).metrics["loss"] > 0
+    assert origin(replace(made, model=page["module"]))["model"]["kind"] == "Functions"
+
+
+def test_the_page_tells_of_a_change_as_the_run_does(page: dict[str, Any]) -> None:
+    recipe = page["recipe"]
+    before, now = origin(recipe()), origin(recipe(batch=32, learning_rate=0.003))
+    assert f"({'; '.join(change.told for change in changes(before, now))})" in PAGE
 
 
 def test_the_job_file_is_one(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ class JobFiles:
         """Whether Drumline's own package goes to the hosts with the code."""
         scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
         local = self._config.local
+        if spec.workdir is None:
+            return companion(None, scripts, python, local=local)
         try:
             return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
         except code.CodeError as wrong:

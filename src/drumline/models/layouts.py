@@ -390,7 +390,7 @@ _gathered.defvjp(_gather_forward, _gather_backward)
 def _is_no_weight(primitive: Any, *_inputs: Any, **_params: Any) -> bool:
     """Whether a result may be kept for the backward pass.
 
-    Not what was gathered, nor what merely has another type or shape: from that, the gathered
+    Not what was gathered, nor what merely has another type, shape or mark: from that, the gathered
     weights would be kept in another form.
     """
     return primitive.name not in {
@@ -398,6 +398,7 @@ def _is_no_weight(primitive: Any, *_inputs: Any, **_params: Any) -> bool:
         "concatenate",
         "convert_element_type",
         "reshape",
+        "reverse_only",
         "squeeze",
         "transpose",
     }

@@ -8,11 +8,13 @@ the tiles into one all-reduce that waits for the whole product.
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
+from drumline.parallel.modes import reverse_only
 from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings import (
     Arrival,
@@ -61,10 +63,10 @@ def matmul_allreduce(
     check_weight(caller, x, w)
     check_contraction(caller, x, w)
     checked = is_checked(axis_name)
-    x, w = vary_alike(axis_name, x, w)
-    rows = x.reshape(-1, x.shape[-1])
+    x, w = reverse_only(caller, *vary_alike(axis_name, x, w))
+    rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     cut = _cut(caller, ring, rows.shape[0], w.shape[1])
-    return _allreduce(ring, cut, checked, rows, w).reshape(*x.shape[:-1], -1)
+    return _allreduce(ring, cut, checked, rows, w).reshape(*x.shape[:-1], w.shape[1])
 
 
 def _cut(caller: str, ring: Ring, rows: int, columns: int) -> Scattered:

@@ -129,20 +129,45 @@ class _Place:
         mesh: Mesh | None,
         given: tuple[Placement | None, Placement | None],
     ) -> _Place:
+        told = {"out_sharding": out_sharding, "x_sharding": given[0], "w_sharding": given[1]}
+        for name, sharding in told.items():
+            _check_kind(caller, name, sharding, optional=name != "out_sharding")
         found = mesh or _mesh_of(out_sharding, *given, x, w)
         if found is None:
             raise ValueError(
                 f"{caller}: no mesh is known; set one with jax.set_mesh, pass mesh=, "
                 "or give out_sharding as a NamedSharding"
             )
+        for name, sharding in told.items():
+            _check_axes(caller, name, sharding, found)
         specs = tuple(
-            _spec_of(caller, name, operand, told, found)
-            for name, operand, told in (("x", x, given[0]), ("w", w, given[1]))
+            _spec_of(caller, name, operand, placed, found)
+            for name, operand, placed in (("x", x, given[0]), ("w", w, given[1]))
         )
         return cls(found, (specs[0], specs[1]), _bare(out_sharding))
 
     def has(self, kind: AxisType) -> bool:
         return kind in self.mesh.axis_types
+
+
+def _check_kind(caller: str, name: str, sharding: object, *, optional: bool) -> None:
+    if isinstance(sharding, Placement) or (optional and sharding is None):
+        return
+    raise ValueError(
+        f"{caller}: {name} is {sharding!r}; give a PartitionSpec, as P('X', None), "
+        "where P() is an array that is whole on every device, or a NamedSharding"
+    )
+
+
+def _check_axes(caller: str, name: str, sharding: Placement | None, mesh: AnyMesh) -> None:
+    """Refuse axes that the mesh does not have."""
+    for entry in () if sharding is None else _bare(sharding):
+        for axis in entry if isinstance(entry, tuple) else (entry,):
+            if isinstance(axis, str) and axis not in mesh.axis_names:
+                raise ValueError(
+                    f"{caller}: {name} names axis {axis!r}, but the mesh has "
+                    f"{', '.join(map(repr, mesh.axis_names))}"
+                )
 
 
 def _bare(sharding: Placement) -> PartitionSpec:
@@ -213,6 +238,11 @@ def _product(spec: str, x: Any, w: Any, place: _Place) -> Product:
     mesh = dict(place.mesh.shape)
 
     def labelled(labels: str, known: PartitionSpec | None) -> Labelled:
+        if known is not None and len(known) > len(labels):
+            raise ValueError(
+                f"einsum: the sharding {known} has {len(known)} entries, but {labels!r} of "
+                f"{spec!r} has {len(labels)} dimensions"
+            )
         axes = without_single(spread(known or _WHOLE, len(labels)), mesh)
         return Labelled(labels, tuple(lengths[n] for n in labels), axes)
 
@@ -271,7 +301,7 @@ def _on_ring(work: _Work, x: jax.Array, w: jax.Array) -> jax.Array:
     a = _arranged(x, product.x.labels, rows + contracted)
     a = a.reshape(*row_lengths, prod(a.shape[len(rows) :]))
     b = _arranged(w, product.w.labels, contracted + columns)
-    b = b.reshape(prod(b.shape[: len(contracted)]), -1)
+    b = b.reshape(prod(b.shape[: len(contracted)]), prod(b.shape[len(contracted) :]))
     out = _multiply(route, a, b, dict(work.options))
     out = out.reshape(local)
     out = _arranged(out, rows + columns, result.labels)

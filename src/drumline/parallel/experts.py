@@ -21,6 +21,7 @@ from drumline.parallel.experts_functions import Linear
 from drumline.parallel.grouped_blocks import accumulator, alike
 from drumline.parallel.grouped_matmul import outer, product, row_alignment
 from drumline.parallel.grouped_rows import group_rows
+from drumline.parallel.modes import once_only, reverse_only
 
 Exchange = Literal["alltoall", "allgather"]
 
@@ -81,6 +82,7 @@ def expert_matmul(
     inside = (assignment >= 0) & (assignment < experts)
     keys = jnp.where(inside, assignment, experts).astype(jnp.int32)
     a, w, keys, gates = alike(a, w, keys, gates)
+    a, w, gates = reverse_only(caller, a, w, gates)
     if a.shape[0] == 0:
         return jnp.zeros_like(a, shape=(0, w.shape[2]))
     if axis_name is None:
@@ -112,7 +114,7 @@ def _sorted_backward(
     a, w, keys, gates = saved
     k = keys.shape[1]
     groups = group_rows(keys.reshape(-1), w.shape[0], row_alignment((w,)))
-    dy = groups.spread(dout, k)
+    dy = groups.spread(once_only("expert_matmul", dout), k)
     # The gate weighs x here and not dy, so that dx is free of it: its dot product with a is then
     # the gate's own gradient, and the experts' outputs need not be computed again.
     dw = outer(groups.spread(a, k, gates), dy, groups.sizes, out_dtype=w.dtype, aligned=True)

@@ -29,8 +29,10 @@ from drumline.parallel.grouped_blocks import accumulator
 from drumline.parallel.grouped_matmul import row_alignment
 from drumline.parallel.grouped_rows import Grouping, group_rows
 from drumline.parallel.grouped_typed import by_platform, fori_loop, psum_scatter
+from drumline.parallel.modes import once_only
 
 T = TypeVar("T")
+_CALLERS = "expert_matmul or moe_feedforward"
 
 
 class Axes(NamedTuple):
@@ -75,6 +77,7 @@ def _forward(
 def _backward(
     function: ExpertFunction, axes: Axes, saved: _Inputs, dout: jax.Array
 ) -> tuple[jax.Array, Matrices, None, jax.Array]:
+    dout = once_only(_CALLERS, dout)
     da, dmatrices, dgates = _by_device(partial(_backward_rounds, function, axes), *saved, dout)
     return da, dmatrices, None, dgates
 
@@ -123,7 +126,7 @@ def _among_backward(
     k, dtype = keys.shape[1], accumulator(a.dtype)
     everyone = _bring_everyone(axes, a, matrices, keys, gates)
     groups = everyone.groups
-    dy = lax.all_gather(dout, axes.experts, tiled=True)
+    dy = lax.all_gather(once_only(_CALLERS, dout), axes.experts, tiled=True)
     if function.sums_columns:
         dy = _whole(dy, axes)
     dx, dmatrices, dgate = function.backward(

@@ -24,6 +24,7 @@ from drumline.parallel.grouped_blocks import accumulator, alike
 from drumline.parallel.grouped_matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped_rows import Grouping, group_rows
 from drumline.parallel.grouped_typed import pmean, psum
+from drumline.parallel.modes import reverse_only
 from drumline.parallel.routing import Gate, Gating, Routing, route
 
 _SOFTMAX = Gating()
@@ -83,6 +84,7 @@ def moe_feedforward(
     routing = route(logits, k, **asdict(gating), axis_name=axis_name, buffer_rows=buffer_rows)
     keys, gates = routing.experts, routing.gates
     x, w_in, w_out, keys, gates = alike(x, w_in, w_out, keys, gates)
+    x, w_in, w_out, gates = reverse_only(caller, x, w_in, w_out, gates)
     function = GatedFeedforward(activation)
     if axis_name is None:
         return Feedforward(_sorted_feedforward(function, x, w_in, w_out, keys, gates), routing)

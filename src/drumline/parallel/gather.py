@@ -8,12 +8,14 @@ tour of the shards (for w): running the ring again is cheaper than keeping what 
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import Literal, get_args
 
 import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
+from drumline.parallel.modes import reverse_only
 from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings import (
     Arrival,
@@ -76,12 +78,12 @@ def allgather_matmul(
     else:
         check_rows(caller, x, "gathered='rows'")
         check_contraction(caller, x, w)
-    x, w = vary_alike(axis_name, x, w)
+    x, w = reverse_only(caller, *vary_alike(axis_name, x, w))
     if ring.size == 1:
         return dot(ring, x, w)
     if gathered == "contraction":
-        rows = x.reshape(-1, x.shape[-1])
-        return _gather(ring, "contraction", rows, w).reshape(*x.shape[:-1], -1)
+        rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
+        return _gather(ring, "contraction", rows, w).reshape(*x.shape[:-1], w.shape[1])
     return _gather(ring, "rows", x, w)
 
 

@@ -27,6 +27,7 @@ from jax.typing import DTypeLike
 
 from drumline.parallel.grouped_blocks import accumulator, alike, blocked_matmul, blocked_outer
 from drumline.parallel.grouped_typed import array_type, by_platform
+from drumline.parallel.modes import batch_first, once_only
 
 
 def grouped_matmul(
@@ -78,6 +79,7 @@ def _backward(
     promises: _Promises, saved: _Saved, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     x, w, sizes = saved
+    dy = once_only("grouped_matmul", dy)
     dx = product(dy, w, sizes, transpose=True, **promises._asdict())
     return dx, outer(x, dy, sizes, out_dtype=w.dtype, aligned=promises.aligned), None
 
@@ -165,6 +167,7 @@ def _tpu_matmul(
         ragged_dot_dimension_numbers=dimensions,
         preferred_element_type=accumulator(x.dtype),
     )
+    x, w, sizes = batch_first(x, w, sizes)
     # What ragged_dot leaves in rows that belong to no group is not promised, nor is it that its
     # sum over a group's rows leaves them out.
     return _zero_rest(multiply, x, w, sizes).astype(out_dtype)
@@ -176,6 +179,7 @@ def _tpu_outer(x: jax.Array, y: jax.Array, sizes: jax.Array, *, out_dtype: jnp.d
         lhs_ragged_dimensions=[0],
         rhs_group_dimensions=[],
     )
+    x, y, sizes = batch_first(x, y, sizes)
     return lax.ragged_dot_general(
         x, y, sizes, dimensions, preferred_element_type=accumulator(x.dtype)
     ).astype(out_dtype)

@@ -9,6 +9,7 @@ import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
+from drumline.parallel.modes import batch_first
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
 def ragged_all_to_all(*operands: jax.Array, axis_name: AxisName) -> jax.Array:
     """`lax.ragged_all_to_all`."""
     moved = lax.ragged_all_to_all(  # type: ignore[no-untyped-call]
-        *operands, axis_name=axis_name
+        *batch_first(*operands), axis_name=axis_name
     )
     return cast(jax.Array, moved)
 

@@ -14,6 +14,7 @@ import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
+from drumline.parallel.modes import reverse_only
 from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings import (
     Arrival,
@@ -73,7 +74,7 @@ def matmul_reducescatter(
     else:
         check_rows(caller, x, "scattered='rows'")
         check_divides(caller, "rows of x", x.shape[-2], ring)
-    x, w = vary_alike(axis_name, x, w)
+    x, w = reverse_only(caller, *vary_alike(axis_name, x, w))
     return dot(ring, x, w) if ring.size == 1 else _scatter(ring, scattered, x, w)
 
 

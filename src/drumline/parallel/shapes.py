@@ -15,6 +15,14 @@ def check_weight(caller: str, x: jax.Array, w: jax.Array) -> None:
         )
     if x.ndim == 0:
         raise ValueError(f"{caller}: x must have at least one dimension, but it is a scalar")
+    for name, array in (("x", x), ("w", w)):
+        divided = [axis for axis in getattr(jax.typeof(array).sharding, "spec", ()) if axis]
+        if divided:
+            raise ValueError(
+                f"{caller}: {name} is divided over {divided[0]!r}, an Explicit axis that the "
+                "surrounding jax.shard_map is not manual over; make it manual over that axis too, "
+                "or give the mesh Auto axes"
+            )
 
 
 def check_rows(caller: str, x: jax.Array, option: str) -> None:

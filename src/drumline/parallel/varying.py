@@ -9,19 +9,24 @@ an all-reduce has to tell the type system that its result is the same everywhere
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from drumline.parallel.axes import AxisName
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """The mesh axes along which devices may hold different values of x."""
-    kind = jax.typeof(x)
+    return _varying(jax.typeof(x))
+
+
+def _varying(kind: Any) -> frozenset[str]:
     manual = getattr(kind, "manual_axis_type", None)
     axes = getattr(kind, "vma", frozenset()) if manual is None else manual.varying
     return frozenset(axes)
@@ -50,7 +55,8 @@ def zeros(shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array) -> jax.Arra
 def same_everywhere(axis_name: AxisName, x: jax.Array) -> jax.Array:
     """Declare that x is equal on all devices of the axis, as the result of an all-reduce is.
 
-    It moves nothing: the caller's ring has made it so. JAX has no cast in this direction, since
+    It moves nothing: the caller's ring has made it so, or there is one device. In its gradient
+    every device's copy takes an equal share. JAX has no cast in this direction, since
     it cannot check it; hence a primitive that is the identity in the compiled program.
     """
     if not is_checked(axis_name):
@@ -79,4 +85,20 @@ def _batch(args: Sequence[jax.Array], dims: Sequence[int | None]) -> tuple[jax.A
     return _same_everywhere_p.bind(x, pattern), dim  # type: ignore[no-untyped-call]
 
 
+def _differentiate(primals: Sequence[jax.Array], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    (x, pattern), (dx, _) = primals, tangents
+    out = _same_everywhere_p.bind(x, pattern)  # type: ignore[no-untyped-call]
+    if type(dx) is ad.Zero:
+        return out, ad.Zero(jax.typeof(out))
+    return out, _same_everywhere_p.bind(dx, pattern)  # type: ignore[no-untyped-call]
+
+
+def _transpose(cotangent: jax.Array, x: Any, _pattern: jax.Array) -> tuple[jax.Array, None]:
+    axes = _varying(x.aval)
+    copies = prod(lax.axis_size(axis) for axis in axes - varying_axes(cotangent))
+    return _vary_over(axes, cotangent / copies if copies > 1 else cotangent), None
+
+
 batching.primitive_batchers[_same_everywhere_p] = _batch
+ad.primitive_jvps[_same_everywhere_p] = _differentiate
+ad.primitive_transposes[_same_everywhere_p] = _transpose

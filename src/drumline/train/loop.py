@@ -200,8 +200,12 @@ class _Run:
                 f"({why}), and going on would give the result of neither; change it back, name "
                 "another folder, or allow it with --allow-changes or fit(…, allow_changes=True)"
             )
-        for sentence in compared.said:
+        for sentence in (self.whence, *compared.said):
             self.say(sentence)
+
+    @property
+    def whence(self) -> str:
+        return f"going on from step {self.step:,}"
 
     def resume(self) -> Saved:
         """Take the newest checkpoint, or begin at the beginning."""
@@ -218,8 +222,6 @@ class _Run:
         self.started: deque[_Started] = deque()
         self.clock.start(self.history.seconds.get(self.step, 0.0))
         self.show(self.step, {})
-        if self.step:
-            self.say(f"going on from step {self.step:,}")
         return found
 
     def start_step(self) -> None:
@@ -338,6 +340,8 @@ class _Run:
             return False
         self.passed_over.add(bad.taken)
         self.resume()
+        if self.step:
+            self.say(self.whence)
         self.say(f"passing over {self.named(bad)}")
         return True
 

@@ -26,7 +26,7 @@ from starlette.applications import Starlette
 from drumline.cloud.emulator import control, rest
 from drumline.cloud.emulator.config import BadConfig, Config, load
 from drumline.cloud.emulator.hosts import Ground
-from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, make_private
+from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, for_owner, make_private
 from drumline.cloud.emulator.login import Login
 from drumline.cloud.emulator.service import Service
 from drumline.cloud.visits import Visits
@@ -54,7 +54,7 @@ def main() -> int:
         print(wrong, file=sys.stderr)
         return MISTAKE
     _allow_many_hosts()
-    with open(home / "lock", "w", opener=_private) as lock:
+    with open(home / "lock", "w", opener=for_owner) as lock:
         if not _take(lock):
             print(f"an emulator already runs in {home}", file=sys.stderr)
             return MISTAKE
@@ -76,10 +76,6 @@ def _take(lock: IO[str]) -> bool:
             time.sleep(0.01)
         else:
             return True
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class _Server(uvicorn.Server):
@@ -162,7 +158,7 @@ def _announce(home: Path, port: int, token: str) -> None:
         "started": time.time(),
     }
     draft = home / f"{ENDPOINT}.{os.getpid()}"
-    with open(draft, "w", opener=_private) as file:
+    with open(draft, "w", opener=for_owner) as file:
         json.dump(endpoint, file)
     draft.replace(home / ENDPOINT)
 

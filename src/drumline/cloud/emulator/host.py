@@ -36,7 +36,7 @@ from drumline.cloud.emulator.sshd import Door, authorized_keys, serve_forever
 
 VFIO_LINE = "Failed to initialize TPU system: open(/dev/vfio/0): Device or resource busy"
 HOWS = ("silent", "reboot", "vfio", "slow", "heal")
-OBEYED = "obeyed"
+ACKNOWLEDGED = "acknowledged"
 """A host's word when it has done what it was told."""
 STARTUP_LOG = "startup-script.log"
 """Where a startup script's output goes; the cloud has it in the system's journal."""
@@ -163,7 +163,7 @@ class _Host:
                         return
                     self._break(how)
                     with contextlib.suppress(OSError):
-                        self._pipe.send(OBEYED)
+                        self._pipe.send(ACKNOWLEDGED)
             self._keep_slow()
 
     def end(self) -> None:

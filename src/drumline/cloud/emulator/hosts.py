@@ -53,39 +53,38 @@ class _Running:
     pid: int
     pipe: Connection
     mark: str
-    folder: Path
     boots: int = 0
     """How often it said that its login answers."""
-    told: int = 0
-    obeyed: int = 0
+    sent: int = 0
+    acknowledged: int = 0
     """Of what it was told to do, how much it has done."""
     up: host.Up | None = None
-    deaf: bool = False
+    closed: bool = False
     """Whether it will say no more."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def listen(self) -> None:
         """Keep what it says from now on."""
-        asyncio.get_running_loop().add_reader(self.pipe.fileno(), self._hear)
+        asyncio.get_running_loop().add_reader(self.pipe.fileno(), self._receive)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             word = self.pipe.recv()
         except (EOFError, OSError):
-            self.close_ear()
+            self.stop_listening()
             return
         if isinstance(word, host.Up):
             self.up = word
             self.boots += 1
-        elif word == host.OBEYED:
-            self.obeyed += 1
+        elif word == host.ACKNOWLEDGED:
+            self.acknowledged += 1
         self.changed.set()
 
-    def close_ear(self) -> None:
+    def stop_listening(self) -> None:
         """Hear no more; whoever waits is told."""
-        if not self.deaf:
+        if not self.closed:
             asyncio.get_running_loop().remove_reader(self.pipe.fileno())
-            self.deaf = True
+            self.closed = True
             self.changed.set()
 
     async def booted(self, times: int) -> host.Up | None:
@@ -95,17 +94,17 @@ class _Running:
 
     async def do(self, how: str) -> bool:
         """Tell it to do something and wait until it has; False if it never will."""
-        self.told += 1
-        order = self.told
+        self.sent += 1
+        order = self.sent
         try:
             self.pipe.send(how)
         except OSError:
             return False
-        await self._until(lambda: self.obeyed >= order)
-        return self.obeyed >= order
+        await self._until(lambda: self.acknowledged >= order)
+        return self.acknowledged >= order
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds() and not self.deaf:
+        while not holds() and not self.closed:
             self.changed.clear()
             await self.changed.wait()
 
@@ -127,7 +126,7 @@ class Hosts:
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: dict[int, asyncio.Lock] = {}
         self._keys: dict[int, dict[int, bytes]] = {}
-        self._doomed: set[int] = set()
+        self._ending: set[int] = set()
 
     def clear_away(self) -> None:
         """End and remove what an earlier emulator in this home left behind."""
@@ -173,7 +172,7 @@ class Hosts:
         async def work() -> None:
             async with self._lock(node):
                 await self._end_all(node.uid)
-                self._doomed.discard(node.uid)
+                self._ending.discard(node.uid)
                 if not keep_disks:
                     await asyncio.to_thread(shutil.rmtree, self._folder(node), ignore_errors=True)
                     self._keys.pop(node.uid, None)
@@ -181,7 +180,7 @@ class Hosts:
             report(node, keep_disks)
 
         # Those that boot are not waited for.
-        self._doomed.add(node.uid)
+        self._ending.add(node.uid)
         self._send_all(node.uid, "end")
         self._spawn(work())
 
@@ -229,7 +228,7 @@ class Hosts:
         self._running[node.uid] = running
         for one in running:
             one.listen()
-        if node.uid in self._doomed:
+        if node.uid in self._ending:
             self._send_all(node.uid, "end")
         return _addresses(await asyncio.gather(*(one.booted(1) for one in running)))
 
@@ -255,7 +254,7 @@ class Hosts:
         process = self._context.Process(target=host.main, args=(spec, theirs), name=name)
         process.start()
         theirs.close()
-        return _Running(process, process.pid or 0, ours, spec.mark, folder)
+        return _Running(process, process.pid or 0, ours, spec.mark)
 
     async def _end_all(self, uid: int) -> None:
         ending = self._running.get(uid, [])
@@ -268,7 +267,7 @@ class Hosts:
             one.process.kill()
             await _readable(one.process.sentinel, _END_SECONDS)
         crashed = one.process.exitcode != 0
-        one.close_ear()
+        one.stop_listening()
         one.pipe.close()
         one.process.close()
         if crashed:

@@ -78,11 +78,11 @@ def ensure_running(home: Path) -> str:
     if url := endpoint(home):
         return url
     make_private(home)
-    with open(home / "launch.lock", "w", opener=_private) as lock:
+    with open(home / "launch.lock", "w", opener=for_owner) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if url := endpoint(home):
             return url
-        with open(home / "log", "ab", opener=_private) as log:
+        with open(home / "log", "ab", opener=for_owner) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "drumline.cloud.emulator", "--home", str(home)],
                 stdin=subprocess.DEVNULL,
@@ -191,7 +191,8 @@ def _holds_its_lock(home: Path) -> bool:
     return False
 
 
-def _private(path: str, flags: int) -> int:
+def for_owner(path: str, flags: int) -> int:
+    """An opener of files that their owner alone can read."""
     return os.open(path, flags, 0o600)
 
 
