@@ -66,7 +66,16 @@ def test_list_as_json_has_the_promised_keys(
 
 def test_list_asks_for_those_that_fit(server: Any, drumline: Run) -> None:
     server.holds()
-    words = ("--status", "running,Failed", "--name", "llama-*", "--user", "lab", "--limit", "5")
+    words: tuple[str, ...] = (
+        "--status",
+        "running,Failed",
+        "--name",
+        "llama-*",
+        "--user",
+        "lab",
+        "--limit",
+        "5",
+    )
     words += ("--before", "12")
     assert drumline("list", *words) == 0
     [(_, path, _)] = server.asked
