@@ -638,7 +638,7 @@ def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, 
     ("words", "found"),
     [
         (["ca"], ["cancel"]),
-        (["server", "s"], ["status", "stop"]),
+        (["server", "sto"], ["stop"]),
         (["list", "--sta"], ["--status"]),
         (["show", ""], ["000005", "000004"]),
         (["show", "000004", ""], []),

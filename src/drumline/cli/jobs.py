@@ -244,7 +244,7 @@ def resume(
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Start jobs again that have ended, by their files as they are now."""
+    """Start jobs again that have ended, by their files as now."""
     from drumline.jobs.client import Refused
     from drumline.jobs.spec import SpecError
 

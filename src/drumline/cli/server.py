@@ -66,7 +66,7 @@ def strays(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """List slices of a job database that was lost; release or adopt them."""
+    """List slices of a lost job database; release or adopt them."""
     client = connect()
     if release and adopt:
         typer.echo("--release or --adopt, not both", err=True)
