@@ -66,8 +66,8 @@ def test_list_as_json_has_the_promised_keys(
 
 def test_list_asks_for_those_that_fit(server: Any, drumline: Run) -> None:
     server.holds()
-    words = ("--status", "running,Failed", "--name", "llama-*", "--user", "lab", "--limit", "5")
-    words += ("--before", "12")
+    words = ["--status", "running,Failed", "--name", "llama-*", "--user", "lab", "--limit", "5"]
+    words += ["--before", "12"]
     assert drumline("list", *words) == 0
     [(_, path, _)] = server.asked
     assert path == "/jobs?name=llama-%2A&user=lab&limit=5&before=000012&status=RUNNING%2CFAILED"
