@@ -76,6 +76,8 @@ class Pulses:
         self._folders = folders
         self._clock = clock
         self._progress: dict[str, dict[str, Any]] = {}
+        self._silent: set[str] = set()
+        """Jobs of which the store has no report: a list asks for each of a thousand that wait."""
         self._pulses: dict[str, _Pulse] = {}
         self._written: dict[str, _Written] = {}
         self.trouble: dict[str, str] = {}
@@ -83,7 +85,12 @@ class Pulses:
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
         """The newest that a job told, in this attempt or the last one that told anything."""
-        return self._progress.get(job_id) or self._store.told.progress(job_id)
+        found = self._progress.get(job_id)
+        if found is None and job_id not in self._silent:
+            found = self._store.told.progress(job_id)
+            if found is None:
+                self._silent.add(job_id)
+        return found
 
     def course(self, job_id: str, attempt: int) -> Course | None:
         """How an attempt has gone so far."""
@@ -199,6 +206,7 @@ class Pulses:
     def forget(self, job_id: str) -> None:
         """The job is gone, or has ended and all it told is written down."""
         self._progress.pop(job_id, None)
+        self._silent.discard(job_id)
         self._pulses.pop(job_id, None)
         self._written.pop(job_id, None)
         self.trouble.pop(job_id, None)
