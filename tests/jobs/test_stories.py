@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.cloud.emulator import launch
 from tests.jobs.world import World, a_world
 
 
@@ -259,3 +260,12 @@ def test_a_server_whose_home_was_removed_leaves(world: World) -> None:
         return not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
     world.until(has_left, 20, "the server to leave")
+
+
+def test_a_new_job_brings_back_an_emulator_that_left(world: World) -> None:
+    first = world.create("true")
+    world.end(first)
+    world.cloud_is_empty()
+    launch.stop(world.home / "emulator")
+    second = world.create("true")
+    assert world.end(second)["status"] == "SUCCEEDED"

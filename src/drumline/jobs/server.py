@@ -67,6 +67,7 @@ def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn)
 
     async def create(request: Request) -> Response:
         body = await request.json()
+        await asyncio.to_thread(start_emulator, desk.supervisor.config)
         shown = await desk.create(
             body["spec"], body.get("secrets", {}), body.get("user", ""), body.get("origin")
         )
@@ -211,18 +212,26 @@ async def _no_room(_: Request, error: Exception) -> Response:
 def connect(config: Config) -> Cloud:
     """The cloud the settings name; the emulator is started when it is not running."""
     if config.local:
-        from drumline.cloud.emulator import launch
         from drumline.cloud.local import emulated_cloud
 
-        if config.endpoint:
-            return emulated_cloud(config.project, Path(config.endpoint))
-        home = Folders(config.home).emulator
-        launch.ensure_running(home)
+        start_emulator(config)
+        home = Path(config.endpoint) if config.endpoint else Folders(config.home).emulator
         return emulated_cloud(config.project, home)
     from drumline.cloud.credentials import GoogleCredentials
 
     url = config.endpoint or GOOGLE
     return TpuApi(config.project, base_url=url, credentials=GoogleCredentials())
+
+
+def start_emulator(config: Config) -> None:
+    """Start our own emulator where it is the cloud and does not run: it leaves when it is idle."""
+    from drumline.cloud.emulator import launch
+
+    if config.local and not config.endpoint:
+        try:
+            launch.ensure_running(Folders(config.home).emulator)
+        except launch.EmulatorError as wrong:
+            raise Mistake(f"the emulator does not start: {wrong}", 502) from None
 
 
 def ssh_key(folders: Folders) -> str:
@@ -240,8 +249,9 @@ def ssh_key(folders: Folders) -> str:
 async def _home_is_gone(door: Path) -> None:
     """Return when nobody can reach us any more: the socket was removed, or is another's."""
     ours = door.stat().st_ino
-    while door.exists() and door.stat().st_ino == ours:
-        await asyncio.sleep(HOME_CHECK_SECONDS)
+    with contextlib.suppress(FileNotFoundError):
+        while door.stat().st_ino == ours:
+            await asyncio.sleep(HOME_CHECK_SECONDS)
 
 
 async def serve(config: Config, stay: bool = False) -> None:

@@ -48,6 +48,9 @@ def serve_forever(listening: socket.socket, door: Door, answers: int) -> None:
     asyncio.run(_serve(listening, door, answers))
 
 
+CHUNK = 1 << 16
+
+
 async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
     async def handle(process: asyncssh.SSHServerProcess[bytes]) -> None:
         await _run(process, door)
@@ -156,8 +159,45 @@ async def _start_on_pipes(
         for fd in (stdin, stdout, stderr):
             os.close(fd)
     # The end of one output is not the end of the other, so neither ends the channel.
-    await process.redirect(stdin=to_program, stdout=from_stdout, stderr=from_stderr, send_eof=False)
+    await process.redirect(stdout=from_stdout, stderr=from_stderr, send_eof=False)
+    feeding = asyncio.create_task(_feed(process.stdin, to_program, program.pid))
+    _feeding.add(feeding)
+    feeding.add_done_callback(_feeding.discard)
     return program
+
+
+_feeding: set[asyncio.Task[None]] = set()
+
+
+async def _feed(source: asyncssh.SSHReader[bytes], pipe: int, program: int) -> None:
+    """Pass a program what is sent to it.
+
+    Not by a redirect: asyncio closes a pipe whose buffer was filled again, and closed, while it
+    told of room in it, and what is in the buffer then is lost.
+    """
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, os.fdopen(pipe, "wb", 0)
+    )
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    try:
+        while True:
+            try:
+                data = await source.read(CHUNK)
+            except asyncssh.BreakReceived:
+                os.kill(program, signal.SIGINT)
+                continue
+            except asyncssh.SignalReceived as sent:
+                os.kill(program, signal.Signals[f"SIG{sent.signal}"])
+                continue
+            if not data:
+                return
+            writer.write(data)
+            await writer.drain()
+    except (OSError, KeyError, asyncssh.Error):
+        return  # it has ended, or closed its input, or the connection was cut
+    finally:
+        writer.close()
 
 
 async def _start_on_terminal(
