@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from drumline.train.batches import Placed, once_through
 from drumline.train.loss import TracedLoss, loss_of
 from drumline.train.mistakes import Mistake
-from drumline.train.recipe import Batch, Metrics, Model, Params, Recipe
+from drumline.train.recipe import Batch, Model, Params, Recipe
 from drumline.train.state import on_all
 
 AHEAD = 2
@@ -115,11 +115,6 @@ class Measure:
         for name, mean, off in zip(self._names, self._means, far, strict=True):
             if mean and off:
                 yield name
-
-
-def by_name(metrics: Metrics) -> list[jax.Array]:
-    """Metrics in the order of their names, which is the order jit brings dicts into."""
-    return [metrics[name] for name in sorted(metrics)]
 
 
 def _fraction(name: str, value: Any, rows: int) -> tuple[jax.Array, jax.Array]:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax  # type: ignore[import-untyped]
 from jax.sharding import Mesh
 
-from drumline.train.evaluate import by_name
 from drumline.train.finite import squares
 from drumline.train.loss import loss_of
 from drumline.train.recipe import Batch, Recipe
@@ -57,7 +56,14 @@ def make_step(recipe: Recipe, mesh: Mesh, places: State) -> Any:
         watch = jnp.where(halts, HALTED, watch).astype(watch.dtype)
         number = state.step + (watch != HALTED).astype(state.step.dtype)
         norm = jnp.sqrt(by_group.sum())
-        words = [notice.max(), finite, loss, norm, *by_name(metrics), *jnp.isfinite(by_group)]
+        words = [
+            notice.max(),
+            finite,
+            loss,
+            norm,
+            *(metrics[name] for name in sorted(metrics)),
+            *jnp.isfinite(by_group),
+        ]
         told = jnp.stack([jnp.asarray(word, jnp.float32) for word in words])
         return State(params, opt_state, number, state.key), watch, told
 
