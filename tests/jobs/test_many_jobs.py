@@ -245,12 +245,21 @@ def test_code_that_no_job_will_ask_for_goes_after_a_week(tmp_path: Path) -> None
         path = tmp_path / f"{name}.tar.gz"
         path.write_bytes(b"x")
         os.utime(path, (now - days * DAY,) * 2)
+    pruning.prune_code(tmp_path, {"used"}, now)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.tar.gz", "used.tar.gz"]
+
+
+def test_code_that_is_being_packed_stays_whatever_the_clock_says_until_the_next_server(
+    tmp_path: Path,
+) -> None:
     draft = tmp_path / ".packing-1"
     draft.mkdir()
     (draft / "code.tar.gz").write_bytes(b"x")
-    os.utime(draft, (now - 2 * DAY,) * 2)
-    pruning.prune_code(tmp_path, {"used"}, now)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.tar.gz", "used.tar.gz"]
+    os.utime(draft, (0, 0))
+    pruning.prune_code(tmp_path, (), 100 * DAY)
+    assert draft.exists()
+    pruning.remove_drafts(tmp_path)
+    assert not draft.exists()
 
 
 def test_code_that_no_job_will_ask_for_takes_so_much_room_and_no_more(

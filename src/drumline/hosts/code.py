@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 
 from drumline.hosts.ignore import ALWAYS, files_below
 
+DRAFT = ".packing-"
+"""How the name of an archive begins that is not finished."""
 LARGEST = 512 * 10**6
 """Bytes. Data belongs into a bucket: this goes to every host of every slice."""
 COMPANION = ".drumline/python"
@@ -47,7 +49,7 @@ def pack(
     names = _sendable(folder, largest) if folder else []
     into.mkdir(parents=True, exist_ok=True)
     total = 0
-    with tempfile.TemporaryDirectory(dir=into, prefix=".packing-") as drafts:
+    with tempfile.TemporaryDirectory(dir=into, prefix=DRAFT) as drafts:
         draft = Path(drafts) / "code.tar.gz"
         with (
             draft.open("wb") as raw,

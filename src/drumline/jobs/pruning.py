@@ -13,9 +13,11 @@ metrics and logs stay until `clean`.
 """
 
 import asyncio
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from drumline.hosts.code import DRAFT
 from drumline.jobs.store import Store
 
 DAY = 86400.0
@@ -26,8 +28,6 @@ SLICES = 20
 SLICE_AGE = DAY
 CODE_AGE = 7 * DAY
 CODE_BYTES = 2 * 10**9
-DRAFT_AGE = DAY
-"""Of an archive that was never finished: the server that packed it is gone."""
 
 
 async def prune_rows(store: Store, now: float) -> None:
@@ -46,10 +46,7 @@ def prune_code(folder: Path, used: Collection[str], now: float) -> None:
             facts = path.stat()
         except FileNotFoundError:
             continue
-        if path.name.startswith(".packing-"):
-            if facts.st_mtime < now - DRAFT_AGE:
-                _remove_draft(path)
-        elif path.name.removesuffix(".tar.gz") not in used:
+        if path.name.endswith(".tar.gz") and path.name.removesuffix(".tar.gz") not in used:
             found.append((facts.st_mtime, facts.st_size, path))
     total = 0
     for written, size, path in sorted(found, reverse=True):
@@ -60,7 +57,7 @@ def prune_code(folder: Path, used: Collection[str], now: float) -> None:
             path.unlink(missing_ok=True)
 
 
-def _remove_draft(path: Path) -> None:
-    for inner in path.iterdir():
-        inner.unlink(missing_ok=True)
-    path.rmdir()
+def remove_drafts(folder: Path) -> None:
+    """Remove archives that an earlier server never finished; call it before any is begun."""
+    for draft in folder.glob(f"{DRAFT}*"):
+        shutil.rmtree(draft, ignore_errors=True)

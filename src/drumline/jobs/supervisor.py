@@ -26,7 +26,7 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.logs import trim
 from drumline.jobs.looks import Looks
 from drumline.jobs.program import program_of, told_events
-from drumline.jobs.pruning import prune_code, prune_rows
+from drumline.jobs.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.pulses import Pulses
 from drumline.jobs.releases import LABEL_JOB, LABEL_OWNER, Releases
 from drumline.jobs.state import (
@@ -83,6 +83,7 @@ class Supervisor:
         """Jobs that have not ended or hold a slice; the others are in the store alone."""
         living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
         self.folders.forget_other_secrets(living)
+        remove_drafts(self.folders.code)
         self.cloud = cloud
         self.looks = Looks(cloud, config.look_seconds, clock)
         self.pulses = Pulses(store, self.folders, clock)

@@ -364,10 +364,17 @@ def vit_l16(**changes: Any) -> ViT:
 def layer_norm(
     x: Float[Array, "*rows D"], scale: Float[Array, " D"], shift: Float[Array, " D"]
 ) -> Float[Array, "*rows D"]:
-    """Move each vector to mean zero and variance one, in float32; then scale and shift it."""
+    """Move each vector to mean zero and variance one, in float32; then scale and shift it.
+
+    The variance as a difference of two means, of squares and squared, takes one pass over a vector
+    and loses all digits where the mean outweighs what varies. So the vector is taken from one of
+    its own elements, which is never further from the mean than √D standard deviations: what is
+    lost then is a relative D·2⁻²⁴ at most. The element itself cancels, hence no gradient to it.
+    """
     wide = x.astype(jnp.float32)
-    # The variance is of what is left without the mean: as the difference of two means, of squares
-    # and squared, it would lose all digits where the mean outweighs what varies.
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    near = wide - lax.stop_gradient(wide[..., :1])
+    mean = jnp.mean(near, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(near), axis=-1, keepdims=True) - jnp.square(mean)
+    centred = near - mean
+    variance = jnp.maximum(variance, 0.0)
     return (centred * lax.rsqrt(variance + EPSILON) * scale + shift).astype(x.dtype)

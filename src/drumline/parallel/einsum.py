@@ -161,7 +161,7 @@ def _check_kind(caller: str, name: str, sharding: object, *, optional: bool) -> 
 
 def _check_axes(caller: str, name: str, sharding: Placement | None, mesh: AnyMesh) -> None:
     """Refuse axes that the mesh does not have."""
-    for entry in () if sharding is None else _bare(sharding):
+    for entry in () if sharding is None else _bare(sharding).partitions:
         for axis in entry if isinstance(entry, tuple) else (entry,):
             if isinstance(axis, str) and axis not in mesh.axis_names:
                 raise ValueError(
