@@ -297,6 +297,6 @@ def play(home: Path, story: Story, settings: str = "") -> None:
             await office.close()
 
     PretendedSession.opened = []
-    hosts = patch("drumline.jobs.supervisor.SliceSession", PretendedSession)
+    hosts = patch("drumline.hosts.session.SliceSession", PretendedSession)
     with hosts, asyncio.Runner(loop_factory=JumpingLoop) as runner:
         runner.run(stage())

@@ -20,6 +20,8 @@ from drumline.jobs import Client, Refused
 from drumline.jobs import caller as caller_module
 from drumline.jobs.caller import Caller, NoServer, home_folder
 from drumline.jobs.client import job_id
+from drumline.jobs.folders import Folders
+from drumline.jobs.server import ssh_key
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude.
@@ -252,3 +254,17 @@ def test_importing_the_client_loads_the_standard_library_alone() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_public_half_of_the_key_is_that_of_the_key_there_is(tmp_path: Path) -> None:
+    import asyncssh
+
+    folders = Folders(tmp_path)
+    folders.key.parent.mkdir(parents=True, exist_ok=True)
+    first = ssh_key(folders)
+    assert ssh_key(folders) == first
+    other = asyncssh.generate_private_key("ssh-ed25519", comment="another")
+    folders.key.write_bytes(other.export_private_key())
+    assert ssh_key(folders) == other.export_public_key().decode().strip() != first
+    for file in folders.key.parent.iterdir():
+        assert file.stat().st_mode & 0o077 == 0 or file == folders.key

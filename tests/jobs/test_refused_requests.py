@@ -164,7 +164,7 @@ def test_a_start_that_raises_rests_and_is_told_in_the_note(
         assert "the archive is nowhere" in office.show(job)["reason"]
         assert "trying again" in office.show(job)["reason"]
         monkeypatch.undo()
-        monkeypatch.setattr("drumline.jobs.supervisor.SliceSession", type(office).sessions)
+        monkeypatch.setattr("drumline.hosts.session.SliceSession", type(office).sessions)
         await office.reaches(job, "RUNNING", within=120)
         assert office.show(job)["reason"] == ""
 

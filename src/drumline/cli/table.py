@@ -18,18 +18,20 @@ def table_lines(
     A column beyond the end of `right` is aligned to the left. `paint` gets the column's number and
     a cell that is padded already, and may colour it.
     """
-    widths = [max(map(width, column)) for column in zip(headings, *rows, strict=True)]
+    sizes = [[width(cell) for cell in row] for row in (headings, *rows)]
+    widths = [max(column) for column in zip(*sizes, strict=True)]
     sides = right.ljust(len(widths))
 
-    def line(cells: Sequence[str], paint: Callable[[int, str], str] | None) -> str:
+    def line(cells: Sequence[str], taken: Sequence[int], painted: bool) -> str:
         padded = []
-        for number, (cell, columns, side) in enumerate(zip(cells, widths, sides, strict=True)):
-            gap = " " * (columns - width(cell))
-            whole = gap + cell if side == "r" else cell + gap
-            padded.append(paint(number, whole) if paint else whole)
+        for number, cell in enumerate(cells):
+            gap = " " * (widths[number] - taken[number])
+            whole = gap + cell if sides[number] == "r" else cell + gap
+            padded.append(paint(number, whole) if paint and painted else whole)
         return "  ".join(padded).rstrip()
 
-    return [line(headings, None), *(line(row, paint) for row in rows)]
+    shown = [line(row, taken, True) for row, taken in zip(rows, sizes[1:], strict=True)]
+    return [line(headings, sizes[0], False), *shown]
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:

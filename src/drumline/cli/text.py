@@ -7,6 +7,7 @@ able to move the cursor, nor a log to write into the clipboard.
 
 import re
 import time
+from functools import lru_cache
 
 NOTHING = "–"
 
@@ -79,6 +80,7 @@ def harmless_lines(text: str) -> str:
     return HarmlessStream().feed(text.encode("utf-8", "replace"), last=True)
 
 
+@lru_cache(maxsize=4096)  # a table asks for the same few words again and again
 def width(text: str) -> int:
     """How many columns the text takes on a terminal."""
     if text.isascii() or _NARROW.fullmatch(text):

@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import asyncssh
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
@@ -235,15 +234,33 @@ def start_emulator(config: Config) -> None:
 
 
 def ssh_key(folders: Folders) -> str:
-    """The public half of our key, which is made once."""
-    if not folders.key.exists():
+    """The public half of our key, which is made once.
+
+    It stands in a file of its own, so that a start need not load SSH to derive it.
+    """
+    public = folders.key.with_suffix(".pub")
+    try:
+        # One that is older belongs to another key that was put in its place.
+        if public.stat().st_mtime_ns >= folders.key.stat().st_mtime_ns:
+            return public.read_text().strip()
+    except FileNotFoundError:
+        pass
+    import asyncssh
+
+    if folders.key.exists():
+        key = asyncssh.read_private_key(folders.key)
+    else:
         key = asyncssh.generate_private_key("ssh-ed25519", comment="drumline")
-        new = folders.key.with_suffix(".new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(key.export_private_key())
-        new.rename(folders.key)
-    return asyncssh.read_private_key(folders.key).export_public_key().decode().strip()
+        _write_private(folders.key, key.export_private_key())
+    _write_private(public, key.export_public_key())
+    return key.export_public_key().decode().strip()
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    new = path.with_suffix(".new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    new.rename(path)
 
 
 async def _home_is_gone(door: Path) -> None:

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drumline.chips import slice_of
 from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud, CloudError, Node, SliceRequest
-from drumline.hosts.session import SliceSession
 from drumline.hosts.values import Address, HostPhase, HostReport
 from drumline.jobs import lifecycle
 from drumline.jobs.actions import Actions, Budget
@@ -44,12 +43,17 @@ from drumline.jobs.store import Record, Store
 from drumline.jobs.strays import Owners, Strays
 from drumline.jobs.zones import ZoneBook
 
+if TYPE_CHECKING:
+    from drumline.hosts.session import SliceSession
+
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 300.0
 """Between two looks at zones where nothing of ours should be; a forgotten slice costs money."""
 FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
 """After the start, and between two times: what grows takes weeks to matter."""
+BREATH = 100
+"""Jobs that are decided on at a stretch; then callers have their turn."""
 ROUND_PAUSE = 0.02
 """Seconds between two rounds at least, so that a burst of news is one round and not many."""
 
@@ -129,8 +133,10 @@ class Supervisor:
             attempt("writing what programs told", self.pulses.write)
             pending = self._pending()
             self._open_zones.clear()
-            for job_id in list(self.records):
+            for number, job_id in enumerate(list(self.records)):
                 attempt(f"deciding {job_id}", partial(self._settle, job_id, pending), job_id)
+                if number % BREATH == BREATH - 1:
+                    await asyncio.sleep(0)
             async with self.changed:
                 self.changed.notify_all()
             await self._rest(began)
@@ -295,7 +301,7 @@ class Supervisor:
             pattern = self.records[job.id].spec.get("progress")
             self.pulses.listen(job.id, job.attempt.number, reports, pattern)
 
-    def session(self, job: Job) -> SliceSession | None:
+    def session(self, job: Job) -> "SliceSession | None":
         """The open connections of the attempt under way."""
         return self._sessions.get((job.id, job.attempt.number)) if job.attempt else None
 
@@ -313,7 +319,10 @@ class Supervisor:
     # --- decide -----------------------------------------------------------------------------
 
     def _settle(self, job_id: str, pending: Counter[Choice]) -> None:
-        job = self.records[job_id].job
+        record = self.records.get(job_id)
+        if record is None:
+            return  # it went while others were decided on
+        job = record.job
         standing = self._standing(job, pending)
         if standing is not None and standing == self._waiting.get(job_id):
             return
@@ -478,6 +487,9 @@ class Supervisor:
 
     async def _drive(self, job_id: str, held: Slice) -> None:
         """Open connections to the hosts and have them run the attempt."""
+        # Here, because SSH takes longer to load than all the rest of the server.
+        from drumline.hosts.session import SliceSession
+
         record = self.records.get(job_id)
         if record is None:
             return
@@ -521,7 +533,7 @@ class Supervisor:
         key = f"listen {job_id}/{number}"
         self.actions.start(key, lambda: self._listen(job_id, number, zone, session), job_id)
 
-    async def _listen(self, job_id: str, number: int, zone: str, session: SliceSession) -> None:
+    async def _listen(self, job_id: str, number: int, zone: str, session: "SliceSession") -> None:
         """Wake the loop when a host has news; news of trouble brings the next look forward.
 
         A heartbeat alone is taken in here: with ten a second from each job, a round for every one
