@@ -29,6 +29,7 @@ from drumline.jobs.client import Client
 from drumline.jobs.spec import validate
 from drumline.jobs.state import Allowance, Choice, Job, Status
 from drumline.jobs.store import Store
+from processes import cpu_seconds, median_seconds, memory_mb
 
 FINISHED, WAITING, RUNNING = 20_000, 1_000, 200
 DAYS = 400
@@ -40,32 +41,6 @@ ACCELERATOR = "v5litepod-8"
 SETTLE_SECONDS = 25.0
 MEASURE_SECONDS = 30.0
 STEPS = "i=0; while true; do i=$((i+1)); echo step $i; sleep 1; done"
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
-def memory_mb(pid: int) -> float:
-    """Proportional set size."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError("no Pss in smaps_rollup")
-
-
-def median_seconds(command: list[str], home: Path, rounds: int = 11) -> float:
-    """From start to exit."""
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, env={"DRUMLINE_HOME": str(home)}
-        )
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
 
 
 def write_history(home: Path) -> None:

@@ -7,8 +7,6 @@ zone every 10 seconds). Jobman's figures were measured with 10 and 40 jobs on a 
 size; it has one process a job, so a thousand were not tried.
 """
 
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,41 +14,12 @@ from pathlib import Path
 
 from drumline.cloud.emulator import launch
 from drumline.jobs.client import Client
+from many_jobs import ACCELERATOR, ZONES
+from processes import cpu_seconds, median_seconds, memory_mb
 
 JOBS = 1000
-ZONES = [
-    "us-central1-a", "us-south1-a", "us-west1-c",
-    "us-west4-a", "europe-west4-b", "asia-southeast1-b",
-]  # fmt: skip
-ACCELERATOR = "v5litepod-8"
 SETTLE_SECONDS = 20.0
 MEASURE_SECONDS = 60.0
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
-def memory_mb(pid: int) -> float:
-    """Proportional set size."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError("no Pss in smaps_rollup")
-
-
-def median_seconds(command: list[str], home: Path, rounds: int = 11) -> float:
-    """From start to exit."""
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, env={"DRUMLINE_HOME": str(home)}
-        )
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
 
 
 def main() -> None:
