@@ -157,3 +157,22 @@ def test_capacity_and_faults_from_the_command_line(at_home: Emulator) -> None:
     assert (code, "'lots' is no number of chips" in told) == (2, True)
     assert drumline("stop")[:2] == (0, "stopped\n")
     assert launch.endpoint(at_home.home) is None
+
+
+@pytest.mark.parametrize("spoilt", ["garbage", None])
+def test_an_emulator_whose_announcement_is_spoilt_says_it_again(
+    tmp_path: Path, spoilt: str | None
+) -> None:
+    home = tmp_path / "emulator"
+    url = launch.ensure_running(home)
+    try:
+        if spoilt is None:
+            (home / launch.ENDPOINT).unlink()
+        else:
+            (home / launch.ENDPOINT).write_text(spoilt)
+        deadline = time.monotonic() + 30
+        while launch.endpoint(home) != url:
+            assert time.monotonic() < deadline, "it did not say it again"
+            time.sleep(0.05)
+    finally:
+        launch.stop(home)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import drumline.hosts
+from drumline.hosts import agent
 from drumline.hosts.environment import PythonEnvironment, run_wrap
 from drumline.hosts.messages import Place, attempt_folder, program_message, work_folder
 from drumline.hosts.values import Address
@@ -630,3 +631,10 @@ def test_code_that_leads_out_of_the_working_copy_is_refused(
         machine.call("unpack", sha, "work/j/s")
     assert not list(machine.home.rglob("evil"))
     assert not list(machine.home.rglob("*.draft"))
+
+
+def test_a_pipe_in_place_of_a_heartbeat_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "heartbeat.json")
+    assert agent.read_json(str(tmp_path), "heartbeat.json") is None
+    (tmp_path / "folder.json").mkdir()
+    assert agent.read_json(str(tmp_path), "folder.json") is None

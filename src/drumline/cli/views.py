@@ -5,7 +5,6 @@ and carries state, never meaning alone: the same words stand there without it.
 """
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any, TypeGuard
 
 import typer
@@ -28,6 +27,7 @@ HEADINGS: tuple[str, ...] = (
     "PROGRESS",
     "NOTE",
 )
+_LARGEST = 2.0**63
 _NARROWEST = {"NAME": 12, "NOTE": 20}
 # What a narrow terminal goes without, least missed first; `show` has it all.
 _LEFT_OUT = ("HOST0 IP", "USER", "ZONE", "ACCELERATOR", "PROGRESS")
@@ -127,7 +127,9 @@ def progress_count(progress: Mapping[str, Any] | None) -> str:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a figure the program reported can be written and reckoned with."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -_LARGEST < value < _LARGEST  # compared, as an int may be no float; nan is in no range
 
 
 def rates(progress: Mapping[str, Any] | None, brief: bool = False) -> list[str]:

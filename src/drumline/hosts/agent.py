@@ -33,6 +33,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
@@ -83,8 +84,12 @@ WITNESS = (
 def read_json(*path: str) -> Json | None:
     """The object in a file; None where there is none or it is not whole."""
     try:
-        with open(os.path.join(*path), encoding="utf-8") as file:
-            # The program writes some of these: a huge one is cut, and so taken for none.
+        # The program writes some of these: a pipe in its place must not hold us up, and a huge one
+        # is cut, and so taken for none.
+        number = os.open(os.path.join(*path), os.O_RDONLY | os.O_NONBLOCK)
+        with open(number, encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                return None
             value = json.loads(file.read(1 << 20))
     except (OSError, ValueError):
         return None

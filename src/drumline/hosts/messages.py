@@ -77,8 +77,15 @@ class Port(BaseModel):
 
 
 def from_line(line: str | bytes) -> Any:
-    """One JSON value; NaN and Infinity, which a heartbeat may hold, become text."""
-    return json.loads(line, parse_constant=str)
+    """One JSON value; NaN, Infinity and endless digits, which a heartbeat may hold, become text."""
+    return json.loads(line, parse_constant=str, parse_int=_whole)
+
+
+def _whole(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _MOST_DIGITS else digits[:_MOST_DIGITS] + "…"
+
+
+_MOST_DIGITS = 40
 
 
 def attempt_folder(program: Program) -> str:

@@ -28,6 +28,8 @@ SERVER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "drumline.jobs.server")
 START_SECONDS = 60.0
 # Far above any healthy answer; below it a busy disk or a slow bucket lookup must not look dead.
 ANSWER_SECONDS = 60.0
+# Less than a database and a log need to begin with.
+LEAST_ROOM = 1 << 18
 # sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
 LONGEST_SOCKET = 103
 
@@ -268,7 +270,7 @@ class Caller:
                 while not self.listens():
                     code = None if child is None else child.poll()
                     if code:
-                        last = _last_line(self.log, written)
+                        last = _no_room(self.home) or _last_line(self.log, written)
                         raise NoServer(f"the server ended as it started ({self.log}): {last}")
                     if time.monotonic() > deadline:
                         raise NoServer(
@@ -333,6 +335,13 @@ def _pour(head: bytes, source: BinaryIO, sock: socket.socket) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _no_room(folder: Path) -> str:
+    """A sentence where the disk is full: then there is none in the log."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    return f"the disk that holds {folder} is full; make room" if free < LEAST_ROOM else ""
 
 
 def _last_line(path: Path, start: int) -> str:

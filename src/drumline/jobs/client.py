@@ -47,6 +47,10 @@ def job_id(typed: JobId) -> str:
     return f"{int(text):06}"
 
 
+LONGEST_WORD = 1000
+"""Characters that one may look for."""
+
+
 class Client:
     """The job manager's verbs. Ids may be given as 12, "12" or "000012"."""
 
@@ -322,6 +326,9 @@ class Client:
         all that have not ended are there, and the newest 1,000 of the others.
         """
         older = None if before is None else job_id(before)
+        for text in (name, user, *status):
+            if text and len(text) > LONGEST_WORD:
+                raise Refused(f"{text[:40]}… is longer than any name, user or status")
         asked = {"all": 1 if all else None, "name": name, "user": user}
         asked |= {"limit": limit, "before": older, "status": ",".join(status) or None}
         query = urlencode({key: value for key, value in asked.items() if value is not None})

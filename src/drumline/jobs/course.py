@@ -6,7 +6,9 @@ of a job's attempts follow whether it is stuck, how many steps were run again, a
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
+
+LARGEST = 2.0**63
+"""Figures from here on are no steps and no metrics, and no database holds them."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def steps_again(courses: Iterable[Course | None]) -> int | None:
 
 def number(value: object) -> float | None:
     """A figure that can be reckoned with, or None: programs report what they like."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    # Compared, because a whole number may be too large to become a float; nan is in no range.
+    return value if -LARGEST < value < LARGEST else None

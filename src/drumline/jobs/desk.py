@@ -32,6 +32,9 @@ RECENT = 24 * 3600.0
 """Seconds an ended job stays in the plain list."""
 EVERYTHING = Search()
 
+MOST_DIGITS = 15
+"""Of a job's number; more do not go into the database."""
+
 
 class Desk:
     """The server's front."""
@@ -49,6 +52,8 @@ class Desk:
     def record(self, job_id: str) -> Record:
         """The job of that id, typed as 12 or 000012."""
         full = job_id.zfill(6)
+        if not (full.isascii() and full.isdecimal()) or len(full) > MOST_DIGITS:
+            raise self._no_job(full[:40])
         try:
             record = self.supervisor.record(full)
         except Unreadable as wrong:

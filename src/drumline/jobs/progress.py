@@ -10,6 +10,7 @@ from drumline.hosts.values import HostReport
 from drumline.jobs.patterns import limited
 
 _LONGEST_LINE = 500
+_LONGEST_NUMBER = 40
 _MOST = 1 << 18
 """Bytes read in one go: of a log that grew by more, the end alone says where the program is now."""
 MATCH_SECONDS = 0.25
@@ -80,6 +81,8 @@ def _host_number(path: Path) -> int:
 
 def _number(text: str) -> int | float | str:
     plain = text.replace(",", "")
+    if len(plain) > _LONGEST_NUMBER:
+        return text
     for kind in (int, float):
         try:
             return kind(plain)

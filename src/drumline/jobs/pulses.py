@@ -7,7 +7,6 @@ between reads the last heartbeat from the host again.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from drumline.hosts.values import HostReport
@@ -180,10 +179,15 @@ class Pulses:
 
     def write(self, everything: bool = False) -> None:
         """Write down what has waited long enough."""
-        now = self._clock()
+        now, failed = self._clock(), None
         for job_id, written in self._written.items():
             if written.since is not None and (everything or now - written.since >= WRITE_SECONDS):
-                self._write(job_id)
+                try:
+                    self._write(job_id)
+                except Exception as trouble:
+                    failed = trouble  # the others are written all the same
+        if failed is not None:
+            raise failed
 
     def _write(self, job_id: str) -> None:
         written, pulse = self._history(job_id), self._pulses.get(job_id)
@@ -218,10 +222,10 @@ def plain(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool) or number(value) is not None:
         return value
-    if isinstance(value, float) and isfinite(value):
-        return value
+    if isinstance(value, int):
+        return "a number beyond all figures"  # its digits alone may be too many to be written
     return str(value)[:LONGEST_TEXT]
 
 

@@ -37,7 +37,7 @@ from drumline.cloud.visits import LAST_CALLERS, Visits
 from drumline.jobs.actions import is_about_storage
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
-from drumline.jobs.desk import RECENT, Desk
+from drumline.jobs.desk import MOST_DIGITS, RECENT, Desk
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs, wanted_of
 from drumline.jobs.schema import SchemaError
@@ -150,8 +150,9 @@ def _search(query: QueryParams) -> Search:
     numbers = {}
     for key in ("limit", "before"):
         given = query.get(key)
-        if given is not None and not (given.isascii() and given.isdigit() and int(given) > 0):
-            raise Mistake(f"{key}: {given!r} is not a number above 0")
+        whole = given is None or (given.isascii() and given.isdigit() and len(given) <= MOST_DIGITS)
+        if not whole or (given is not None and int(given) == 0):
+            raise Mistake(f"{key}: {given!r:.40} is not a number above 0 that a job can have")
         numbers[key] = given
     status = [one.strip().upper() for text in query.getlist("status") for one in text.split(",")]
     unknown = set(status) - {*Status, UNREADABLE}

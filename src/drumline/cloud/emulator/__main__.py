@@ -33,6 +33,8 @@ from drumline.cloud.visits import Visits
 
 MISTAKE = 2
 _LOCK_SECONDS = 1.0
+ANNOUNCE_SECONDS = 1.0
+"""Between two looks whether others can still find us."""
 IDLE_SECONDS = 1800.0
 """Without a slice and without a call, until it ends by itself; the next command starts another."""
 
@@ -125,7 +127,16 @@ async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
             timeout_keep_alive=600,
         )
     )
-    _announce(home, listening.getsockname()[1], token)
+    announcement = json.dumps(
+        {
+            "pid": os.getpid(),
+            "url": f"http://127.0.0.1:{listening.getsockname()[1]}",
+            "token": token,
+            "started": time.time(),
+        }
+    )
+    _announce(home, announcement)
+    telling = asyncio.create_task(_keep_announced(home, announcement))
     for asked_to_end in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(asked_to_end, stop)
     clockwork = asyncio.create_task(service.run())
@@ -134,8 +145,8 @@ async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
     try:
         await server.serve(sockets=[listening])
     finally:
-        clockwork.cancel()
-        leaving.cancel()
+        for task in (clockwork, leaving, telling):
+            task.cancel()
         await service.hosts.close()
         (home / ENDPOINT).unlink(missing_ok=True)
 
@@ -150,17 +161,24 @@ def _needed(service: Service, config: Config) -> bool:
     return bool(fleet.requests or fleet.nodes or told)
 
 
-def _announce(home: Path, port: int, token: str) -> None:
-    endpoint = {
-        "pid": os.getpid(),
-        "url": f"http://127.0.0.1:{port}",
-        "token": token,
-        "started": time.time(),
-    }
+def _announce(home: Path, announcement: str) -> None:
     draft = home / f"{ENDPOINT}.{os.getpid()}"
     with open(draft, "w", opener=for_owner) as file:
-        json.dump(endpoint, file)
+        file.write(announcement)
     draft.replace(home / ENDPOINT)
+
+
+async def _keep_announced(home: Path, announcement: str) -> None:
+    """Say it again where it was removed or spoilt: nobody could find us, nor start another."""
+    while True:
+        await asyncio.sleep(ANNOUNCE_SECONDS)
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            try:
+                known = (home / ENDPOINT).read_text()
+            except FileNotFoundError:
+                known = ""
+            if known != announcement and home.is_dir():
+                _announce(home, announcement)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""Figures that no program should tell, and some do: they must not take anything from others."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from starlette.datastructures import QueryParams
+
+from drumline.cli.views import is_number, list_lines
+from drumline.hosts.messages import from_line
+from drumline.jobs.client import Client, Refused
+from drumline.jobs.course import number
+from drumline.jobs.progress import LogReader
+from drumline.jobs.pulses import plain
+from drumline.jobs.server import _search
+from drumline.jobs.verbs import Mistake
+from tests.jobs.pretend import Office, play
+
+HUGE = int("9" * 500)
+
+
+@pytest.mark.parametrize("figure", [HUGE, -HUGE, 2**63, -(2**63), 2.0**63, float("nan"), 1e400])
+def test_a_figure_that_is_too_large_is_none(figure: float) -> None:
+    assert number(figure) is None
+    assert not is_number(figure)
+    json.dumps(plain({"step": figure, "loss": 1.0}), allow_nan=False)
+
+
+def test_figures_up_to_the_limit_are_kept() -> None:
+    for figure in (0, -1, 2**62, 1e18, -0.5):
+        assert number(figure) == figure
+        assert plain({"x": figure}) == {"x": figure}
+
+
+def test_a_job_that_tells_a_huge_step_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        odd, plain_one = await office.create(), await office.create()
+        for job in (odd, plain_one):
+            await office.reaches(job, "RUNNING")
+        for step in range(1, 20):
+            office.starts(odd)[0].tells(step=HUGE + step, loss=HUGE)
+            office.starts(plain_one)[0].tells(step=step, loss=1 / step)
+            await asyncio.sleep(1)
+        await asyncio.sleep(60)
+        assert len(list_lines(office.desk.overview())) == 4
+        assert office.supervisor.store.told.points(plain_one)
+        for job in (odd, plain_one):
+            office.starts(job)[0].ends(0)
+            await office.reaches(job, "SUCCEEDED")
+
+    play(tmp_path, story)
+
+
+def test_a_write_that_fails_for_one_job_is_made_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(office: Office) -> None:
+        jobs = [await office.create() for _ in range(3)]
+        for job in jobs:
+            await office.reaches(job, "RUNNING")
+        told = office.supervisor.store.told
+        put = told.put
+
+        def broken(job_id: str, *rest: object) -> None:
+            if job_id == jobs[0]:
+                raise OverflowError("too large")
+            put(job_id, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(told, "put", broken)
+        for step in range(1, 20):
+            for job in jobs:
+                office.starts(job)[0].tells(step=step)
+            await asyncio.sleep(1)
+        await asyncio.sleep(30)
+        assert [bool(told.points(job)) for job in jobs] == [False, True, True]
+        monkeypatch.undo()
+
+    play(tmp_path, story)
+
+
+def test_endless_digits_from_a_host_become_text() -> None:
+    assert from_line(b'{"step": 12, "loss": ' + b"9" * 6000 + b"}")["step"] == 12
+    assert isinstance(from_line(b'{"loss": ' + b"9" * 6000 + b"}")["loss"], str)
+
+
+def test_endless_digits_in_a_log_are_no_number(tmp_path: Path) -> None:
+    (tmp_path / "host-0.log").write_text(f"step 7\nstep {'9' * 480}\n")
+    told = LogReader(tmp_path, r"step (?P<step>\S+)").news()
+    assert [type(one["step"]) for one in told] == [int, str]
+
+
+def test_a_number_that_no_job_can_have_is_one_sentence(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        for odd in ("9" * 30, "x" * 5, "१२"):
+            with pytest.raises(Mistake, match="there is no job"):
+                office.desk.show(odd)
+
+    play(tmp_path, story)
+    with pytest.raises(Mistake, match=r"limit: .* is not a number above 0"):
+        _search(QueryParams(f"limit={'9' * 30}"))
+    with pytest.raises(Refused, match="longer than any name"):
+        Client(tmp_path / "h", autostart=False).list(name="x" * 100_000)
