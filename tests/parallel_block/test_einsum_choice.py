@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.einsum import einsum, explain_einsum
@@ -89,6 +89,37 @@ def test_the_reason_names_the_dimension_and_the_axis(name: str) -> None:
             plain = jnp.einsum(spec, x, w, out_sharding=out)
             assert jax.typeof(result) == jax.typeof(plain)
             np.testing.assert_array_equal(result, plain)
+
+
+@pytest.mark.parametrize("empty", "bdf")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    "specs",
+    [
+        (P("Y"), P(None, "Y"), P(None, "Y")),
+        (P(None, "Y"), P("Y"), P(None, "Y")),
+        (P(None, "Y"), P("Y"), P("Y")),
+        (P(None, "Y"), P("Y"), P()),
+        (P(None, "Y"), P(None, "Y"), P(None, "Y")),
+    ],
+    ids=["gather rows", "scatter columns", "scatter rows", "allreduce", "gather contraction"],
+)
+def test_empty_arrays_are_multiplied_as_by_jnp_einsum(
+    empty: str, dtype: Any, axis_type: AxisType, specs: tuple[P, P, P]
+) -> None:
+    lengths = {**LENGTHS, empty: 0}
+    with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"), axis_types=(axis_type,) * 2)):
+        x, w = (
+            jax.device_put(jnp.ones([lengths[n] for n in labels], dtype), place)
+            for labels, place in zip(("bd", "df"), specs[:2], strict=True)
+        )
+        told = explain_einsum("bd,df->bf", x, w, out_sharding=specs[2])
+        assert str(told) == f"jnp.einsum: {empty!r} is empty: there is nothing to multiply"
+        result = einsum("bd,df->bf", x, w, out_sharding=specs[2])
+        assert result.dtype == dtype
+        assert result.shape == (lengths["b"], lengths["f"])
+        assert not result.size or not np.any(result)
 
 
 def test_unreduced_sums_stay_with_jnp_einsum() -> None:

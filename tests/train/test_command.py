@@ -72,6 +72,26 @@ def test_settings_are_read_as_annotated_or_refused_in_a_sentence(
     assert told in refused(capsys, config, *words)
 
 
+DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
+
+
+@pytest.mark.parametrize("steps", ["0", "-1"])
+def test_a_run_without_steps_is_refused_before_its_schedule_divides_by_them(
+    steps: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, DIGITS, "--set", f"steps={steps}")
+    assert said == f"steps: {steps} leaves nothing to do; use 1 or more"
+
+
+def test_a_batch_of_more_rows_than_there_are_records_is_refused_before_it_is_made(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert refused(capsys, DIGITS, "--set", "batch=99999999") == (
+        "data: a batch of 99,999,999 rows is more than the 1,500 records there are; "
+        "use 1,500 or fewer"
+    )
+
+
 def test_files_that_are_no_configs_are_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

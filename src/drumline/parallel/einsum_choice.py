@@ -2,7 +2,7 @@
 
 Every label is looked at in the two places it occurs. Where its mesh axes agree, nothing has to
 move for its sake. One disagreement is one movement, and each of the five movements below is one
-ring; two at a time, or any other, are XLA's to arrange.
+ring; two at a time, or any other, are XLA's to arrange. So is a product of empty arrays.
 
     contracted  over A in x, whole in w        gather-matmul, gathered="contraction"
     row of x    over A in x, whole in result   gather-matmul, gathered="rows"
@@ -102,6 +102,11 @@ class Types:
 
 def explain(product: Product, types: Types, direction: Direction) -> Explanation:
     """The choice for a product whose operands' shardings are known."""
+    for operand in (product.x, product.w):
+        if 0 in operand.lengths:
+            # A ring of empty blocks saves nothing, and XLA cannot compile every one.
+            label = operand.labels[operand.lengths.index(0)]
+            return fallback(f"{label!r} is empty: there is nothing to multiply", direction)
     if _is_local(product):
         nothing = {axis: 0 for axis, _ in product.mesh}
         reason = "each device has all that its part of the result needs"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from drumline.train.extra import missing
-from drumline.train.mistakes import Mistake
+from drumline.train.mistakes import Mistake, Unwritable
 
 
 class _Words(argparse.ArgumentParser):
@@ -61,6 +61,9 @@ def main(words: list[str]) -> int:
             raise
         print(error, file=sys.stderr)
         return 2
+    except Unwritable as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _with_config(asked: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from jax.sharding import Mesh
 
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.digest import digest
+from drumline.train.files import still_writable
 from drumline.train.marks import Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
@@ -100,12 +101,14 @@ class Checkpoints:
         if _first():
             if step not in self._ours and self._path(step).exists():
                 raise self._taken(step)
-            self._marks.put(step, saved.provenance)
+            with still_writable(str(self._folder)):
+                self._marks.put(step, saved.provenance)
         self._ours.add(step)
         tree = {**_tree(saved.state), RECORDS: everywhere(mesh, _words(saved.taken))}
         tree[DIGEST] = self._digest(mesh)(list(tree.values()))
         arguments = ocp.args.PyTreeSave(tree)
-        self._writer.save(self._path(step), args=arguments, force=step in self._damaged)
+        with still_writable(str(self._folder)):
+            self._writer.save(self._path(step), args=arguments, force=step in self._damaged)
         self._waiting = threading.Thread(
             target=self._commit, args=(step, committed), name="checkpoint", daemon=True
         )
@@ -118,7 +121,8 @@ class Checkpoints:
             self._waiting = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise failure
+            with still_writable(str(self._folder)):
+                raise failure
 
     def restore(self, like: State, mesh: Mesh, batch: int = 1) -> Saved | None:
         """The newest good checkpoint, laid out anew; None where there has never been one.

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from drumline.chips.names import nearest
 from drumline.train.mistakes import Mistake
-from drumline.train.recipe import Recipe
+from drumline.train.recipe import Recipe, check_steps
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Config:
         missing = [name for name in self.kinds if name not in {**self.defaults, **given}]
         if missing:
             raise Mistake(f"{self.path}: {missing[0]} has no default; --set {missing[0]}=…")
+        # Most files make a schedule of them, which divides by them before there is a recipe.
+        if self.kinds.get("steps") is int and "steps" in given:
+            check_steps(given["steps"])
         made = self.recipe(**given)
         if not isinstance(made, Recipe):
             raise Mistake(f"{self.path}: recipe returns {type(made).__name__}, not a Recipe")

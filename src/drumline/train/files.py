@@ -4,15 +4,18 @@ A local file grows by whole writes. An object in a bucket cannot grow: it is wri
 then and at the end.
 """
 
+import errno
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from etils import epath  # type: ignore[import-untyped]
 
-from drumline.train.mistakes import Mistake
+from drumline.train.mistakes import Mistake, Unwritable
 
 REWRITE_EVERY = 30.0
 """Seconds. An object may be replaced once a second at most; nobody watches it that closely."""
@@ -21,12 +24,50 @@ REWRITE_EVERY = 30.0
 def open_folder(folder: str) -> None:
     """Make the folder, or say why it cannot be."""
     try:
-        epath.Path(folder).mkdir(parents=True, exist_ok=True)
+        with usable(folder):
+            epath.Path(folder).mkdir(parents=True, exist_ok=True)
     except (ImportError, RuntimeError):
         raise Mistake(f"checkpoint: {folder} needs gcsfs: pip install 'drumline[gcs]'") from None
+
+
+@contextmanager
+def usable(folder: str) -> Iterator[None]:
+    """At the start of a run: what the disk refuses is told before anything is computed."""
+    try:
+        yield
     except OSError as error:
-        why = error.strerror or str(error)
-        raise Mistake(f"checkpoint: {folder} cannot be used: {why}") from None
+        raise Mistake(f"checkpoint: {folder} cannot be used: {_why(error)}") from None
+
+
+@contextmanager
+def still_writable(folder: str) -> Iterator[None]:
+    """In the middle of a run: a disk that is full or gone ends it, with a sentence."""
+    try:
+        yield
+    except Unwritable:
+        raise
+    except Exception as error:
+        why = _why(error)
+        if not why:
+            raise
+        raise Unwritable(
+            f"checkpoint: {folder} can no longer be written: {why}; the checkpoints in it are "
+            "whole: mend that and start again, to go on from the newest"
+        ) from error
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+def _why(error: BaseException) -> str:
+    """What a disk refused; empty where it was something else.
+
+    Tensorstore's errors are of no kind of their own, but they quote the system's.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    quoted = [os.strerror(number) for number in _OF_THE_DISK if os.strerror(number) in str(error)]
+    return quoted[0] if quoted else ""
 
 
 def exists(path: str) -> bool:
@@ -46,12 +87,18 @@ def read_json(path: str) -> dict[str, Any] | None:
 def write_json(path: str, value: dict[str, Any]) -> None:
     """Replace a file all at once."""
     text = json.dumps(value)
-    if _in_bucket(path):
+    if in_bucket(path):
         epath.Path(path).write_text(text)
         return
     draft = f"{path}.{os.getpid()}.draft"
-    Path(draft).write_text(text)
-    os.replace(draft, path)
+    try:
+        Path(draft).write_text(text)
+        os.replace(draft, path)
+    except OSError:
+        # Where the disk is full, the room it takes is wanted.
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
 
 
 class Growing(Protocol):
@@ -68,7 +115,7 @@ class Growing(Protocol):
 
 def grow(path: str, lines: bool = False) -> Growing:
     """Open a file to add to it. Of a file of lines, one that was cut short is dropped first."""
-    return _Object(path, lines) if _in_bucket(path) else _Local(path, lines)
+    return _Object(path, lines) if in_bucket(path) else _Local(path, lines)
 
 
 class _Local:
@@ -79,7 +126,9 @@ class _Local:
             os.ftruncate(self._file, _whole_lines(self._file))
 
     def add(self, data: bytes) -> None:
-        os.write(self._file, data)
+        # A disk that is nearly full takes a part, and refuses the rest.
+        while data:
+            data = data[os.write(self._file, data) :]
 
     def close(self) -> None:
         os.close(self._file)
@@ -118,5 +167,6 @@ def _whole_lines(file: int) -> int:
     return 0
 
 
-def _in_bucket(path: str) -> bool:
+def in_bucket(path: str) -> bool:
+    """Whether it is the address of an object, and no path."""
     return "://" in path

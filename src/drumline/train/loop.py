@@ -27,7 +27,9 @@ from drumline.heartbeat import heartbeat
 from drumline.train.agree import hosts_without, meet
 from drumline.train.batches import Batches, Placed
 from drumline.train.checkpoint import Checkpoints, Saved, kept
+from drumline.train.claim import claim
 from drumline.train.evaluate import Measure
+from drumline.train.files import usable
 from drumline.train.finite import Blame, Finite, find_host, groups_of, make_finite
 from drumline.train.goodput import Clock, History, open_history, write_history
 from drumline.train.loss import trace_loss
@@ -134,17 +136,18 @@ class _Run:
         inputs = (self.places, self.watch, self.shapes, self.notice.word)
         self.advance.lower(*inputs).compile()
         meet()
-        self.history = open_history(folder)
-        if jax.process_index() == 0:
-            item, attempt = recipe.model.item, self.history.attempt
-            self.reports = Reports(folder, attempt, recipe.steps, item=item)
-            closing.callback(self.reports.close)
         self.checkpoints: Checkpoints | None = None
         self.provenance: dict[str, Any] = {}
-        if folder is not None:
+        if folder is None:
+            self.open_reports(closing)
+        else:
+            closing.callback(claim(folder))
             self.provenance = provenance(recipe, mesh, self.places, loss.traced)
             keep = partial(kept, last=recipe.settings.keep_last, every=recipe.settings.keep_every)
-            self.checkpoints = Checkpoints(folder, keep, self.say, recipe.steps)
+            with usable(folder):
+                # This first: on a full disk it makes room, of what an earlier attempt left.
+                self.checkpoints = Checkpoints(folder, keep, self.say, recipe.steps)
+                self.open_reports(closing)
             closing.push(self.save_what_is_under_way)
         self.batches = Batches(self.placed)
         closing.callback(self.batches.close)
@@ -158,6 +161,13 @@ class _Run:
         self.failures = 0
         self.rollbacks: list[_Started] = []
         self.passed_over: set[int] = set()
+
+    def open_reports(self, closing: ExitStack) -> None:
+        self.history = open_history(self.folder)
+        if jax.process_index() == 0:
+            item, attempt = self.recipe.model.item, self.history.attempt
+            self.reports = Reports(self.folder, attempt, self.recipe.steps, item=item)
+            closing.callback(self.reports.close)
 
     def say(self, text: str) -> None:
         if self.reports:

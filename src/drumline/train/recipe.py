@@ -147,5 +147,16 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        if self.steps < 1:
-            raise Mistake(f"steps: {self.steps} leaves nothing to do; use 1 or more")
+        check_steps(self.steps)
+        rows, records = self.data.batch, len(self.data.records)
+        if rows > records:
+            raise Mistake(
+                f"data: a batch of {rows:,} rows is more than the {records:,} records there are; "
+                f"use {records:,} or fewer"
+            )
+
+
+def check_steps(steps: int) -> None:
+    """Refuse a run without steps."""
+    if steps < 1:
+        raise Mistake(f"steps: {steps} leaves nothing to do; use 1 or more")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from drumline.train.files import grow
+from drumline.train.files import grow, still_writable
 from drumline.train.tensorboard import EventFile
 
 PRINT_EVERY = 1.0
@@ -37,15 +37,15 @@ class Reports:
     def tell(self, step: int, values: Mapping[str, float | None], now: float) -> None:
         """The values of a step."""
         known = {name: value for name, value in values.items() if value is not None}
-        if self._lines:
+        if self._lines and self._folder:
             line = {"attempt": self._attempt, "step": step, "time": round(now, 3)}
             told = {name: _plain(value) for name, value in known.items()}
-            self._lines.add(json.dumps({**line, **told}).encode() + b"\n")
-        if self._folder:
-            if self._events is None:
-                folder = f"{self._folder}/tensorboard"
-                self._events = EventFile(folder, self._attempt, step)
-            self._events.write(step, known)
+            with still_writable(self._folder):
+                self._lines.add(json.dumps({**line, **told}).encode() + b"\n")
+                if self._events is None:
+                    folder = f"{self._folder}/tensorboard"
+                    self._events = EventFile(folder, self._attempt, step)
+                self._events.write(step, known)
         text = "  ".join(described(known) + speed(known, self._item))
         if self._bar:
             self._bar.move(step, text)

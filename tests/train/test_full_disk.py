@@ -1,0 +1,88 @@
+"""A disk that refuses to be written is told in a sentence, and takes no checkpoint along."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from drumline.train import fingerprint, fit
+from drumline.train.__main__ import main
+from tests.train.toy import toy
+
+CONFIG = """
+from tests.train.toy import toy
+def recipe(*, steps: int = 40, log_every: int = 1):
+    return toy(steps, log_every=log_every)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> list[str]:
+    """A command that trains into a folder which an earlier run has used."""
+    (tmp_path / "config.py").write_text(CONFIG)
+    fit(toy(10), checkpoint=tmp_path / "run")
+    return [str(tmp_path / "config.py"), "--checkpoint", str(tmp_path / "run")]
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """What the system refuses then is what it refuses on a full disk, but for the number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_in_a_sentence(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tmp_path / "run" / f"attempts.json.{os.getpid()}.draft"
+    draft.symlink_to("/dev/full")
+    capsys.readouterr()
+    assert main(run) == 2
+    said = capsys.readouterr()
+    why = "cannot be used: No space left on device"
+    assert said.err == f"checkpoint: {tmp_path / 'run'} {why}\n"
+    assert not draft.is_symlink()
+    assert main(run) == 0
+
+
+def test_a_file_that_cannot_be_opened_at_the_start_is_told_in_a_sentence(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    (tmp_path / "run" / "metrics.jsonl").mkdir()
+    capsys.readouterr()
+    assert main(run) == 2
+    said = capsys.readouterr()
+    assert said.err == f"checkpoint: {tmp_path / 'run'} cannot be used: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("log_every", "limit"), [(1, 20_000), (1000, 2000)], ids=["metrics", "checkpoint"]
+)
+def test_a_disk_that_fills_in_the_middle_ends_the_run_with_a_sentence_and_good_checkpoints(
+    run: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    log_every: int,
+    limit: int,
+) -> None:
+    words = [*run, "--set", "steps=400", "--set", f"log_every={log_every}"]
+    capsys.readouterr()
+    with no_file_beyond(limit):
+        assert main(words) == 1
+    said = capsys.readouterr()
+    assert said.err == (
+        f"checkpoint: {tmp_path / 'run'} can no longer be written: File too large; the "
+        "checkpoints in it are whole: mend that and start again, to go on from the newest\n"
+    )
+    assert main(words) == 0
+    assert "going on from step " in (told := capsys.readouterr().out)
+    assert "damaged" not in told
+    assert f"parameters {fingerprint(fit(toy(400)).state.params)}" in told
