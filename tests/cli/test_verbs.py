@@ -1,3 +1,4 @@
+import base64
 import contextlib
 import io
 import json
@@ -337,8 +338,7 @@ def test_a_terminal_gets_no_escapes_out_of_a_log_unless_asked(server: Any) -> No
 
 
 def test_a_terminal_gets_no_escapes_out_of_a_command(server: Any) -> None:
-    evil = EVIL.decode("utf-8", "replace")
-    server.answers["POST /jobs/000004/exec"] = {"results": [result(0, 0, evil, evil)]}
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(0, EVIL), wrote(0, EVIL, "stderr"))
     assert on_a_terminal("exec", "4", "--", "ls") == "red \ufffd\r\n".encode() * 2
     assert b"\x1b]52" in on_a_terminal("exec", "4", "--raw", "--", "ls")
 
@@ -399,15 +399,29 @@ def test_a_host_is_a_number_or_all(server: Any, drumline: Run, capsys: Printed) 
     assert server.asked == []
 
 
-def result(host: int, code: int | None = 0, out: str = "", err: str = "") -> dict[str, Any]:
-    return {"host": host, "exit_code": code, "stdout": out, "stderr": err}
+def wrote(host: int, data: bytes, stream: str = "stdout") -> dict[str, Any]:
+    return {"host": host, "stream": stream, "data": base64.b64encode(data).decode()}
+
+
+def ended(host: int, code: int | None) -> dict[str, Any]:
+    return {"host": host, "exit_code": code}
+
+
+def frames(*told: dict[str, Any]) -> bytes:
+    """What the server tells of a command, with the hosts before and the ends behind it."""
+    hosts = sorted({int(one["host"]) for one in told})
+    known = {one["host"] for one in told if "exit_code" in one}
+    lines = [{"hosts": hosts}, *told, *(ended(host, 0) for host in hosts if host not in known)]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
 def test_exec_prefixes_several_hosts_and_ends_like_the_first_that_failed(
     server: Any, drumline: Run, capsys: Printed
 ) -> None:
-    results = [result(0, 0, "a\nb\n"), result(1, 3, "", "no\n")]
-    server.answers["POST /jobs/000004/exec"] = {"results": results}
+    server.answers["POST /jobs/000004/exec"] = frames(
+        wrote(1, b"n", "stderr"), wrote(0, b"a\nb"), wrote(1, b"o", "stderr"), wrote(0, b"\n"),
+        ended(1, 3), ended(0, 0),
+    )  # fmt: skip
     assert drumline("exec", "4", "--host", "all", "--", "ls", "-l", "a b") == 3
     captured = capsys.readouterr()
     assert captured.out == "[host 0] a\n[host 0] b\n"
@@ -419,16 +433,40 @@ def test_exec_prefixes_several_hosts_and_ends_like_the_first_that_failed(
 def test_exec_on_one_host(
     server: Any, drumline: Run, capsys: Printed, code: int | None, exit_code: int
 ) -> None:
-    server.answers["POST /jobs/000004/exec"] = {"results": [result(2, code, "hi")]}
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(2, b"hi"), ended(2, code))
     assert drumline("exec", "4", "--host", "2", "--", "echo $HOME | wc") == exit_code
     assert capsys.readouterr().out == "hi"
     assert server.asked[0][2] == {"host": 2, "command": "echo $HOME | wc"}
 
 
+def test_exec_passes_on_every_byte(server: Any, drumline: Run, capfdbinary: Any) -> None:
+    every = bytes(range(256)) * 300
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(0, every), wrote(0, b"\xff", "stderr"))
+    assert drumline("exec", "4", "--", "cat file") == 0
+    assert capfdbinary.readouterr() == (every, b"\xff")
+
+
+def test_exec_tells_of_a_host_that_was_lost(server: Any, drumline: Run, capsys: Printed) -> None:
+    lost = ended(0, None) | {"error": "connection lost"}
+    server.answers["POST /jobs/000004/exec"] = frames(lost)
+    assert drumline("exec", "4", "--", "ls") == 255
+    told = "host 0: connection lost; how the command ended is unknown\n"
+    assert capsys.readouterr().err == told
+
+
+def test_exec_whose_server_goes_away_says_so(server: Any, drumline: Run, capsys: Printed) -> None:
+    server.answers["POST /jobs/000004/exec"] = b'{"hosts": [0]}\n'
+    assert drumline("exec", "4", "--", "ls") == 2
+    assert capsys.readouterr().err == "the server went away before the command had ended\n"
+
+
 def test_exec_as_json(server: Any, drumline: Run, capsys: Printed) -> None:
-    server.answers["POST /jobs/000004/exec"] = {"results": [result(0, 3, "a\n", "b\n")]}
+    told = frames(wrote(0, b"a\xff"), wrote(0, b"\n"), wrote(0, b"b\n", "stderr"), ended(0, 3))
+    server.answers["POST /jobs/000004/exec"] = told
     assert drumline("exec", "4", "--json", "--", "ls") == 3
-    assert json.loads(capsys.readouterr().out) == [result(0, 3, "a\n", "b\n")]
+    assert json.loads(capsys.readouterr().out) == [
+        {"host": 0, "exit_code": 3, "stdout": "a\ufffd\n", "stderr": "b\n"}
+    ]
 
 
 FILES = {"key": "/h/my home/id", "known_hosts": "/h/my home/100%"}

@@ -132,6 +132,7 @@ class Host:
         assert child.stdout is not None
         assert child.stderr is not None
         feeding = asyncio.create_task(_feed(process.stdin, child.stdin))
+        closing = asyncio.create_task(self._close_with(process, child))
         try:
             await asyncio.gather(
                 _pour(child.stdout, process.stdout), _pour(child.stderr, process.stderr)
@@ -145,6 +146,16 @@ class Host:
             process.close()
         finally:
             feeding.cancel()
+            closing.cancel()
+
+    async def _close_with(
+        self, process: "asyncssh.SSHServerProcess[bytes]", child: asyncio.subprocess.Process
+    ) -> None:
+        """Close the pipes with the channel, as sshd does; the command itself is left alone."""
+        await process.wait_closed()
+        for fd in (1, 2):
+            # Not the process's own close, which would kill it.
+            child._transport.get_pipe_transport(fd).close()  # type: ignore[attr-defined]
 
     # The link -----------------------------------------------------------------------------------
 
@@ -197,6 +208,15 @@ class Host:
                         found.append(int(entry.name))
         return found
 
+    def runs(self, words: str) -> bool:
+        """Whether a process of this host has these words in its command line."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                if words.encode() in line and not _is_zombie(pid):
+                    return True
+        return False
+
     def reboot(self) -> None:
         """All its processes end at once and it comes back with an empty disk."""
         self.kill()
@@ -227,6 +247,19 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+async def said(
+    session: SliceSession, host: int, command: str, **more: Any
+) -> tuple[int, bytes, bytes]:
+    """Exit code, stdout and stderr of a command that was run to its end."""
+    written = {"stdout": bytearray(), "stderr": bytearray()}
+
+    async def output(stream: str, data: bytes) -> None:
+        written[stream] += data
+
+    code = await session.run(host, command, output, **more)
+    return code, bytes(written["stdout"]), bytes(written["stderr"])
 
 
 class Slice:

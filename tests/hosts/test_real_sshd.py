@@ -15,7 +15,7 @@ import pytest
 
 from drumline.hosts.session import Address, HostPhase, SliceSession, Step
 
-from .stand_in import QUICK, program, until
+from .stand_in import QUICK, program, said, until
 
 NEEDED = ("/usr/sbin/sshd", "/usr/bin/python3")
 IP = shutil.which("ip") or "ip"
@@ -171,8 +171,16 @@ def test_two_hosts_over_openssh_through_an_outage(machines: Machines, tmp_path: 
                 lambda: {r.phase for r in session.reports()} == {HostPhase.EXITED}, "all end"
             )
             assert [report.exit_code for report in session.reports()] == [3, 3]
-            done = await session.run(1, "cat steps; pgrep -c sleep")
-            assert done.stdout == "set up\n0\n"
+            _, written, _ = await said(session, 1, "cat steps; pgrep -c sleep")
+            assert written == b"set up\n0\n"
+            # What runs for somebody who leaves ends, and what ignores SIGTERM too.
+            stubborn = "trap '' TERM; while :; do sleep 0.1; done"
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await said(session, 1, stubborn)
+            async with asyncio.timeout(30):
+                while b"trap" in (await said(session, 1, "pgrep -af [t]rap"))[1]:
+                    await asyncio.sleep(0.2)
         finally:
             await session.close()
 

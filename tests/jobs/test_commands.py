@@ -153,10 +153,7 @@ def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
     assert (one.code, one.out) == (0, "a  b\n")
     both = shell("exec", running, "--host", "all", "--", "hostname")
     assert both.code == 0
-    assert [line.split()[:2] for line in both.out.splitlines()] == [
-        ["[host", "0]"],
-        ["[host", "1]"],
-    ]
+    assert sorted(line.split("]")[0] for line in both.out.splitlines()) == ["[host 0", "[host 1"]
     failing = shell("exec", running, "--host", "1", "--", "echo oops >&2; exit 7")
     assert (failing.code, failing.err) == (7, "oops\n")
     assert shell("exec", running, "--host", "9", "--", "true").code == 2
@@ -165,7 +162,7 @@ def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
 def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, running: str) -> None:
     text = "line\n" * 100_000
     both = shell("exec", running, "--host", "all", "--", "wc -c", typed=text)
-    assert both.out.splitlines() == [f"[host {n}] {len(text)}" for n in (0, 1)]
+    assert sorted(both.out.splitlines()) == [f"[host {n}] {len(text)}" for n in (0, 1)]
     # A command that reads nothing of a pipe that never ends.
     words = [str(BIN / "drumline"), "exec", running, "--", "echo", "done"]
     environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
@@ -175,6 +172,47 @@ def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, run
         assert open_end.stdout is not None
         assert open_end.stdout.read() == b"done\n"
         assert open_end.wait(30) == 0
+
+
+def test_exec_passes_every_byte_both_ways(shell: Shell, running: str, tmp_path: Path) -> None:
+    every = os.urandom(3 << 20)
+    (tmp_path / "sent").write_bytes(every)
+    with (tmp_path / "sent").open("rb") as sent, (tmp_path / "got").open("wb") as got:
+        subprocess.run(
+            [BIN / "drumline", "exec", running, "--", "cat"],
+            env=os.environ | {"DRUMLINE_HOME": str(shell.world.home)},
+            stdin=sent,
+            stdout=got,
+            check=True,
+            timeout=60,
+        )
+    assert (tmp_path / "got").read_bytes() == every
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fed: bool) -> None:
+    # Its input is more than is on the way at once, and it reads none of it.
+    words = [str(BIN / "drumline"), "exec", running, "--", f"yes up-{fed}"]
+    environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
+    with (
+        open("/dev/zero", "rb") as endless,
+        subprocess.Popen(["cat"], stdin=endless, stdout=subprocess.PIPE) as source,
+        subprocess.Popen(
+            words,
+            env=environ,
+            stdin=source.stdout if fed else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        ) as asking,
+    ):
+        assert asking.stdout is not None
+        assert source.stdout is not None
+        source.stdout.close()
+        # It is told of at once, though it never ends.
+        assert asking.stdout.readline() == f"up-{fed}\n".encode()
+        assert shell("exec", running, "--", f"pgrep -f '^[y]es up-{fed}'").code == 0
+        asking.kill()
+        source.kill()
+    shell.world.until(lambda: shell("exec", running, "--", f"pgrep -f '^[y]es up-{fed}'").code == 1)
 
 
 @pytest.mark.skipif(shutil.which("scp") is None, reason="there is no scp command here")

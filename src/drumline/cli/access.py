@@ -3,16 +3,19 @@
 import os
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from drumline.cli.connect import connect, echo_json, interruptible, on_terminal
 from drumline.cli.jobs import AsJson, Id
+from drumline.cli.text import HarmlessStream, harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
+LONGEST_LINE = 1 << 20
 Raw = Annotated[
     bool, typer.Option("--raw", help="Every byte, on a terminal too: colours and escapes.")
 ]
@@ -68,8 +71,6 @@ def logs(
 
 def _print(pieces: "Iterable[bytes]", raw: bool) -> None:
     """Print what came from a host: to a terminal only what it does not act on."""
-    from drumline.cli.text import HarmlessStream
-
     if raw or not on_terminal():
         for piece in pieces:
             sys.stdout.buffer.write(piece)
@@ -97,24 +98,80 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Run a command on a host of the job's slice, or on all."""
-    from drumline.cli.text import harmless_lines
-
     asked = command[0] if len(command) == 1 else command
-    results = connect().exec(job_id, asked, _host(host) or 0, None if no_stdin else _piped_in())
+    given = (job_id, asked, _host(host) or 0, None if no_stdin else _piped_in())
     if as_json:
-        echo_json(results)
-    for result in [] if as_json else results:
-        prefix = f"[host {result['host']}] " if len(results) > 1 else ""
-        for text, stream in ((result["stdout"], sys.stdout), (result["stderr"], sys.stderr)):
-            shown = str(text) if raw or not stream.isatty() else harmless_lines(str(text))
-            for line in shown.splitlines(keepends=True):
-                stream.write(prefix + line)
-            stream.flush()
-    codes = [result["exit_code"] for result in results if result["exit_code"] != 0]
+        ends = connect().exec(*given)
+        echo_json(ends)
+    else:
+        ends = _print_command(connect().exec_frames(*given), raw)
+    codes = [end["exit_code"] for end in ends if end["exit_code"] != 0]
     if codes:
-        # None: it never ran. Below zero: a signal, which shells count from 128.
+        # None: nobody knows how it ended. Below zero: a signal, which shells count from 128.
         code = codes[0]
         raise typer.Exit(255 if code is None else 128 - code if code < 0 else code)
+
+
+def _print_command(
+    frames: "Generator[dict[str, Any], None, None]", raw: bool
+) -> list[dict[str, Any]]:
+    """Print what a command writes while it writes it; returns how it ended on each host."""
+    ends: list[dict[str, Any]] = []
+    several = False
+    outputs: dict[tuple[int, str], _HostOutput] = {}
+    with closing(frames):
+        for told in frames:
+            if "hosts" in told:
+                several = len(told["hosts"]) > 1
+            elif "data" in told:
+                key = (told["host"], told["stream"])
+                if key not in outputs:
+                    outputs[key] = _HostOutput(*key, several, raw)
+                outputs[key].write(told["data"])
+            elif "exit_code" in told:
+                for key, output in outputs.items():
+                    if key[0] == told["host"]:
+                        output.end()
+                if told.get("error"):
+                    lost = f"host {told['host']}: {told['error']}; how the command ended is unknown"
+                    typer.echo(harmless(lost), err=True)
+                ends.append(told)
+    return sorted(ends, key=lambda end: int(end["host"]))
+
+
+class _HostOutput:
+    """One output of a command on one host, printed to ours."""
+
+    def __init__(self, host: int, stream: str, several: bool, raw: bool) -> None:
+        self._file = sys.stdout if stream == "stdout" else sys.stderr
+        self._harmless = None if raw or not self._file.isatty() else HarmlessStream()
+        self._prefix = f"[host {host}] ".encode() if several else b""
+        self._begun = b""
+
+    def write(self, data: bytes) -> None:
+        """Print bytes as they are, or lines that name the host where there are several."""
+        if self._prefix:
+            # Hosts take turns by the line; one that does not end is passed on in parts.
+            *whole, self._begun = (self._begun + data).split(b"\n")
+            if len(self._begun) > LONGEST_LINE:
+                whole, self._begun = [*whole, self._begun], b""
+            data = b"".join(self._prefix + line + b"\n" for line in whole)
+        self._print(data)
+
+    def end(self) -> None:
+        """Print what is left."""
+        if self._begun:
+            self._print(self._prefix + self._begun + b"\n")
+        if self._harmless:
+            self._file.write(self._harmless.feed(b"", last=True))
+            self._file.flush()
+
+    def _print(self, data: bytes) -> None:
+        if self._harmless:
+            self._file.write(self._harmless.feed(data))
+        else:
+            self._file.buffer.write(data)
+        self._file.flush()
 
 
 def _piped_in() -> BinaryIO | None:

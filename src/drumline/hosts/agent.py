@@ -30,6 +30,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -37,6 +38,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,8 @@ POLL = 0.1
 BEAT = 2.0
 CHUNK = 48 * 1024
 TAIL_LINES = 20
+# A command whose caller left may put its things away, but nobody waits for what it says.
+EXEC_GRACE = 3.0
 
 TRACEBACK = b"Traceback (most recent call last)"
 # What ends a JAX program without a traceback, or is the reason behind the traceback that follows.
@@ -1102,20 +1106,54 @@ def free_port() -> None:
 
 
 def execute(folder: str) -> None:
-    """Run a command for the user in the job's working copy; ends it when its time is up."""
+    """Run a command for the user in the job's working copy; ends it when its time is up.
+
+    It also ends when nobody is left to read what it writes: whoever asked for it is gone.
+    """
     wanted = heard_line()
     program = read_json(folder, "program.json")
     cwd = working_copy(program) if program else os.path.expanduser("~")
     command = ["bash", "-c", wanted["command"]]
     stdin = None if wanted.get("stdin") else subprocess.DEVNULL
     child = subprocess.Popen(command, cwd=cwd, stdin=stdin, start_new_session=True)
+
+    def end_all(*_: object) -> None:
+        end(lambda: session_of(child.pid), EXEC_GRACE)
+
+    cut_off = threading.Event()
+
+    def end_all_when_cut_off() -> None:
+        # Asked for nothing, a poll still tells that the other end of the pipe was closed.
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        output.poll()
+        cut_off.set()
+        end_all()
+
+    signal.signal(signal.SIGHUP, end_all)
+    signal.signal(signal.SIGTERM, end_all)
+    listening = threading.Thread(target=end_all_when_cut_off, daemon=True)
+    listening.start()
     try:
         code = child.wait(wanted.get("timeout"))
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         code = 124
+    if cut_off.is_set():
+        listening.join()  # what does not heed SIGTERM outlives the shell
     sys.exit(128 - code if code < 0 else code)
+
+
+def session_of(leader: int) -> set[int]:
+    """All live processes of the session and the group that this process leads."""
+    if not os.path.isdir("/proc/self"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-leader, 0)
+            return {-leader}
+        return set()
+    found = ((pid, process_stat(pid)) for pid in every_pid())
+    return {pid for pid, stat in found if stat and stat[0] not in "ZX" and leader in stat[1:3]}
 
 
 def forget(folder: str) -> None:

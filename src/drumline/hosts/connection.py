@@ -15,11 +15,9 @@ from typing import Self
 
 import asyncssh
 
-from drumline.hosts.values import Address, CompletedCommand, Timing
+from drumline.hosts.values import Address, CompletedCommand, Output, Stream, Timing
 
 USER = "drumline"
-MOST_OUTPUT = 16 << 20
-OUTPUT_CUT = "\ndrumline: over 16 MiB of output, the rest is left out; drumline cp moves files\n"
 
 
 class ConnectionCut(Exception):
@@ -159,11 +157,13 @@ class Connection:
         return CompletedCommand(code, _text(done.stdout), _text(done.stderr))
 
     async def run_for_user(
-        self, command: str, sent: bytes, stdin: AsyncIterator[bytes] | None
-    ) -> CompletedCommand:
-        """Run a user's command: `sent` and then all of `stdin` is its input, while it runs.
+        self, command: str, sent: bytes, stdin: AsyncIterator[bytes] | None, output: Output
+    ) -> int:
+        """Run a user's command and return its exit code; negative is a signal.
 
-        Nobody knows what it says, so of each of its outputs only so much is kept.
+        `sent` and then all of `stdin` is its input. What it writes goes to `output` as it comes,
+        and while `output` does not return, the command has to wait with more. Whoever cancels this
+        closes the channel, by which the agent knows that the command is to end.
         """
         process = await self._ssh.create_process(command, encoding=None)
 
@@ -177,18 +177,24 @@ class Connection:
                         await process.stdin.drain()
                 process.stdin.write_eof()
 
+        async def pass_on(stream: Stream, source: asyncssh.SSHReader[bytes]) -> None:
+            while data := await source.read(1 << 16):
+                await output(stream, data)
+
         feeding = asyncio.create_task(feed())
+        passing = asyncio.gather(
+            pass_on("stdout", process.stdout), pass_on("stderr", process.stderr)
+        )
         try:
-            outputs = await asyncio.gather(_kept(process.stdout), _kept(process.stderr))
+            await passing
             await process.wait_closed()
         finally:
+            passing.cancel()
             feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
-            process.close()
-        code = _code(process.exit_status, process.exit_signal)
-        (stdout, cut), (stderr, also_cut) = outputs
-        told = OUTPUT_CUT if cut or also_cut else ""
-        return CompletedCommand(code, _text(stdout), _text(stderr) + told)
+            await asyncio.gather(passing, feeding, return_exceptions=True)
+            # A plain close would wait until the command has read all that was sent to it.
+            process.channel.abort()
+        return _code(process.exit_status, process.exit_signal)
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
         """What a long-lived command says, line by line; ends with ConnectionCut if it is cut."""
@@ -224,16 +230,6 @@ def _code(status: int | None, signal: tuple[str, bool, str, str] | None) -> int:
     if status is None:
         raise ConnectionCut("connection lost")
     return status
-
-
-async def _kept(output: asyncssh.SSHReader[bytes]) -> tuple[bytes, bool]:
-    """All that comes, as far as it is kept, and whether there was more."""
-    kept, cut = bytearray(), False
-    while data := await output.read(1 << 16):
-        room = MOST_OUTPUT - len(kept)
-        cut = cut or len(data) > room
-        kept += data[: max(room, 0)]
-    return bytes(kept), cut
 
 
 def _text(data: object) -> str:

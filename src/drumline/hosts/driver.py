@@ -36,7 +36,7 @@ from drumline.hosts.messages import (
     work_folder,
 )
 from drumline.hosts.remote import AgentFailed, RemoteAgent
-from drumline.hosts.values import CompletedCommand, HostPhase, HostReport, Program, Timing
+from drumline.hosts.values import HostPhase, HostReport, Output, Program, Timing
 
 CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
 TAIL_LINES = 20
@@ -323,12 +323,18 @@ class HostDriver:
             return
 
     async def run(
-        self, command: str, timeout: float | None, stdin: AsyncIterator[bytes] | None
-    ) -> CompletedCommand:
+        self,
+        command: str,
+        output: Output,
+        timeout: float | None,
+        stdin: AsyncIterator[bytes] | None,
+    ) -> int:
         """Run a command for the user."""
-        agent = await self._reached()
+        timing = self._means.timing
+        async with asyncio.timeout(timing.connect_timeout + timing.reconnect_most):
+            agent = await self._reached()
         wanted = {"command": command, "timeout": timeout, "stdin": stdin is not None}
-        return await agent.run_for_user(self._folder, json.dumps(wanted).encode(), stdin)
+        return await agent.run_for_user(self._folder, json.dumps(wanted).encode(), stdin, output)
 
     async def _reached(self) -> RemoteAgent:
         while True:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from drumline.hosts.connection import Connection
 from drumline.hosts.messages import Line, from_line
-from drumline.hosts.values import CompletedCommand
+from drumline.hosts.values import CompletedCommand, Output
 
 AGENT = (Path(__file__).parent / "agent.py").read_bytes()
 AGENT_SHA = hashlib.sha256(AGENT).hexdigest()
@@ -82,13 +82,13 @@ class RemoteAgent:
         return done
 
     async def run_for_user(
-        self, folder: str, wanted: bytes, stdin: AsyncIterator[bytes] | None
-    ) -> CompletedCommand:
+        self, folder: str, wanted: bytes, stdin: AsyncIterator[bytes] | None, output: Output
+    ) -> int:
         """Have a user's command run; `wanted` is one line, `stdin` the command's own input."""
         command = f"{AGENT_COMMAND} {shlex.join(['exec', folder])}"
-        done = await self._connection.run_for_user(command, wanted + b"\n", stdin)
+        code = await self._connection.run_for_user(command, wanted + b"\n", stdin, output)
         self._heard()
-        return done
+        return code
 
     async def watch(self, folder: str, offset: int) -> AsyncIterator[Line]:
         """The attempt's log from an offset, and its status at each change, until cut."""

@@ -24,9 +24,9 @@ from drumline.hosts.driver import HostDriver, Means
 from drumline.hosts.messages import Place
 from drumline.hosts.values import (
     Address,
-    CompletedCommand,
     HostPhase,
     HostReport,
+    Output,
     Program,
     Step,
     Timing,
@@ -34,7 +34,6 @@ from drumline.hosts.values import (
 
 __all__ = [
     "Address",
-    "CompletedCommand",
     "HostPhase",
     "HostReport",
     "Program",
@@ -204,11 +203,16 @@ class SliceSession:
         self,
         host: int,
         command: str,
+        output: Output,
         timeout: float | None = None,
         stdin: AsyncIterator[bytes] | None = None,
-    ) -> CompletedCommand:
-        """Run a shell command in the job's working copy on one host, ended after `timeout`."""
-        return await self._drivers[host].run(command, timeout, stdin)
+    ) -> int:
+        """Run a shell command in the job's working copy on one host, ended after `timeout`.
+
+        What it writes goes to `output` as it comes; returns its exit code. A host that cannot be
+        reached for a while raises TimeoutError.
+        """
+        return await self._drivers[host].run(command, output, timeout, stdin)
 
     async def close(self) -> None:
         """Let go of the connections; the program goes on."""

@@ -1,9 +1,10 @@
 """The values that others know of hosts: where they are, what they run, what they report."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -109,3 +110,8 @@ class CompletedCommand:
     """Negative is a signal."""
     stdout: str
     stderr: str
+
+
+Stream = Literal["stdout", "stderr"]
+Output = Callable[[Stream, bytes], Awaitable[None]]
+"""Takes what a command writes, piece by piece."""

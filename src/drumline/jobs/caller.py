@@ -30,6 +30,8 @@ START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
 # Less than a database and a log need to begin with.
 LEAST_ROOM = 1 << 18
+# Of a command's input, on its way to the hosts: enough to keep a fast link busy.
+WINDOW = 1 << 20
 # sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
 LONGEST_SOCKET = 103
 
@@ -139,13 +141,13 @@ class Caller:
         finally:
             connection.close()
 
-    def feed(self, path: str, body: Json, source: BinaryIO) -> Json:
-        """Ask with a line of JSON and, behind it, all that `source` gives until the answer comes.
+    def exchange(self, path: str, body: Json, source: BinaryIO | None = None) -> Iterator[Json]:
+        """Ask for an answer of several objects, and yield each as it comes.
 
-        Whoever answers need not have read all of it, and `source` need never end.
+        `source` is sent along until the answer ends, little ahead of what the server has taken of
+        it; it need never end. To leave early, close this: the server knows by the connection.
         """
         from http.client import HTTPException
-        from threading import Thread
 
         while True:
             try:
@@ -154,21 +156,47 @@ class Caller:
             except (ConnectionRefusedError, FileNotFoundError):
                 self.start()
         try:
-            connection.putrequest("POST", path)
-            connection.putheader("Content-Type", "application/octet-stream")
-            connection.putheader("Transfer-Encoding", "chunked")
-            connection.endheaders()
-            # Not waited for: it may hang on a pipe that nobody writes to.
-            head = json.dumps(body).encode() + b"\n"
-            Thread(target=_pour, args=(head, source, connection.sock), daemon=True).start()
-            answer: Json = json.loads(self._answer(connection, path).read())
-            return answer
+            if source is None:
+                answer, window = self._send(connection, "POST", path, body), _Window()
+            else:
+                answer, window = self._feed(connection, path, body, source)
+            self._warn_of_server()
+            rest = b""
+            while piece := answer.read1(1 << 16):
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    told: Json = json.loads(line)
+                    if "taken" in told:
+                        window.open(int(told["taken"]))
+                    else:
+                        yield told
         except Leaving as gone:
-            raise Refused("the server was just leaving; try again") from gone
+            if source is not None:  # some of which may have been read
+                raise Refused("the server was just leaving; try again") from gone
+            connection.close()
+            self.start()
+            yield from self.exchange(path, body)
         except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
-            raise Refused("the server went away before it answered") from gone
+            raise Dropped("the server went away before all was told") from gone
         finally:
             connection.close()
+
+    def _feed(
+        self, connection: "HTTPConnection", path: str, body: Json, source: BinaryIO
+    ) -> "tuple[HTTPResponse, _Window]":
+        """Send a line of JSON and go on to send `source`, while the answer is read."""
+        from threading import Thread
+
+        connection.putrequest("POST", path)
+        connection.putheader("Content-Type", "application/octet-stream")
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        window = _Window()
+        head = json.dumps(body).encode() + b"\n"
+        # Not waited for: it may hang on a pipe that nobody writes to.
+        pouring = (head, source, connection.sock, window)
+        Thread(target=_pour, args=pouring, daemon=True).start()
+        return self._answer(connection, path), window
 
     def _send(
         self, connection: "HTTPConnection", method: str, path: str, body: Json | None = None
@@ -321,13 +349,41 @@ class Caller:
             raise NoServer(f"{self.home} cannot be used: {trouble.strerror}") from trouble
 
 
-def _pour(head: bytes, source: BinaryIO, sock: socket.socket) -> None:
+class _Window:
+    """How much may be sent before the other side has taken some of it."""
+
+    def __init__(self) -> None:
+        from threading import Condition
+
+        self._room = WINDOW
+        self._changed = Condition()
+
+    def open(self, taken: int) -> None:
+        """So much was taken."""
+        with self._changed:
+            self._room += taken
+            self._changed.notify()
+
+    def wait(self, most: int) -> int:
+        """How much may be sent now: at least a byte."""
+        with self._changed:
+            while self._room <= 0:
+                self._changed.wait()
+            return min(self._room, most)
+
+    def sent(self, count: int) -> None:
+        """So much is on its way."""
+        with self._changed:
+            self._room -= count
+
+
+def _pour(head: bytes, source: BinaryIO, sock: socket.socket, window: _Window) -> None:
     """Send bytes in the pieces that HTTP has for what nobody knows the length of."""
     try:
-        piece = head
-        while piece:
+        sock.sendall(b"%x\r\n%b\r\n" % (len(head), head))
+        while piece := os.read(source.fileno(), window.wait(1 << 16)):
+            window.sent(len(piece))
             sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-            piece = os.read(source.fileno(), 1 << 16)
         sock.sendall(b"0\r\n\r\n")
     except OSError:
         return  # the answer is there and the connection closed

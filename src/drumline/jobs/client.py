@@ -11,7 +11,7 @@ A mistake (the user's, or a server that cannot be had) raises `Refused` with a s
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlencode
@@ -185,13 +185,50 @@ class Client:
     ) -> list[Json]:
         """Run a command on one host, or on `"all"`: a `{host, exit_code, stdout, stderr}` each.
 
-        What `stdin` holds (a file with a descriptor) is its input.
+        What `stdin` holds (a file with a descriptor) is its input. An exit code below zero is a
+        signal; None, with an `error`, a host that was lost meanwhile.
         """
+        written: dict[tuple[int, str], bytearray] = {}
+        ended = {}
+        for told in self.exec_frames(job, command, host, stdin):
+            if "data" in told:
+                written.setdefault((told["host"], told["stream"]), bytearray()).extend(told["data"])
+            elif "exit_code" in told:
+                ended[told["host"]] = told
+        for index, end in ended.items():
+            for stream in ("stdout", "stderr"):
+                end[stream] = written.get((index, stream), b"").decode("utf-8", "replace")
+        return [ended[index] for index in sorted(ended)]
+
+    def exec_frames(
+        self,
+        job: JobId,
+        command: str | Sequence[str],
+        host: int | str = 0,
+        stdin: BinaryIO | None = None,
+    ) -> Generator[Json, None, None]:
+        """Run a command like `exec`, and tell of it as it goes; closing this ends the command.
+
+        First comes `{hosts}`, then `{host, stream, data}` for each piece of bytes that is written
+        to "stdout" or "stderr", and `{host, exit_code}` when it has ended on a host.
+        """
+        import base64
+
         asked = {"host": host, "command": command if isinstance(command, str) else list(command)}
-        path = f"/jobs/{job_id(job)}/exec"
-        if stdin is not None:
-            return list(self._server.feed(path, asked, stdin)["results"])
-        return list(self._server.ask("POST", path, asked, timeout=None)["results"])
+        going: set[int] | None = None
+        try:
+            for told in self._server.exchange(f"/jobs/{job_id(job)}/exec", asked, stdin):
+                if "hosts" in told:
+                    going = set(told["hosts"])
+                elif "data" in told:
+                    told["data"] = base64.b64decode(told["data"])
+                elif going is not None:
+                    going.discard(told["host"])
+                yield told
+        except Dropped as gone:
+            raise Refused(f"{gone}; the command is ended with it") from gone
+        if going is None or going:
+            raise Refused("the server went away before the command had ended")
 
     # What is known of jobs
 

@@ -16,7 +16,7 @@ from typing import Any
 from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
 from drumline.jobs import verbs, views
-from drumline.jobs.fanout import Fanout
+from drumline.jobs.execution import Execution
 from drumline.jobs.jobfiles import JobFiles
 from drumline.jobs.lost import LostSlices
 from drumline.jobs.program import checkpoint_of
@@ -346,14 +346,14 @@ class Desk:
 
     # --- hosts ------------------------------------------------------------------------------
 
-    async def run(
+    def execution(
         self,
         job_id: str,
         host: int | str,
         command: Any,
         stdin: AsyncIterator[bytes] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Run a command on one host or all; each gets all of `stdin`."""
+    ) -> Execution:
+        """A command to be run on one host or all; each gets all of `stdin`."""
         record = self.record(job_id)
         session = self.supervisor.session(record.job)
         if session is None:
@@ -366,28 +366,7 @@ class Desk:
             if report.index in wanted and report.phase is HostPhase.CONNECTING:
                 raise Mistake(f"host {report.index} of {record.job.id} is not connected yet", 409)
         line = command if isinstance(command, str) else shlex.join(command)
-        fanout = Fanout(stdin, len(wanted)) if stdin is not None else None
-        inputs = [fanout.reader(n) if fanout else None for n in range(len(wanted))]
-        feeding = asyncio.create_task(fanout.run()) if fanout else None
-        try:
-            async with asyncio.timeout(EXEC_LIMIT):
-                done = await asyncio.gather(
-                    *(
-                        session.run(index, line, stdin=given)
-                        for index, given in zip(wanted, inputs, strict=True)
-                    )
-                )
-        except TimeoutError:
-            told = f"no answer within {EXEC_LIMIT:.0f} s; drumline ssh is for longer"
-            raise Mistake(told, 504) from None
-        finally:
-            if feeding is not None:
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
-        return [
-            {"host": index, "exit_code": d.exit_code, "stdout": d.stdout, "stderr": d.stderr}
-            for index, d in zip(wanted, done, strict=True)
-        ]
+        return Execution(session, wanted, line, stdin)
 
     def hosts(self, job_id: str) -> list[dict[str, Any]]:
         """Where the hosts of a job are, and how to log in."""
@@ -416,6 +395,5 @@ def _given(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if key not in {"archive", "origin"}}
 
 
-EXEC_LIMIT = 300.0
 CLEAN_LIMIT = 30.0
 """Seconds beyond the grace that a job may take to end before `clean` gives up waiting."""

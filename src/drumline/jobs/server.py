@@ -10,7 +10,6 @@ nothing to do for a while it leaves, unless it is told to stay.
 import asyncio
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import signal
@@ -18,15 +17,14 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -38,6 +36,7 @@ from drumline.jobs.actions import is_about_storage
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import MOST_DIGITS, RECENT, Desk
+from drumline.jobs.exchange import Exchange, LinesResponse
 from drumline.jobs.folders import Folders
 from drumline.jobs.logs import stream_logs, wanted_of
 from drumline.jobs.schema import SchemaError
@@ -50,7 +49,6 @@ from drumline.jobs.verbs import Mistake
 log = logging.getLogger(__name__)
 LONGEST_POLL = 30.0
 HOME_CHECK_SECONDS = 5.0
-LONGEST_LINE = 1 << 20
 
 LeavesIn = Callable[[], float | None]
 
@@ -98,13 +96,12 @@ def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn)
         )
 
     async def run_command(request: Request) -> Response:
-        stdin = None
-        if request.headers.get("content-type") == "application/octet-stream":
-            body, stdin = await _line_and_rest(request.stream())
-        else:
-            body = await request.json()
-        results = await desk.run(job_id(request), body.get("host", 0), body["command"], stdin)
-        return JSONResponse({"results": results})
+        exchange = Exchange(request.receive)
+        asked = await exchange.opening()
+        fed = request.headers.get("content-type") == "application/octet-stream"
+        stdin = exchange.input() if fed else None
+        execution = desk.execution(job_id(request), asked.get("host", 0), asked["command"], stdin)
+        return LinesResponse(exchange, execution.frames())
 
     async def hosts(request: Request) -> Response:
         return JSONResponse(desk.hosts(job_id(request)))
@@ -168,28 +165,6 @@ def _search(query: QueryParams) -> Search:
         limit=int(numbers["limit"]) if numbers["limit"] else None,
         before=numbers["before"],
     )
-
-
-async def _line_and_rest(body: AsyncIterator[bytes]) -> tuple[Any, AsyncIterator[bytes]]:
-    """A body of one line of JSON and bytes behind it, which are read when they are asked for."""
-    head = b""
-    async for piece in body:
-        head += piece
-        if b"\n" in head or len(head) > LONGEST_LINE:
-            break
-    line, _, begun = head.partition(b"\n")
-    try:
-        asked = json.loads(line)
-    except ValueError:
-        raise Mistake("the first line is no JSON") from None
-
-    async def rest() -> AsyncIterator[bytes]:
-        yield begun
-        with contextlib.suppress(ClientDisconnect):
-            async for piece in body:
-                yield piece
-
-    return asked, rest()
 
 
 async def _mistake(_: Request, error: Exception) -> Response:
