@@ -12,6 +12,7 @@ the name that Orbax gives to what it has not finished, is ever removed.
 # mypy: allow-untyped-calls
 
 import gc
+import logging
 import re
 import sys
 import threading
@@ -29,7 +30,7 @@ from jax.sharding import Mesh
 
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.digest import digest
-from drumline.train.files import still_writable
+from drumline.train.files import still_writable, why_unwritable
 from drumline.train.marks import Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
@@ -85,6 +86,7 @@ class Checkpoints:
         self._marks = Marks(folder)
         self._last = last
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        logging.getLogger("absl").addFilter(_is_news)
         self._waiting: threading.Thread | None = None
         self._failure: Exception | None = None
         if _first():
@@ -292,6 +294,12 @@ def _without_late(before: Callable[[Any], Any]) -> Callable[[Any], None]:
 
     report.hushes = True  # type: ignore[attr-defined]
     return report
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Orbax logs a traceback of what its threads cannot write; the run tells it in a sentence."""
+    error = record.exc_info[1] if record.exc_info else None
+    return error is None or not why_unwritable(error)
 
 
 def _in_a_line(error: BaseException) -> str:

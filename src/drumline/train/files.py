@@ -36,7 +36,7 @@ def usable(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Mistake(f"checkpoint: {folder} cannot be used: {_why(error)}") from None
+        raise Mistake(f"checkpoint: {folder} cannot be used: {why_unwritable(error)}") from None
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def still_writable(folder: str) -> Iterator[None]:
     except Unwritable:
         raise
     except Exception as error:
-        why = _why(error)
+        why = why_unwritable(error)
         if not why:
             raise
         raise Unwritable(
@@ -59,8 +59,8 @@ def still_writable(folder: str) -> Iterator[None]:
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
-def _why(error: BaseException) -> str:
-    """What a disk refused; empty where it was something else.
+def why_unwritable(error: BaseException) -> str:
+    """What a disk refused, in the system's words; empty where it was something else.
 
     Tensorstore's errors are of no kind of their own, but they quote the system's.
     """
