@@ -155,7 +155,7 @@ class Host:
         await process.wait_closed()
         for fd in (1, 2):
             # Not the process's own close, which would kill it.
-            child._transport.get_pipe_transport(fd).close()  # type: ignore[attr-defined] # noqa: SLF001
+            child._transport.get_pipe_transport(fd).close()  # type: ignore[attr-defined]
 
     # The link -----------------------------------------------------------------------------------
 
