@@ -529,12 +529,20 @@ def test_ssh_passes_on_its_own_options_and_a_command(
         ("000004:/tmp/x y/", "drumline@127.0.0.1:/tmp/x ./y/"),
         ("4:~/notes n", "drumline@127.0.0.1:notes ./n"),
         ("a:b.txt 4:~", "./a:b.txt drumline@127.0.0.1:."),
-        ("/data/in 4:in", "/data/in drumline@127.0.0.1:.drumline/work/000004/abc/in"),
+        ("/usr 4:in", "/usr drumline@127.0.0.1:.drumline/work/000004/abc/in"),
     ],
 )
 def test_cp_copies_from_and_to_a_host(
-    server: Any, drumline: Run, became: list[str], words: str, copied: str
+    server: Any,
+    drumline: Run,
+    became: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    copied: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b.txt").touch()
     server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
     assert drumline("cp", *words.split()) == 0
     assert became == [f"scp -r {CHECKED} -- {copied}"]
@@ -562,6 +570,7 @@ def test_cp_to_and_from_all_hosts(
     [
         (("a", "b"), "one of FROM and TO is on a host: write it as ID:PATH, such as 12:out.txt"),
         (("4:a", "5:b"), "one of FROM and TO is on a host"),
+        (("no file", "4:a"), "no file is not there; nothing was copied"),
         (("4:", "b"), "4: names no file; 4:. is the folder the program runs in"),
         (("4:a", "b", "--host", "x"), "--host x: give a host's number, or all"),
         (("4:a", "b", "--host", "7"), "--host 7: the slice has hosts 0 to 1"),
@@ -711,6 +720,56 @@ def test_bash_completes(server: Any, a_job: Make) -> None:
     command = ["bash", "-c", script, "bash", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "000004\n"
+
+
+def run_alone(*words: str, **files: Any) -> tuple[int, str]:
+    """Exit code and stderr of the command line in a process of its own."""
+    command = [sys.executable, "-c", "from drumline.cli import main; main()", *words]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, **files)
+    return ended.returncode, ended.stderr
+
+
+def test_a_shell_nobody_knows_is_one_sentence(home: Path) -> None:
+    told = "completion: 'tcsh' is none of bash, zsh, fish\n"
+    assert run_alone("completion", "tcsh") == (2, told)
+    assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
+def test_a_wait_without_an_end_in_sight_is_refused(
+    server: Any, drumline: Run, capsys: Printed, seconds: str
+) -> None:
+    assert drumline("wait", "1", "--timeout", seconds) == 2
+    assert capsys.readouterr().err.startswith(f"--timeout {float(seconds):g}: give seconds, at")
+    assert server.asked == []
+
+
+VERBS_THAT_PRINT = [("list",), ("show", "4", "--json"), ("logs", "4"), ("exec", "4", "--", "ls")]
+
+
+@pytest.mark.parametrize("words", VERBS_THAT_PRINT, ids=lambda words: words[0])
+def test_output_that_cannot_be_written_is_one_sentence(
+    server: Any, a_job: Make, words: tuple[str, ...]
+) -> None:
+    server.holds(a_job())
+    server.answers["GET /jobs/000004/logs"] = b"a line\n"
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(0, b"a line\n"))
+    with open("/dev/full", "w") as full:
+        told = "the output cannot be written: No space left on device\n"
+        assert run_alone(*words, stdout=full, stdin=subprocess.DEVNULL) == (1, told)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert run_alone(*words, stdout=writer, stdin=subprocess.DEVNULL) == (1, "")
+    os.close(writer)
+
+
+def test_a_closed_stdout_is_one_sentence(server: Any) -> None:
+    line = f"{sys.executable} -c 'from drumline.cli import main; main([\"list\"])' >&-"
+    ended = subprocess.run(["/bin/bash", "-c", line], stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        1, "stdout is closed: there is nowhere to print to\n"
+    )  # fmt: skip
+    assert server.asked == []
 
 
 def test_completion_is_for_shells_we_know(drumline: Run, capsys: Printed) -> None:

@@ -350,6 +350,8 @@ def test_mistakes_at_the_controls_are_one_sentence(emulator: Emulator) -> None:
         ("break", {"target": "plain", "how": "fire"}, "not by 'fire'"),
         ("capacity", {"zone": "mars", "accelerator": "v4", "chips": 1}, "'mars' is no zone"),
         ("capacity", {"zone": "local-a", "accelerator": "v9", "chips": 1}, "'v9'"),
+        ("capacity", {"zone": "local-a", "accelerator": "v4", "chips": 10**23}, "chips: Input"),
+        ("preempt", {"target": "plain", "notice": 1e308}, "notice: Input"),
         ("faults", {"fail": 2}, "fail: Input should be less than or equal to 1"),
     ]
     for verb, given, says in mistakes:

@@ -155,6 +155,11 @@ def test_capacity_and_faults_from_the_command_line(at_home: Emulator) -> None:
     assert at_home.control("status")["capacity"] == {"local-a": {}}
     code, _, told = drumline("capacity", "local-a", "v4", "lots")
     assert (code, "'lots' is no number of chips" in told) == (2, True)
+    code, _, told = drumline("capacity", "local-a", "v4", "9" * 23)
+    assert (code, "is no number of chips" in told) == (2, True)
+    for notice in ("1e308", "nan"):
+        code, _, told = drumline("preempt", "000001", "--notice", notice)
+        assert (code, "notice" in told) == (2, True), told
     assert drumline("stop")[:2] == (0, "stopped\n")
     assert launch.endpoint(at_home.home) is None
 

@@ -138,9 +138,17 @@ def test_a_server_on_its_way_out_is_replaced(home: Path, monkeypatch: pytest.Mon
     """It listens no more and still holds the lock: the first that we start finds it taken."""
     monkeypatch.setenv("DRUMLINE_TEST_SLOW", "0.5")
     Client(home).list()
-    assert Client(home).stop_server()
+    Caller(home).once("POST", "/stop")
     assert Client(home).list() == []
     assert len(starts(home)) >= 3
+
+
+def test_a_server_that_was_stopped_has_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens no more, and writes for a while yet: a copy made now would be a torn one."""
+    monkeypatch.setenv("DRUMLINE_TEST_SLOW", "0.5")
+    Client(home).list()
+    assert Client(home).stop_server()
+    assert gone(starts(home)[0]["pid"])
     assert not Client(home / "none").stop_server()
 
 

@@ -196,7 +196,7 @@ def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fe
     environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
     with (
         open("/dev/zero", "rb") as endless,
-        subprocess.Popen(["cat"], stdin=endless, stdout=subprocess.PIPE) as source,
+        subprocess.Popen(["/bin/cat"], stdin=endless, stdout=subprocess.PIPE) as source,
         subprocess.Popen(
             words,
             env=environ,

@@ -3,9 +3,12 @@
 A user's mistake ends with one sentence on stderr and exit code 2, never with a traceback.
 """
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -38,9 +41,11 @@ COMMANDS = {
 # A kind of mistake whose module was never imported cannot have been made.
 MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
-    ("drumline.jobs.client", "Refused"),
+    ("drumline.jobs.caller", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
 )
+# What printing fails with: the disk is full, a quota or a limit is reached, nobody reads it.
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}
 # Both are drawn with rich, whose import costs more than the whole command.
 PLAIN: dict[str, Any] = {
     "add_completion": False,
@@ -106,10 +111,30 @@ def _mistakes() -> tuple[type[Exception], ...]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    if sys.stdout is None:
+        typer.echo("stdout is closed: there is nowhere to print to", err=True)
+        sys.exit(1)
     try:
-        app(args=arguments)
+        try:
+            app(args=arguments)
+        finally:
+            sys.stdout.flush()
     except _mistakes() as mistake:
         from drumline.cli.text import harmless_lines
 
         typer.echo(harmless_lines(str(mistake)), err=True)
         sys.exit(MISTAKE)
+    except OSError as trouble:
+        if trouble.errno not in UNWRITABLE or trouble.filename is not None:
+            raise
+        _give_up_printing(trouble)
+
+
+def _give_up_printing(trouble: OSError) -> NoReturn:
+    """Exit with one sentence; with none where whoever read our output has left."""
+    # What is still to be written would fail once more as Python ends.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    if trouble.errno != errno.EPIPE:
+        with suppress(OSError):
+            typer.echo(f"the output cannot be written: {trouble.strerror}", err=True)
+    sys.exit(1)

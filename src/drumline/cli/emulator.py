@@ -136,7 +136,10 @@ def resources(as_json: AsJson = False) -> None:
 def preempt(
     target: Annotated[str, typer.Argument(help="A node, a request, or a job such as 000012.")],
     notice: Annotated[
-        float, typer.Option(min=0, help="Seconds until it happens, from SIGTERM to its programs.")
+        float,
+        typer.Option(
+            min=0, max=86_400, help="Seconds until it happens, from SIGTERM to its programs."
+        ),
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
@@ -157,7 +160,7 @@ def capacity(
     as_json: AsJson = False,
 ) -> None:
     """Set how many chips a zone has. What runs already goes on."""
-    if chips != "unlimited" and not chips.isdecimal():
+    if chips != "unlimited" and not (chips.isascii() and chips.isdecimal() and len(chips) <= 9):
         _fail(f"{chips!r} is no number of chips; give one such as 16, or unlimited")
     number = None if chips == "unlimited" else int(chips)
     done = _control("capacity", zone=zone, accelerator=accelerator, chips=number)

@@ -38,6 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
+LONGEST_WAIT = 1e9
 WATCH_SECONDS = 2.0
 MOST_FACTS = 10
 
@@ -198,7 +199,10 @@ def wait(
     """
     from drumline.cli.follow import Screen
     from drumline.cli.views import COLOURS, ENDED
+    from drumline.jobs.client import Refused
 
+    if timeout is not None and not timeout <= LONGEST_WAIT:
+        raise Refused(f"--timeout {timeout:g}: give seconds, at most {LONGEST_WAIT:.0f}")
     client = connect()
     numbers = _chosen(client, "wait", job_ids, every)
     deadline = None if timeout is None else time.monotonic() + timeout

@@ -56,6 +56,8 @@ def cp(
         raise Refused(f"{place[0]} names no file; {place[1]}:. is the folder the program runs in")
     if not (host == "all" or (host.isascii() and host.isdigit())):
         raise Refused(f"--host {host}: give a host's number, or all")
+    if there is None and not os.path.lexists(source):
+        raise Refused(f"{source} is not there; nothing was copied")
     hosts = _hosts(place[1], None if host == "all" else int(host))
     commands = []
     for one in hosts:

@@ -285,6 +285,19 @@ class Caller:
             return False  # never started, stopped, or killed and its socket file left behind
         return True
 
+    def vacant(self) -> bool:
+        """Whether no server has this home; one that listens no more may still write to it."""
+        import fcntl
+
+        try:
+            with open(self.home / "server.lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return True
+        except BlockingIOError:
+            return False
+        return True
+
     def start(self) -> None:
         """Start a server and wait until one listens: ours, or that of a command beside this one."""
         if not self._autostart:

@@ -329,21 +329,26 @@ class Client:
             return None
 
     def stop_server(self) -> bool:
-        """Stop the server and wait until it is gone; False where none ran."""
+        """Stop the server and wait until it has closed its files; False where none ran."""
         try:
             self._server.once("POST", "/stop")
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except Dropped:
             pass  # it may close the connection before the answer is out
+        self._until_it_is(lambda: not self._server.listens())
+        # One that listens again is the next, which came when this one was gone.
+        self._until_it_is(lambda: self._server.vacant() or self._server.listens())
+        return True
+
+    def _until_it_is(self, stopped: Callable[[], bool]) -> None:
         deadline = time.monotonic() + STOP_SECONDS
-        while self._server.listens():
+        while not stopped():
             if time.monotonic() > deadline:
                 raise Refused(
                     f"the server did not stop within {STOP_SECONDS:.0f} s; see {self._server.log}"
                 )
             time.sleep(0.02)
-        return True
 
     def list(
         self,

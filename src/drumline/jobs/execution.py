@@ -14,6 +14,7 @@ more holds up the caller, who sends only so much (`WINDOW`) ahead of what was ta
 
 import asyncio
 import base64
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from drumline.jobs.fanout import Fanout
 if TYPE_CHECKING:
     from drumline.hosts.session import SliceSession
 
+log = logging.getLogger(__name__)
 Frame = dict[str, Any]
 
 
@@ -79,6 +81,10 @@ class Execution:
             end["exit_code"] = await self._session.run(host, self._command, output, stdin=stdin)
         except CUT as trouble:
             end["error"] = in_words(trouble)
+        except Exception as trouble:
+            # Without its end the caller would wait for ever.
+            log.exception("a command on host %d", host)
+            end["error"] = f"the server failed ({trouble}), see its log"
         await self._frames.put(end)
 
     async def _taken(self, stdin: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

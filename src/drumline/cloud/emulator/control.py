@@ -27,14 +27,14 @@ class _Asked(BaseModel):
 
 class _Preempt(_Asked):
     target: str
-    notice: Annotated[float, Field(ge=0)] = 0.0
+    notice: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
     """Seconds until it happens; with any, the programs there get SIGTERM now."""
 
 
 class _Capacity(_Asked):
     zone: str
     accelerator: str
-    chips: Annotated[int, Field(ge=0)] | None = None
+    chips: Annotated[int, Field(ge=0, le=999_999_999)] | None = None
     """None lifts the limit."""
 
 

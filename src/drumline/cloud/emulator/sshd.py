@@ -160,16 +160,18 @@ async def _start_on_pipes(
             os.close(fd)
     # The end of one output is not the end of the other, so neither ends the channel.
     await process.redirect(stdout=from_stdout, stderr=from_stderr, send_eof=False)
-    feeding = asyncio.create_task(_feed(process.stdin, to_program, program.pid))
+    feeding = asyncio.create_task(_feed(process, to_program, program.pid))
     _feeding.add(feeding)
     feeding.add_done_callback(_feeding.discard)
     return program
 
 
 _feeding: set[asyncio.Task[None]] = set()
+LEFT_SECONDS = 0.5
+"""How often to look whether the sender has left, while a program does not read."""
 
 
-async def _feed(source: asyncssh.SSHReader[bytes], pipe: int, program: int) -> None:
+async def _feed(process: asyncssh.SSHServerProcess[bytes], pipe: int, program: int) -> None:
     """Pass a program what is sent to it.
 
     Not by a redirect: asyncio closes a pipe whose buffer was filled again, and closed, while it
@@ -180,6 +182,7 @@ async def _feed(source: asyncssh.SSHReader[bytes], pipe: int, program: int) -> N
         asyncio.streams.FlowControlMixin, os.fdopen(pipe, "wb", 0)
     )
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    source = process.stdin
     try:
         while True:
             try:
@@ -193,11 +196,29 @@ async def _feed(source: asyncssh.SSHReader[bytes], pipe: int, program: int) -> N
             if not data:
                 return
             writer.write(data)
-            await writer.drain()
+            if not await _drained(writer, process):
+                # The channel closes once all that came is read, so that nobody reads what the
+                # program writes any more; a program that does not read is not waited for.
+                transport.abort()
+                while await source.read(CHUNK):
+                    pass
+                return
     except (OSError, KeyError, asyncssh.Error):
         return  # it has ended, or closed its input, or the connection was cut
     finally:
         writer.close()
+
+
+async def _drained(writer: asyncio.StreamWriter, process: asyncssh.SSHServerProcess[bytes]) -> bool:
+    """Wait until a program reads on; False where whoever sends has left before."""
+    while True:
+        try:
+            async with asyncio.timeout(LEFT_SECONDS):
+                await writer.drain()
+            return True
+        except TimeoutError:
+            if process.channel.is_closing():
+                return False
 
 
 async def _start_on_terminal(

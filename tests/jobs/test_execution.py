@@ -1,0 +1,136 @@
+"""A user's command as frames: bytes unchanged, lost hosts told, all ended when the caller goes."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from drumline.hosts.connection import ConnectionCut
+from drumline.hosts.session import SliceSession
+from drumline.jobs.exchange import Exchange, LinesResponse
+from drumline.jobs.execution import Execution, Frame
+from drumline.jobs.verbs import Mistake
+
+Command = Callable[[Any, AsyncIterator[bytes] | None], Awaitable[int]]
+
+
+class Hosts:
+    """Hosts that run a coroutine where others run a command."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.running = 0
+
+    async def run(self, host: int, command: str, output: Any, stdin: Any = None) -> int:
+        del host, command
+        self.running += 1
+        try:
+            return await self.command(output, stdin)
+        finally:
+            self.running -= 1
+
+
+def an_execution(hosts: Hosts, count: int = 1, stdin: AsyncIterator[bytes] | None = None) -> Any:
+    return Execution(cast(SliceSession, hosts), range(count), "cmd", stdin).frames()
+
+
+async def all_of(frames: AsyncIterator[Frame]) -> list[Frame]:
+    async with asyncio.timeout(20):
+        return [frame async for frame in frames]
+
+
+async def echo(output: Any, stdin: AsyncIterator[bytes] | None) -> int:
+    assert stdin is not None
+    async for piece in stdin:
+        await output("stdout", piece)
+    return 0
+
+
+def test_each_host_gets_all_of_the_input_and_what_was_taken_is_told() -> None:
+    pieces = [bytes([n]) * 1000 for n in range(256)]
+
+    async def typed() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    told = asyncio.run(all_of(an_execution(Hosts(echo), 2, typed())))
+    assert told[0] == {"hosts": [0, 1]}
+    for host in (0, 1):
+        written = [base64.b64decode(one["data"]) for one in told if "data" in one
+                   and one["host"] == host]  # fmt: skip
+        assert b"".join(written) == b"".join(pieces)
+        assert {"host": host, "exit_code": 0} in told
+    assert sum(one.get("taken", 0) for one in told) > 0
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (ConnectionCut("connection lost"), "connection lost"),
+        (TimeoutError(), "no answer"),
+        (KeyError("oh"), "the server failed ('oh'), see its log"),
+    ],
+)
+def test_a_host_that_fails_is_told_and_ends_it(trouble: Exception, told: str) -> None:
+    async def lost(output: Any, stdin: Any) -> int:
+        del output, stdin
+        raise trouble
+
+    frames = asyncio.run(all_of(an_execution(Hosts(lost))))
+    assert frames[1:] == [{"host": 0, "exit_code": None, "error": told}]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_command_ends_when_its_caller_leaves_whatever_is_on_the_way(reads: bool) -> None:
+    async def story() -> None:
+        arriving: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        sent: list[dict[str, Any]] = []
+        told = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if b"up" in base64.b64decode(json.loads(message.get("body") or b"{}").get("data", "")):
+                told.set()
+
+        async def endless(output: Any, stdin: AsyncIterator[bytes] | None) -> int:
+            await output("stdout", b"up")
+            if reads:
+                return await echo(output, stdin)
+            await asyncio.Event().wait()
+            return 0
+
+        def body(data: bytes) -> dict[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": True}
+
+        arriving.put_nowait(body(b'{"command"'))
+        arriving.put_nowait(body(b': "x"}\nbytes'))
+        exchange = Exchange(arriving.get)
+        assert await exchange.opening() == {"command": "x"}
+        hosts = Hosts(endless)
+        lines = an_execution(hosts, 1, exchange.input())
+        answering = asyncio.create_task(LinesResponse(exchange, lines)({}, arriving.get, send))
+        async with asyncio.timeout(20):
+            await told.wait()
+            for _ in range(50):
+                arriving.put_nowait(body(b"more"))
+            assert hosts.running == 1
+            arriving.put_nowait({"type": "http.disconnect"})
+            await answering
+        assert hosts.running == 0
+        assert sent[0]["status"] == 200
+
+    asyncio.run(story())
+
+
+def test_a_call_that_begins_with_no_json_is_refused() -> None:
+    async def story() -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"what?\n", "more_body": False}
+
+        with pytest.raises(Mistake, match="the first line is no JSON"):
+            await Exchange(receive).opening()
+
+    asyncio.run(story())
