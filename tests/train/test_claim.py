@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_a_lock_that_a_machine_left_on_a_file_server_can_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("socket.gethostname", lambda: "host-of-old")
+        elsewhere.setattr(socket, "gethostname", lambda: "host-of-old")
         release = claim.claim(str(tmp_path))
     lock = tmp_path / "drumline" / "lock"
     with pytest.raises(Mistake, match=f"if that machine is gone, remove {lock}$"):
