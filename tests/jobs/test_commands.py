@@ -191,8 +191,10 @@ def test_exec_passes_every_byte_both_ways(shell: Shell, running: str, tmp_path: 
 
 @pytest.mark.parametrize("fed", [False, True])
 def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fed: bool) -> None:
+    # An emulated host shows the processes of the whole machine, those of other tests too.
+    said = f"up-{os.getpid()}-{fed}"
     # Its input is more than is on the way at once, and it reads none of it.
-    words = [str(BIN / "drumline"), "exec", running, "--", f"yes up-{fed}"]
+    words = [str(BIN / "drumline"), "exec", running, "--", f"yes {said}"]
     environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
     with (
         open("/dev/zero", "rb") as endless,
@@ -208,11 +210,11 @@ def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fe
         assert source.stdout is not None
         source.stdout.close()
         # It is told of at once, though it never ends.
-        assert asking.stdout.readline() == f"up-{fed}\n".encode()
-        assert shell("exec", running, "--", f"pgrep -f '^[y]es up-{fed}'").code == 0
+        assert asking.stdout.readline() == f"{said}\n".encode()
+        assert shell("exec", running, "--", f"pgrep -f '^[y]es {said}'").code == 0
         asking.kill()
         source.kill()
-    shell.world.until(lambda: shell("exec", running, "--", f"pgrep -f '^[y]es up-{fed}'").code == 1)
+    shell.world.until(lambda: shell("exec", running, "--", f"pgrep -f '^[y]es {said}'").code == 1)
 
 
 @pytest.mark.skipif(shutil.which("scp") is None, reason="there is no scp command here")
