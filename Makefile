@@ -49,7 +49,7 @@ quickstart: $(READY) ## install, then train through a preemption
 
 # The code is checked against the types of the pinned versions; the others only run it.
 test: $(if $(JAX_VERSION),$(READY),check) ## install, check, and run every test
-	$(BIN)/pytest --numprocesses 3 --dist worksteal
+	$(BIN)/pytest --numprocesses 4 --dist worksteal
 
 check: $(READY) ## lint, format and types, as each commit should pass them
 	$(BIN)/ruff check

@@ -41,10 +41,9 @@ def test_rings_over_axes_in_another_order_than_the_meshs_are_exact(
     around = mesh.size // groups
     dims = {"b": 2, "s": 3 * around, "d": 2 * around, "f": 4 * around}
     rng = np.random.default_rng(around)
-    # Every function meets every direction and loop form in one of these meshes.
+    # Each mesh meets every direction and loop form, and each function three of the four.
     turn = RINGS.index((sizes, names, ring))
     cases = [(layout, *WRITTEN[(at + turn) % 4]) for at, layout in enumerate(LAYOUTS)]
-    cases += [(layout, *WRITTEN[(at + turn + 2) % 4]) for at, layout in enumerate(LAYOUTS)]
 
     def draw(layout: Layout) -> list[jax.Array]:
         dimensions = (*layout.operands, layout.result)

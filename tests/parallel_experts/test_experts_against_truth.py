@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("traced_for_cpu_alone")
 MESHES = ((1, 1), (8, 1), (4, 2), (2, 4))
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("experts", [4, 8, 16, 64])
+# Each number of experts and each k with others of the kind, and the ends of both.
+@pytest.mark.parametrize(("experts", "k"), [(4, 4), (8, 1), (16, 2), (64, 1), (64, 4)])
 def test_every_exchange_matches_a_loop_over_tokens_and_the_local_product(
     experts: int, k: int
 ) -> None:
