@@ -273,6 +273,25 @@ class Office:
         """Every time the program was started."""
         return [one for one in PretendedSession.opened if one.program.job_id == job]
 
+    def machine_sleeps(self, seconds: float) -> None:
+        """Time passes and nothing happens."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, JumpingLoop)
+        loop.sleep_through(seconds)
+
+    def rounds(self) -> Callable[[], int]:
+        """Counts the rounds of the loop from now on."""
+        count = 0
+        look = self.supervisor.looks.next_due
+
+        def counted() -> float:
+            nonlocal count
+            count += 1
+            return look()
+
+        self.supervisor.looks.next_due = counted  # type: ignore[method-assign]
+        return lambda: count
+
     async def until(self, condition: Callable[[], bool], within: float = 60.0) -> None:
         deadline = self.clock() + within
         while not condition():

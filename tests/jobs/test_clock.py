@@ -9,7 +9,7 @@ import pytest
 
 from drumline.clock import SteadyClock
 from drumline.jobs import lifecycle
-from tests.jobs.pretend import HOUR, JumpingLoop, Office, play
+from tests.jobs.pretend import HOUR, Office, play
 from tests.jobs.story import Story
 
 
@@ -65,9 +65,7 @@ def test_a_machine_that_slept_blames_no_host(tmp_path: Path) -> None:
         await office.reaches(job, "RUNNING")
         (session,) = office.starts(job)
         session.connection(there=False)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, JumpingLoop)
-        loop.sleep_through(HOUR)
+        office.machine_sleeps(HOUR)
         await asyncio.sleep(60)
         assert office.status(job) == "RUNNING", "a reconnect takes a while"
         session.connection(there=True)
@@ -85,9 +83,7 @@ def test_a_host_that_stays_silent_after_the_sleep_is_found_all_the_same(tmp_path
         await office.reaches(job, "RUNNING")
         (session,) = office.starts(job)
         session.connection(there=False)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, JumpingLoop)
-        loop.sleep_through(HOUR)
+        office.machine_sleeps(HOUR)
         await office.until(lambda: office.show(job)["bad_hosts"] == 1, within=600)
 
     play(tmp_path, story)
@@ -123,9 +119,7 @@ def test_a_pause_of_the_loop_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
         job = await office.create()
         await office.reaches(job, "RUNNING")
         with caplog.at_level(logging.INFO):
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, JumpingLoop)
-            loop.sleep_through(HOUR)
+            office.machine_sleeps(HOUR)
             await asyncio.sleep(600)
         told = [r for r in caplog.records if "nothing was heard" in r.getMessage()]
         assert len(told) == 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,20 +101,6 @@ def test_an_ask_under_way_takes_no_further_token(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def rounds_of(office: Office) -> Callable[[], int]:
-    """Counts the rounds of the loop from now on."""
-    count = 0
-    look = office.supervisor.looks.next_due
-
-    def counted() -> float:
-        nonlocal count
-        count += 1
-        return look()
-
-    office.supervisor.looks.next_due = counted  # type: ignore[method-assign]
-    return lambda: count
-
-
 def test_looks_that_fail_do_not_make_the_loop_spin(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         job = await office.create()
@@ -123,7 +108,7 @@ def test_looks_that_fail_do_not_make_the_loop_spin(tmp_path: Path) -> None:
         office.cloud.trouble = UNAVAILABLE
         await office.desk.verb(job, "delete", {})
         office.starts(job)[0].ends(0)
-        rounds, before = rounds_of(office), office.cloud.count("nodes")
+        rounds, before = office.rounds(), office.cloud.count("nodes")
         await asyncio.sleep(600)
         assert rounds() < 300
         assert office.cloud.count("nodes") - before < 30
@@ -138,7 +123,7 @@ def test_a_new_server_whose_looks_fail_does_not_spin_either(tmp_path: Path) -> N
     async def story(office: Office) -> None:
         office.cloud.trouble = UNAVAILABLE
         await office.create()
-        rounds = rounds_of(office)
+        rounds = office.rounds()
         await asyncio.sleep(600)
         assert rounds() < 300
         assert office.cloud.count("nodes") < 30
