@@ -12,6 +12,7 @@ import pytest
 
 from drumline import __version__
 from drumline.cli import main
+from drumline.jobs.caller import VERSION
 
 
 class StandIn:
@@ -19,6 +20,7 @@ class StandIn:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.version = __version__
         self.asked: list[tuple[str, str, Any]] = []
         self.answers: dict[str, Any] = {
             "GET /status": {
@@ -58,6 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
+        self.send_header(VERSION, self.stand_in.version)
         self.end_headers()
         self.wfile.write(content)
 

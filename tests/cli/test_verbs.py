@@ -642,7 +642,7 @@ def test_another_version_of_the_server_is_mentioned_once(
     server: Any, drumline: Run, capsys: Printed
 ) -> None:
     server.holds()
-    server.answers["GET /status"] |= {"version": "0.0.7"}
+    server.version = "0.0.7"
     assert drumline("list") == 0
     captured = capsys.readouterr()
     assert captured.err.count("version 0.0.7") == 1

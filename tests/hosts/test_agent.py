@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -86,10 +87,14 @@ class Machine:
         return self.attempt("status")
 
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        """What there is of it; the program writes before or after its start was answered."""
+        file = self.folder / "log"
+        return file.read_text() if file.exists() else ""
 
     def leader(self) -> int:
-        return int(json.loads((self.folder / "pid.json").read_text())["pid"])
+        file = self.folder / "pid.json"
+        wait_for(file.exists, "the leader is written down")
+        return int(json.loads(file.read_text())["pid"])
 
     def written(self, name: str) -> str:
         file = self.file(name)
@@ -106,7 +111,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     one = Machine(home)
     yield one
     for pid in marked(f"HOME={home}"):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def marked(variable: str) -> list[int]:

@@ -162,7 +162,9 @@ def test_two_hosts_over_openssh_through_an_outage(machines: Machines, tmp_path: 
                 f"all run: {[path.read_text() for path in tmp_path.glob('sshd-*')]}",
             )
             log = logs / "host-1.log"
-            await until(lambda: "line 3\n" in log.read_text(), "host 1 is on its way")
+            await until(
+                lambda: log.exists() and "line 3\n" in log.read_text(), "host 1 is on its way"
+            )
             machines.plug(1, "down")
             await until(lambda: session.reports()[1].detail != "", "the outage is noticed")
             assert session.reports()[1].phase is HostPhase.RUNNING

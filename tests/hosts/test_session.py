@@ -249,7 +249,7 @@ def test_the_failing_host_does_not_stop_its_siblings(tmp_path: Path) -> None:
         reports = session.reports()
         assert [report.phase for report in reports] == [HostPhase.EXITED, HostPhase.EXITED]
         assert reports[1].exit_code == 5
-        assert reports[0].exit_code == -15
+        assert reports[0].exit_code in {-15, 128 + 15}  # the shell's own death, or its child's
 
     on_hosts(tmp_path, 2, story)
 

@@ -35,6 +35,10 @@ WINDOW = 1 << 20
 # sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
 LONGEST_SOCKET = 103
 
+# What every answer tells of the server itself, in its headers.
+VERSION = "Drumline-Version"
+STRAYS = "Drumline-Strays"
+
 # The server outlives the command, and what it starts (an emulated host, say) inherits from it. So
 # it gets what it works with, and not every token exported in the shell that happened to come first.
 _KEPT = (
@@ -81,6 +85,7 @@ class Caller:
         self.socket = self.home / "server.sock"
         self._autostart = autostart
         self._warn = warn
+        self._server: tuple[str | None, int] = __version__, 0
         self.withheld: frozenset[str] = frozenset()
         if len(os.fsencode(self.socket)) > LONGEST_SOCKET:
             raise Refused(
@@ -209,6 +214,7 @@ class Caller:
 
     def _answer(self, connection: "HTTPConnection", path: str) -> "HTTPResponse":
         answer = connection.getresponse()
+        self._server = answer.getheader(VERSION), int(answer.getheader(STRAYS, "0"))
         if answer.status < 400:
             return answer
         if answer.status == 503:
@@ -238,21 +244,18 @@ class Caller:
         if self._warn is None:
             return
         warn, self._warn = self._warn, None
-        try:
-            known = self.once("GET", "/status")
-        except (OSError, Refused, Dropped):
-            return
-        if lost := len(known.get("strays") or ()):
+        running, strays = self._server
+        if strays:
             slices = (
                 "1 slice of a job database that was lost runs"
-                if lost == 1
-                else (f"{lost} slices of a job database that was lost run")
+                if strays == 1
+                else f"{strays} slices of a job database that was lost run"
             )
             warn(f"{slices} on and may cost; drumline server strays lists what to do")
-        running = known.get("version", __version__)
         if running != __version__:
+            other = f"version {running}" if running else "an older version"
             warn(
-                f"the server that runs is version {running}, this command is {__version__}; "
+                f"the server that runs is {other}, this command is {__version__}; "
                 "after drumline server stop, the next command starts the new one"
             )
 

@@ -22,18 +22,19 @@ from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
+from starlette.datastructures import MutableHeaders, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drumline import __version__
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.visits import LAST_CALLERS, Visits
 from drumline.jobs.actions import is_about_storage
-from drumline.jobs.caller import home_folder
+from drumline.jobs.caller import STRAYS, VERSION, home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.desk import MOST_DIGITS, RECENT, Desk
 from drumline.jobs.exchange import Exchange, LinesResponse
@@ -167,6 +168,29 @@ def _search(query: QueryParams) -> Search:
     )
 
 
+class SelfTelling:
+    """An application each of whose answers also tells, in headers, of the server itself.
+
+    So a command that was answered knows what else to tell its user without asking again.
+    """
+
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+        """`desk` knows what is to be told."""
+        self._app, self._desk = app, desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the application does, with our headers."""
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers[VERSION] = __version__
+                headers[STRAYS] = str(len(self._desk.lost.seen()))
+            await send(message)
+
+        await self._app(scope, receive, telling)
+
+
 async def _mistake(_: Request, error: Exception) -> Response:
     assert isinstance(error, Mistake)
     return JSONResponse({"error": str(error)}, status_code=error.code)
@@ -254,8 +278,9 @@ async def serve(config: Config, stay: bool = False) -> None:
     cloud = await asyncio.to_thread(connect, config)
     supervisor = Supervisor(store, cloud, config, ssh_key(folders))
     stop = asyncio.Event()
+    desk = Desk(supervisor)
     app = Starlette(
-        routes=routes(Desk(supervisor), stop, time.time(), lambda: visits.leaves_in()),
+        routes=routes(desk, stop, time.time(), lambda: visits.leaves_in()),
         exception_handlers={
             Mistake: _mistake,
             HTTPException: _http_error,
@@ -264,7 +289,7 @@ async def serve(config: Config, stay: bool = False) -> None:
         },
     )
     patience = None if stay else config.idle_seconds
-    visits = Visits(app, supervisor.busy, patience, unnoticed={"/status"})
+    visits = Visits(SelfTelling(app, desk), supervisor.busy, patience, unnoticed={"/status"})
     folders.socket.unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(folders.socket))
