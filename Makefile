@@ -23,6 +23,9 @@ else
 endif
 JAX_PINS := $(if $(JAX_VERSION),s/^(jax|jaxlib)==.*/\1==$(JAX_VERSION)/)
 
+# Hundreds of short processes import us: where bytecode may not be kept, each compiles it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(EXTRAS)
 

@@ -205,14 +205,9 @@ def described(case: Case, mesh: Mesh, sizes: dict[str, int]) -> list[jax.ShapeDt
     ]
 
 
-def mebibytes(
-    function: Callable[..., Any],
-    operands: Sequence[jax.ShapeDtypeStruct],
-    options: dict[str, bool | int | str] | None = None,
-) -> float:
+def mebibytes(function: Callable[..., Any], operands: Sequence[jax.ShapeDtypeStruct]) -> float:
     """MiB of temporary memory that a function takes on each device."""
-    wanted = FOR_MEMORY | (options or {})
-    compiled = jax.jit(function, compiler_options=wanted).lower(*operands).compile()
+    compiled = jax.jit(function, compiler_options=FOR_MEMORY).lower(*operands).compile()
     report = compiled.memory_analysis()
     assert report is not None
     return float(report.temp_size_in_bytes) / 2**20

@@ -9,8 +9,9 @@ import uuid
 import pytest
 
 from tests import leftovers
+from tests.compiling import quick_flags
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("XLA_FLAGS", quick_flags(8))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The workers inherit it from the process that starts them, and their children from them.
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)

@@ -19,17 +19,14 @@ import pytest
 from drumline.train.__main__ import parser
 from drumline.train.config import load_config
 from drumline.train.state import layout, make_mesh
+from tests.compiling import quick_flags
 from tests.jobs.world import World, a_world
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINED = ("digits", "vit_digits", "lm_tiny", "lm_moe")
 LARGE = {"vit_b16": 86_567_656, "llama_350m": 373_867_520, "llama_1b3": 1_345_423_360}
 JOBS = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
-QUICK_TO_COMPILE = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
-}
-"""On one device, as on a desk, and none of it runs for long."""
+ON_A_DESK = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_flags(1)}
 
 
 def docstring(name: str) -> str:
@@ -41,7 +38,7 @@ def python(*words: str, **environment: str) -> str:
     """What a Python program prints that ends well."""
     ran = subprocess.run(
         [sys.executable, *words],
-        env={**os.environ, **QUICK_TO_COMPILE, **environment},
+        env={**os.environ, **ON_A_DESK, **environment},
         capture_output=True,
         text=True,
         timeout=300,

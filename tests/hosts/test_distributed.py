@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from drumline.distributed import described
+from tests.compiling import quick_flags
 from tests.ports import free_port
 
 pytest.importorskip("jax")
@@ -26,7 +27,7 @@ def start(folder: Path, code: str, host: int, hosts: int, port: int) -> "subproc
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+            "XLA_FLAGS": quick_flags(2),
             "DRUMLINE_HOST": str(host),
             "DRUMLINE_HOSTS": str(hosts),
             "DRUMLINE_COORDINATOR": f"127.0.0.1:{port}",

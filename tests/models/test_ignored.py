@@ -16,7 +16,6 @@ import pytest
 
 from drumline.models import MLP
 from drumline.models.losses import IGNORE_INDEX, cross_entropy
-from tests.compiling import quick
 from tests.models.training import KEY, LITTLE_LM, MODELS, batch_for, mesh_of, weights_of
 
 TINY_LM = replace(LITTLE_LM, depth=1)
@@ -29,7 +28,6 @@ def both(model: Any, *sizes: int) -> Any:
     """Loss, metrics and gradients as a program for a mesh, by weights and batch."""
     program = jax.jit(
         jax.value_and_grad(lambda w, batch: model.loss(w, batch, KEY), has_aux=True),
-        compiler_options=quick(),
     )
 
     def run(weights: Any, batch: Any) -> Any:

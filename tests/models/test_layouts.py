@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.models import lm, mlp, vit
 from drumline.models.layouts import Layout
-from tests.compiling import quick
 from tests.models.training import (
     KEY,
     LITTLE_LM,
@@ -95,7 +94,6 @@ def test_fsdp_never_holds_all_the_weights_of_all_layers() -> None:
             jax.grad(lambda w, batch: deep.loss(w, batch, KEY)[0]),
             in_shardings=(deep.specs(), deep.batch_spec()),
             out_shardings=deep.specs(),
-            compiler_options=quick(),
         )
         program = gradient.lower(shapes, batch_for(deep, 8)).compile()
     memory = program.memory_analysis()

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from drumline.models import LM, MLP, ViT
-from tests.compiling import quick
 
 Model = LM | MLP | ViT
 Tree = Any
@@ -89,7 +88,7 @@ def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:
         batch = jax.device_put(batch_for(model), NamedSharding(mesh, model.batch_spec()))
         both = jax.value_and_grad(lambda w, batch: model.loss(w, batch, KEY)[0])
         weights = jax.device_put(weights_of(name), places)
-        program = jax.jit(both, compiler_options=quick()).lower(weights, batch).compile()
+        program = jax.jit(both).lower(weights, batch).compile()
     return program, places, batch
 
 

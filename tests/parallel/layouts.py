@@ -25,12 +25,10 @@ from drumline.parallel import (
     matmul_allreduce,
     matmul_reducescatter,
 )
-from tests.compiling import quick
 from tests.parallel.rounding import Known
 
 Ring = str | tuple[str, ...]
 RING = "Y"
-QUICK = quick()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ over `("Y", "X")` must bring the pieces in that order too.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests.parallel.layouts import LAYOUTS, QUICK, Layout, expected, shape, sharded
+from tests.parallel.layouts import LAYOUTS, Layout, expected, shape, sharded
 from tests.parallel.rounding import exactly, excess
 
 # Each with the whole mesh in another order than its own, and a part of one in the other order.
@@ -49,7 +48,7 @@ def test_rings_over_axes_in_another_order_than_the_meshs_are_exact(
         dimensions = (*layout.operands, layout.result)
         return [jnp.asarray(rng.normal(size=shape(d, groups, dims)), "float32") for d in dimensions]
 
-    @partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def run_all(inputs: list[list[jax.Array]]) -> list[list[jax.Array]]:
         results = []
         for (layout, direction, loop), (*operands, cotangent) in zip(cases, inputs, strict=True):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests.compiling import quick
 from tests.parallel.benchmarks import benchmark
 
 GATHER, GATHER_ROWS = "allgather_matmul, contraction", "allgather_matmul, rows"
@@ -68,7 +67,7 @@ def test_value_and_gradients_take_less_than_with_a_collective(
         ) -> Any:
             product = overlap.mapped(case, mesh, local)
             step = overlap.value_and_gradients(product, len(operands))
-            return overlap.mebibytes(step, operands, quick())
+            return overlap.mebibytes(step, operands)
 
         collective = taken(case.collective)
         for direction in ("one", "both"):

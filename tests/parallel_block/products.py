@@ -19,11 +19,8 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.compiling import quick
-
 LENGTHS = {"b": 4, "s": 24, "d": 24, "f": 32, "h": 8, "k": 3}
 FLOAT32_ROUNDING = 2.0**-24
-QUICK = quick()
 """Compiler options for programs that run once on small arrays."""
 
 Axis = str | tuple[str, ...] | None
@@ -112,7 +109,7 @@ def operands(
 
 def compiled_text(function: Callable[..., Any], *arrays: Any) -> str:
     """The compiled program's HLO."""
-    text = jax.jit(function).lower(*arrays).compile(QUICK).as_text()
+    text = jax.jit(function).lower(*arrays).compile().as_text()
     assert text is not None
     return text
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ from drumline.parallel.einsum import einsum, explain_einsum
 from tests.parallel_block.products import (
     CASES,
     LENGTHS,
-    QUICK,
     WIRINGS,
     Wiring,
     compiled_text,
@@ -49,7 +47,7 @@ def test_value_gradients_and_shardings_are_those_of_jnp_einsum(name: str, wiring
 
         plain = jax.eval_shape(lambda x, w: jnp.einsum(case.spec, x, w, out_sharding=out), x, w)
         g = np.random.default_rng(number).normal(size=plain.shape).astype(np.float32)
-        y, dx, dw = jax.jit(both_ways, compiler_options=QUICK)(x, w, jax.device_put(g, out))
+        y, dx, dw = jax.jit(both_ways)(x, w, jax.device_put(g, out))
 
     assert (y.shape, y.dtype) == (plain.shape, plain.dtype)
     assert y.sharding.is_equivalent_to(NamedSharding(mesh, out), y.ndim)
@@ -65,7 +63,7 @@ def test_axes_in_another_order_than_the_meshs_divide_in_the_order_they_are_named
     on = Wiring((2, 2, 2), ("Z", "X", "Y"), "X", ("Y", "Z"))
     mesh = on.mesh()
 
-    @partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def run_all(inputs: list[tuple[jax.Array, jax.Array, jax.Array]]) -> list[list[jax.Array]]:
         results = []
         for case, (x, w, g) in zip(CASES.values(), inputs, strict=True):
@@ -98,9 +96,7 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once(name: str) -> None:
     mesh = on.mesh()
     with jax.set_mesh(mesh):
         x, w, out = operands(case, on, mesh, jnp.bfloat16)
-        y = jax.jit(lambda x, w: einsum(case.spec, x, w, out_sharding=out), compiler_options=QUICK)(
-            x, w
-        )
+        y = jax.jit(lambda x, w: einsum(case.spec, x, w, out_sharding=out))(x, w)
     assert y.dtype == jnp.bfloat16
     assert excess(y, case.spec, x, w) <= 1
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.transformer import BlockAxes, BlockShape, TransformerBlock
 from tests.parallel_block import reference
-from tests.parallel_block.products import QUICK, compiled_text
+from tests.parallel_block.products import compiled_text
 
 SHAPE = BlockShape(width=32, heads=16, kv_heads=8, head_dim=4, hidden=48)
 SHAPES = {
@@ -70,7 +70,7 @@ def exact(shape: BlockShape, dtype: str) -> tuple[npt.NDArray[np.float64], dict[
         return jax.vjp(lambda w, x: reference.block(jnp, shape, w, x), weights, x)[1](g)
 
     with jax.enable_x64(True):
-        weights, dx = jax.device_get(jax.jit(pulled, compiler_options=QUICK)(wide, x64, g64))
+        weights, dx = jax.device_get(jax.jit(pulled)(wide, x64, g64))
     return reference.block(np, shape, wide, x64), {**weights, "x": dx}
 
 
@@ -120,7 +120,7 @@ def test_result_and_gradients_agree_with_float64(
                 y, pull = jax.vjp(lambda block, x: block(x, overlap=overlap), block, x)
                 return y, *pull(g)
 
-            y, d_block, dx = jax.jit(run, compiler_options=QUICK)(block, x, g)
+            y, d_block, dx = jax.jit(run)(block, x, g)
             assert (y.dtype, y.shape) == (x.dtype, x.shape)
             assert y.sharding.is_equivalent_to(x.sharding, 3)
             assert ulps(y, out, dtype) <= FORWARD_ULPS
@@ -152,17 +152,16 @@ def test_a_mesh_of_auto_axes_is_passed_as_an_argument() -> None:
     for overlap in (True, False):
         run = jax.jit(
             lambda block, x, overlap=overlap: block(x, mesh=mesh, overlap=overlap),
-            compiler_options=QUICK,
         )
         assert ulps(run(block, x), exact(shape, dtype)[0], dtype) <= FORWARD_ULPS
 
 
 def test_a_drawn_block_keeps_the_size_of_its_activations() -> None:
     mesh = jax.make_mesh((1, 1), ("X", "Y"))
-    make = jax.jit(lambda key: TransformerBlock(SHAPE, key=key), compiler_options=QUICK)
+    make = jax.jit(lambda key: TransformerBlock(SHAPE, key=key))
     block, x = placed(make(jax.random.key(0)), mesh, drawn(SHAPE, "float32")[1])
     with jax.set_mesh(mesh):
-        y = jax.jit(lambda block, x: block(x), compiler_options=QUICK)(block, x)
+        y = jax.jit(lambda block, x: block(x))(block, x)
     assert 1 < float(jnp.std(y)) < 2
 
 

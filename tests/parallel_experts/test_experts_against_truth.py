@@ -18,7 +18,6 @@ from drumline.parallel.experts import expert_matmul
 
 from .tokens import (
     KINDS,
-    QUICK,
     P,
     assert_close,
     assert_true,
@@ -35,7 +34,7 @@ MESHES = ((1, 1), (8, 1), (4, 2), (2, 4))
 
 
 # Each number of experts and each k with others of the kind, and the ends of both.
-@pytest.mark.parametrize(("experts", "k"), [(4, 4), (8, 1), (16, 2), (64, 1), (64, 4)])
+@pytest.mark.parametrize(("experts", "k"), [(4, 4), (8, 1), (16, 2), (64, 4)])
 def test_every_exchange_matches_a_loop_over_tokens_and_the_local_product(
     experts: int, k: int
 ) -> None:
@@ -118,7 +117,7 @@ def test_not_one_token_is_lost(buffer_rows: int) -> None:
         out, pull = jax.vjp(lambda w: function(a, w, assignment, gates), w)
         return out, pull(jnp.ones_like(out))[0]
 
-    compiled = jax.jit(run, compiler_options=QUICK)
+    compiled = jax.jit(run)
     for kind in KINDS:
         assignment = assign(kind, experts, k, tokens)
         out, dw = compiled(assignment)
@@ -158,7 +157,7 @@ def test_answers_of_several_devices_are_summed_in_float32(exchange: str) -> None
         return out, pull(jnp.ones_like(out))[0]
 
     for gates in (jnp.ones((8, 4)), jnp.ones((8, 4), jnp.bfloat16)):
-        out, da = jax.jit(both, compiler_options=QUICK)(a, gates)
+        out, da = jax.jit(both)(a, gates)
         assert (out.dtype, da.dtype) == (jnp.bfloat16, jnp.bfloat16)
         np.testing.assert_array_equal(np.asarray(out, np.float32), 260)
         np.testing.assert_array_equal(np.asarray(da, np.float32), 260)
@@ -170,7 +169,7 @@ def test_assignments_may_be_of_any_integer_type(dtype: Any) -> None:
     a, w = np.ones((4, 2), np.float32), np.arange(300, dtype=np.float32)
     chosen = np.array([0, 5, 100, 127], dtype)
     matrices = np.broadcast_to(w[:, None, None], (300, 2, 1))
-    out = jax.jit(expert_matmul, compiler_options=QUICK)(a, matrices, chosen)
+    out = jax.jit(expert_matmul)(a, matrices, chosen)
     np.testing.assert_array_equal(out[:, 0], 2 * np.float32(chosen))
     at_once: Any = expert_matmul
     np.testing.assert_array_equal(at_once(a, matrices, chosen), out)

@@ -13,7 +13,7 @@ from drumline.parallel.experts import expert_matmul
 from drumline.parallel.experts_rounds import default_buffer_rows, rounds_needed
 from drumline.parallel.grouped_blocks import blocked_matmul, rows_per_block
 
-from .tokens import QUICK, assign, draw, mesh_of, sharded
+from .tokens import assign, draw, mesh_of, sharded
 
 # Of the balanced share: k·S/X rows of D/Y columns in and F/Y out, in float32. The backward also
 # sums the gradient of its experts, whose size has nothing to do with the tokens.
@@ -39,7 +39,7 @@ def test_memory_stays_within_the_balanced_share_whatever_the_assignment() -> Non
         return run
 
     def compiled(function: Any, *operands: Any) -> tuple[Any, int]:
-        program: Any = jax.jit(function, compiler_options=QUICK).lower(*operands).compile()
+        program: Any = jax.jit(function).lower(*operands).compile()
         return program, program.memory_analysis().temp_size_in_bytes
 
     travelled = sharded(mesh_of(x, 1), "alltoall")
@@ -133,7 +133,7 @@ def test_mistakes_are_named() -> None:
 
 def test_without_gates_the_experts_are_averaged() -> None:
     case, assignment = draw(4, 2), jnp.asarray(assign("uniform", 4, 2))
-    run = jax.jit(expert_matmul, compiler_options=QUICK)
+    run = jax.jit(expert_matmul)
     average = run(case.a, case.w, assignment)
     halves = run(case.a, case.w, assignment, jnp.full((64, 2), 0.5))
     np.testing.assert_array_equal(average, halves)
@@ -173,6 +173,6 @@ def test_vmap_over_tokens_is_the_product_of_each(exchange: str) -> None:
         over_tokens: Any = jax.vmap(lambda a: function(a, case.w, chosen, case.gates))
         return over_tokens(two)
 
-    once = jax.jit(function, compiler_options=QUICK)(case.a, case.w, chosen, case.gates)
-    found = jax.jit(mapped, compiler_options=QUICK)(two)
+    once = jax.jit(function)(case.a, case.w, chosen, case.gates)
+    found = jax.jit(mapped)(two)
     np.testing.assert_allclose(found, np.stack([once, 2 * np.asarray(once)]), rtol=1e-5, atol=1e-5)

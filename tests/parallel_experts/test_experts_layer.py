@@ -15,7 +15,7 @@ import pytest
 from drumline.parallel.experts_layer import MoEBlock
 from drumline.parallel.routing import Routing, route
 
-from .tokens import QUICK, P, drawn_block, mesh_of
+from .tokens import P, drawn_block, mesh_of
 
 pytestmark = pytest.mark.usefixtures("traced_for_cpu_alone")
 TOKENS, D, F, EXPERTS, K = 64, 16, 24, 8, 2
@@ -23,7 +23,7 @@ TOKENS, D, F, EXPERTS, K = 64, 16, 24, 8, 2
 
 @cache
 def _compiled(**options: Any) -> Callable[[Any], Routing]:
-    return jax.jit(partial(route, **options), compiler_options=QUICK)
+    return jax.jit(partial(route, **options))
 
 
 def _normal(seed: int, *shape: int) -> np.ndarray[Any, Any]:
@@ -63,7 +63,7 @@ def test_sigmoid_gates_are_each_experts_own() -> None:
 def test_balance_loss_is_one_when_even_and_grows_with_skew() -> None:
     even = 10 * np.eye(8, dtype=np.float32)[np.arange(64) % 8]
     skewed = 10 * np.eye(8, dtype=np.float32)[np.zeros(64, int)]
-    loss = jax.jit(jax.value_and_grad(lambda x: route(x, 1).balance_loss), compiler_options=QUICK)
+    loss = jax.jit(jax.value_and_grad(lambda x: route(x, 1).balance_loss))
     assert float(loss(even)[0]) == pytest.approx(1, abs=1e-3)
     value, gradient = loss(skewed)
     assert float(value) == pytest.approx(8, rel=0.01)
@@ -115,7 +115,6 @@ def _everything(function: Callable[..., Any]) -> Callable[..., Any]:
 
     return jax.jit(
         jax.value_and_grad(loss, (0, 1), has_aux=True),
-        compiler_options=QUICK,
     )
 
 

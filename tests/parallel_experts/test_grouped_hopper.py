@@ -13,7 +13,7 @@ from drumline.parallel import grouped_hopper, grouped_matmul, grouped_moves
 from drumline.parallel.experts import expert_matmul
 from drumline.parallel.grouped_rows import group_rows
 
-from .tokens import QUICK, described
+from .tokens import described
 
 
 def test_padded_groups_hold_every_pair_once_and_zeros_between() -> None:
@@ -25,7 +25,7 @@ def test_padded_groups_hold_every_pair_once_and_zeros_between() -> None:
         spread = groups.spread(rows)
         return groups.sizes, groups.counts, spread[:, 0], groups.collect(spread)
 
-    sizes, counts, spread, back = jax.jit(there_and_back, compiler_options=QUICK)(keys, rows)
+    sizes, counts, spread, back = jax.jit(there_and_back)(keys, rows)
     np.testing.assert_array_equal(sizes, [4, 0, 4])
     np.testing.assert_array_equal(counts, [2, 0, 3])
     np.testing.assert_array_equal(spread, [2, 6, 0, 0, 1, 3, 5, 0, 0, 0, 0, 0])
@@ -37,7 +37,7 @@ def test_padded_groups_hold_every_pair_once_and_zeros_between() -> None:
 def test_keys_are_sorted_whatever_their_number(groups: int) -> None:
     """Around the numbers where keys need a wider type; `groups` itself stands for none."""
     keys = np.array([groups - 1, 3, groups, 3, groups - 1, 0], np.int32)
-    run = jax.jit(lambda keys: group_rows(keys, groups).pair, compiler_options=QUICK)
+    run = jax.jit(lambda keys: group_rows(keys, groups).pair)
     np.testing.assert_array_equal(run(keys), [5, 1, 3, 0, 4, len(keys)])
 
 
@@ -63,7 +63,7 @@ def test_tokens_are_scattered_as_they_would_be_gathered(weighed: bool) -> None:
         )
         return got, groups.spread(a, k, gates), ends[-1]
 
-    compiled = jax.jit(both, compiler_options=QUICK)
+    compiled = jax.jit(both)
     got, expected, end = compiled(keys, a, gates if weighed else None)
     np.testing.assert_array_equal(got[:end], expected[:end])
 

@@ -21,7 +21,6 @@ from drumline.parallel.grouped_blocks import blocked_matmul, blocked_outer
 from drumline.parallel.routing import Routing
 
 from .tokens import (
-    QUICK,
     P,
     assert_true,
     assign,
@@ -93,7 +92,7 @@ def _with_gradients(function: Any) -> Any:
         out, routing = function(block, x)
         return jnp.sum(jnp.sin(out)) + routing.balance_loss
 
-    return jax.jit(jax.value_and_grad(loss, (0, 1)), compiler_options=QUICK)
+    return jax.jit(jax.value_and_grad(loss, (0, 1)))
 
 
 @pytest.mark.parametrize("exchange", ["local", "alltoall"])
@@ -132,7 +131,7 @@ def test_grouped_matmul_gives_zeros_for_rows_past_its_groups() -> None:
         y, pull = jax.vjp(multiply, x, w)
         return y, *pull(dy)
 
-    compiled = jax.jit(run, static_argnums=3, compiler_options=QUICK)
+    compiled = jax.jit(run, static_argnums=3)
     y, dx, dw = (np.asarray(v) for v in compiled(x, w, dy, True))
     assert not y[48:].any()
     assert not dx[48:].any()

@@ -14,12 +14,10 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, Partition
 
 from drumline.parallel.experts import expert_matmul
 from drumline.parallel.experts_layer import MoEBlock
-from tests.compiling import quick
 
 P: Any = PartitionSpec
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
-QUICK = quick()
 KINDS = ("uniform", "one expert", "empty experts", "sorted", "adversarial")
 
 
@@ -129,7 +127,7 @@ def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[ja
         out, pull = jax.vjp(lambda a, w, g: function(a, w, assignment, g), a, w, gates)
         return (out, *pull(dout))
 
-    compiled = jax.jit(run, compiler_options=QUICK)
+    compiled = jax.jit(run)
     return lambda case, assignment: compiled(case.a, case.w, assignment, case.gates, case.dout)
 
 

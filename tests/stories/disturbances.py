@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cloud.emulator import processes
+from tests.compiling import quick_flags
 from tests.jobs.world import World
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -150,9 +151,7 @@ def train(world: World, config: str, **settings: int) -> str:
         "workdir": str(EXAMPLES),
         "checkpoint": "gs://stories/runs",
         "environment": {
-            # Code that is quick to compile: it is compiled more often than it is run.
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4"
-            " --xla_backend_optimization_level=0",
+            "XLA_FLAGS": quick_flags(4),
             "JAX_COMPILATION_CACHE_DIR": str(world.home / "compiled"),
         },
         "retry": {"failures": "unlimited"},

@@ -20,6 +20,7 @@ import numpy as np
 
 from drumline.train.checkpoint import Checkpoints, Saved
 from drumline.train.state import State, everywhere, make_mesh
+from tests.compiling import quick_flags
 
 STEPS = (1, 2)
 
@@ -67,7 +68,7 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = ""
+    os.environ["XLA_FLAGS"] = quick_flags(1)
     # No thread of JAX has been started when this forks.
     warnings.filterwarnings("ignore", message="os.fork")
     jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]

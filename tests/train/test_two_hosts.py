@@ -12,6 +12,7 @@ import pytest
 
 from drumline.train import Ending, fit
 from drumline.train.checkpoint import COMMITTED
+from tests.compiling import quick_flags
 from tests.ports import free_port
 from tests.train.test_resume import LOSSES_ON_ANOTHER_MESH
 from tests.train.toy import toy
@@ -26,7 +27,7 @@ def start(folder: Path, host: int, port: int) -> "subprocess.Popen[str]":
         cwd=ROOT,
         env={
             **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+            "XLA_FLAGS": quick_flags(4),
             "DRUMLINE_HOST": str(host),
             "DRUMLINE_HOSTS": "2",
             "DRUMLINE_COORDINATOR": f"127.0.0.1:{port}",

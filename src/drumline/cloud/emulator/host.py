@@ -24,7 +24,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -32,12 +31,10 @@ from typing import NoReturn
 import asyncssh
 
 from drumline.cloud.emulator import processes
+from drumline.cloud.emulator.host_terms import ACKNOWLEDGED, HostSpec, Up
 from drumline.cloud.emulator.sshd import Door, authorized_keys, serve_forever
 
 VFIO_LINE = "Failed to initialize TPU system: open(/dev/vfio/0): Device or resource busy"
-HOWS = ("silent", "reboot", "vfio", "slow", "heal")
-ACKNOWLEDGED = "acknowledged"
-"""A host's word when it has done what it was told."""
 STARTUP_LOG = "startup-script.log"
 """Where a startup script's output goes; the cloud has it in the system's journal."""
 _BACKLOG = 128
@@ -47,38 +44,6 @@ _SLOW_RUNS = 0.05
 _SLOW_RESTS = 0.20
 # How often orphans that ended are buried when nothing else happens.
 _REAP_EVERY = 1.0
-
-
-@dataclass(frozen=True)
-class HostSpec:
-    """What a host is made of."""
-
-    home: Path
-    """Its disk; what lies there already was left by the same host before it was stopped."""
-    host_key: bytes
-    """The private key it proves itself with, in OpenSSH's format."""
-    metadata: Mapping[str, str]
-    """Of the node: `ssh-keys` opens the login, `startup-script` runs after each boot."""
-    chips: int
-    emulator: Path
-    """The emulator's own folder, where its endpoint is written."""
-    buckets: Path
-    boot_seconds: float
-    mark: str
-    """Stands in the environment of all that runs here, as DRUMLINE_HOST_TAG."""
-
-
-@dataclass(frozen=True)
-class Up:
-    """The host's word after each boot: its login answers, and where."""
-
-    port: int
-    host_key: str
-
-
-def new_key() -> bytes:
-    """A host key for a new host."""
-    return asyncssh.generate_private_key("ssh-ed25519").export_private_key()
 
 
 def environment(spec: HostSpec) -> Mapping[str, str]:

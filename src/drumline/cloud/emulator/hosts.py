@@ -16,7 +16,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from drumline.cloud.emulator import host, processes
+from drumline.cloud.emulator import processes
+from drumline.cloud.emulator.host_terms import (
+    ACKNOWLEDGED,
+    HOST_MODULE,
+    HostSpec,
+    Up,
+    be_host,
+    new_key,
+)
 from drumline.cloud.emulator.model import HostAddress, Node
 
 # A host ends in milliseconds; one whose own process hangs is ended from outside after this long.
@@ -58,7 +66,7 @@ class _Running:
     sent: int = 0
     acknowledged: int = 0
     """Of what it was told to do, how much it has done."""
-    up: host.Up | None = None
+    up: Up | None = None
     closed: bool = False
     """Whether it will say no more."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,10 +81,10 @@ class _Running:
         except (EOFError, OSError):
             self.stop_listening()
             return
-        if isinstance(word, host.Up):
+        if isinstance(word, Up):
             self.up = word
             self.boots += 1
-        elif word == host.ACKNOWLEDGED:
+        elif word == ACKNOWLEDGED:
             self.acknowledged += 1
         self.changed.set()
 
@@ -87,7 +95,7 @@ class _Running:
             self.closed = True
             self.changed.set()
 
-    async def booted(self, times: int) -> host.Up | None:
+    async def booted(self, times: int) -> Up | None:
         """Wait until it has booted so many times; None if it never will."""
         await self._until(lambda: self.boots >= times)
         return self.up if self.boots >= times else None
@@ -120,7 +128,7 @@ class Hosts:
         # run what they like (CVE-2022-42919); in a file of ours they may not.
         vars(multiprocessing.util)["abstract_sockets_supported"] = False
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([host.__name__])
+        self._context.set_forkserver_preload([HOST_MODULE])
         # Starting a process blocks a little, and multiprocessing wants it done by one thread.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosts")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +161,7 @@ class Hosts:
     def restart(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
         """Reset a node's hosts and report when all let one in again; none if one is gone."""
 
-        async def reset(one: _Running) -> host.Up | None:
+        async def reset(one: _Running) -> Up | None:
             boots = one.boots + 1
             return await one.booted(boots) if await one.do("reboot") else None
 
@@ -238,10 +246,10 @@ class Hosts:
     def _fork(self, node: Node, index: int) -> _Running:
         folder = self._folder(node) / str(index)
         keys = self._keys.setdefault(node.uid, {})
-        spec = host.HostSpec(
+        spec = HostSpec(
             home=folder,
             # A host keeps its key as long as its disk.
-            host_key=keys.setdefault(index, host.new_key()),
+            host_key=keys.setdefault(index, new_key()),
             metadata=node.spec.metadata,
             chips=node.spec.slice.chips_per_host,
             emulator=self._ground.home,
@@ -251,7 +259,7 @@ class Hosts:
         )
         ours, theirs = self._context.Pipe()
         name = f"host {folder.parent.name}/{index}"
-        process = self._context.Process(target=host.main, args=(spec, theirs), name=name)
+        process = self._context.Process(target=be_host, args=(spec, theirs), name=name)
         process.start()
         theirs.close()
         return _Running(process, process.pid or 0, ours, spec.mark)
@@ -275,7 +283,7 @@ class Hosts:
             await asyncio.to_thread(processes.end_all, lambda: processes.bearing(mark))
 
 
-def _addresses(ups: Sequence[host.Up | None]) -> tuple[HostAddress, ...]:
+def _addresses(ups: Sequence[Up | None]) -> tuple[HostAddress, ...]:
     """Where all hosts of a node answer; none if one does not."""
     found = [HostAddress("127.0.0.1", up.port, up.host_key) for up in ups if up]
     return tuple(found) if len(found) == len(ups) else ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from drumline.clock import SteadyClock
 from drumline.cloud.emulator.config import Config, Faults
 from drumline.cloud.emulator.errors import Json, Refused, passing_troubles
-from drumline.cloud.emulator.host import HOWS
+from drumline.cloud.emulator.host_terms import HOWS
 from drumline.cloud.emulator.hosts import Ground, Hosts
 from drumline.cloud.emulator.model import (
     EndHosts,
