@@ -1,6 +1,10 @@
 """How tests compile: their programs compile for seconds and run for milliseconds."""
 
+import os
 from importlib.metadata import PackageNotFoundError, version
+
+EVERY_CASE = "DRUMLINE_EVERY_CASE" in os.environ
+"""Whether grids are walked whole, in half an hour, and not so that each value meets each other."""
 
 
 def quick_flags(devices: int) -> str:

@@ -39,8 +39,7 @@ RUNS = [
     ("LM", "fsdp", (8, 1)),
     ("LM", "tensor", (2, 4)),
     ("LM", "fsdp+tensor", (4, 2)),
-    # With experts, "data" and "tensor" are what "fsdp" and "fsdp+tensor" are before they gather.
-    ("MoE", "fsdp", (8, 1)),
+    # With experts, this is all that "data", "fsdp" and "tensor" do, at once.
     ("MoE", "fsdp+tensor", (4, 2)),
     ("MoE", "expert", (2, 1, 4)),
     ("MoE", "fsdp+expert", (2, 1, 4)),

@@ -8,13 +8,12 @@ three meet in every way.
 
 from __future__ import annotations
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.compiling import EVERY_CASE
 from tests.parallel.layouts import LAYOUTS, Layout, expected, mesh_of, shape, sharded
 from tests.parallel.rounding import exactly, excess
 
@@ -30,7 +29,6 @@ MESHES = {
 }
 PLACES = ("first", "last", "middle")
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
-EVERY_CASE = "DRUMLINE_EVERY_CASE" in os.environ
 GRID = [
     (size, place, dtype)
     for row, size in enumerate(MESHES)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from drumline.parallel import experts_exchange, experts_rounds
 from drumline.parallel.experts import expert_matmul
+from tests.compiling import EVERY_CASE
 
 from .tokens import (
     KINDS,
@@ -31,10 +32,15 @@ from .tokens import (
 
 pytestmark = pytest.mark.usefixtures("traced_for_cpu_alone")
 MESHES = ((1, 1), (8, 1), (4, 2), (2, 4))
+# The ends of both numbers and a middle, or all that k permits.
+GRID = (
+    [(experts, k) for experts in (4, 8, 16, 64) for k in (1, 2, 4)]
+    if EVERY_CASE
+    else [(4, 4), (16, 2), (64, 1)]
+)
 
 
-# Each number of experts and each k with others of the kind, and the ends of both.
-@pytest.mark.parametrize(("experts", "k"), [(4, 4), (8, 1), (16, 2), (64, 4)])
+@pytest.mark.parametrize(("experts", "k"), GRID)
 def test_every_exchange_matches_a_loop_over_tokens_and_the_local_product(
     experts: int, k: int
 ) -> None:

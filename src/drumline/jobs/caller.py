@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drumline import __version__
+from drumline.jobs.http import Answer, Connection
 
-# http.client and subprocess are the larger part of what this module needs, so they wait until used.
 if TYPE_CHECKING:
-    from http.client import HTTPConnection, HTTPResponse
-    from subprocess import Popen
+    from subprocess import Popen  # waits until it is used: few commands start anything
 
 Json = dict[str, Any]
 
@@ -129,8 +128,6 @@ class Caller:
         timeout: float | None = ANSWER_SECONDS,
     ) -> Json:
         """Ask a server that listens already."""
-        from http.client import HTTPException
-
         connection = self._connect(timeout)
         try:
             answer: Json = json.loads(self._send(connection, method, path, body).read())
@@ -139,7 +136,7 @@ class Caller:
             raise Refused(
                 f"the server has not answered in {timeout:.0f} s; see {self.log}"
             ) from late
-        except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
+        except (ConnectionResetError, BrokenPipeError) as gone:
             raise Dropped("the server went away before it answered") from gone
         except json.JSONDecodeError as odd:
             raise Refused(f"the server's answer to {path} is not JSON; see {self.log}") from odd
@@ -152,8 +149,6 @@ class Caller:
         `source` is sent along until the answer ends, little ahead of what the server has taken of
         it; it need never end. To leave early, close this: the server knows by the connection.
         """
-        from http.client import HTTPException
-
         while True:
             try:
                 connection = self._connect(None)
@@ -167,7 +162,7 @@ class Caller:
                 answer, window = self._feed(connection, path, body, source)
             self._warn_of_server()
             rest = b""
-            while piece := answer.read1(1 << 16):
+            while piece := answer.piece():
                 *whole, rest = (rest + piece).split(b"\n")
                 for line in whole:
                     told: Json = json.loads(line)
@@ -181,21 +176,19 @@ class Caller:
             connection.close()
             self.start()
             yield from self.exchange(path, body)
-        except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
+        except (ConnectionResetError, BrokenPipeError) as gone:
             raise Dropped("the server went away before all was told") from gone
         finally:
             connection.close()
 
     def _feed(
-        self, connection: "HTTPConnection", path: str, body: Json, source: BinaryIO
-    ) -> "tuple[HTTPResponse, _Window]":
+        self, connection: Connection, path: str, body: Json, source: BinaryIO
+    ) -> "tuple[Answer, _Window]":
         """Send a line of JSON and go on to send `source`, while the answer is read."""
         from threading import Thread
 
-        connection.putrequest("POST", path)
-        connection.putheader("Content-Type", "application/octet-stream")
-        connection.putheader("Transfer-Encoding", "chunked")
-        connection.endheaders()
+        headers = {"Content-Type": "application/octet-stream", "Transfer-Encoding": "chunked"}
+        connection.send("POST", path, headers)
         window = _Window()
         head = json.dumps(body).encode() + b"\n"
         # Not waited for: it may hang on a pipe that nobody writes to.
@@ -204,17 +197,20 @@ class Caller:
         return self._answer(connection, path), window
 
     def _send(
-        self, connection: "HTTPConnection", method: str, path: str, body: Json | None = None
-    ) -> "HTTPResponse":
+        self, connection: Connection, method: str, path: str, body: Json | None = None
+    ) -> Answer:
         """Send the question and return a good answer; any other is raised as its sentence."""
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        content = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, content, headers)
+        if body is None:
+            connection.send(method, path)
+        else:
+            headers = {"Content-Type": "application/json"}
+            connection.send(method, path, headers, json.dumps(body).encode())
         return self._answer(connection, path)
 
-    def _answer(self, connection: "HTTPConnection", path: str) -> "HTTPResponse":
-        answer = connection.getresponse()
-        self._server = answer.getheader(VERSION), int(answer.getheader(STRAYS, "0"))
+    def _answer(self, connection: Connection, path: str) -> Answer:
+        answer = connection.answer()
+        told = answer.headers
+        self._server = told.get(VERSION.lower()), int(told.get(STRAYS.lower(), 0))
         if answer.status < 400:
             return answer
         if answer.status == 503:
@@ -227,14 +223,12 @@ class Caller:
 
     def stream(self, path: str) -> Iterator[bytes]:
         """The answer in pieces, as it comes."""
-        from http.client import HTTPException
-
         connection = self._connect(None)
         try:
             answer = self._send(connection, "GET", path)
-            while piece := answer.read1(1 << 16):
+            while piece := answer.piece():
                 yield piece
-        except (HTTPException, ConnectionResetError, BrokenPipeError) as gone:
+        except (ConnectionResetError, BrokenPipeError) as gone:
             raise Dropped("the server went away in the middle of the logs") from gone
         finally:
             connection.close()
@@ -261,24 +255,11 @@ class Caller:
 
     # Having a server
 
-    def _connect(self, timeout: float | None) -> "HTTPConnection":
-        """A connection for one question; HTTP over a Unix socket is HTTP with another socket."""
-        from http.client import HTTPConnection
-
-        connection = HTTPConnection("drumline", timeout=timeout)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def _connect(self, timeout: float | None) -> Connection:
         try:
-            # Without a time-out yet: with one, a queue of callers that is full for a moment is an
-            # error, without one it is a short wait.
-            connection.sock.connect(str(self.socket))
-            connection.sock.settimeout(timeout)
+            return Connection(str(self.socket), timeout)
         except PermissionError as closed:
-            connection.close()
             raise NoServer(f"{self.socket} belongs to another user") from closed
-        except OSError:
-            connection.close()
-            raise
-        return connection
 
     def listens(self) -> bool:
         """Whether a server answers."""

@@ -1,0 +1,110 @@
+"""HTTP/1.1 over a Unix socket, as much of it as a question to our own server takes.
+
+The standard library's client imports mail headers and TLS for it: a tenth of a command's time.
+"""
+
+import socket
+from collections.abc import Mapping
+from io import BufferedReader
+
+LONGEST_LINE = 1 << 16
+
+
+class Broken(ConnectionResetError):
+    """The connection ended before the answer did, or what came is no HTTP."""
+
+
+class Connection:
+    """One question and its answer."""
+
+    def __init__(self, path: str, timeout: float | None) -> None:
+        """Connect; `timeout` is for everything that is read and written after that."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Without a time-out yet: with one, a queue of callers that is full for a moment is an
+            # error, without one it is a short wait.
+            self.sock.connect(path)
+        except OSError:
+            self.sock.close()
+            raise
+        self.sock.settimeout(timeout)
+        self._answers = self.sock.makefile("rb")
+
+    def send(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send the question; the length of a body that is given here is told."""
+        if not path.isascii() or not path.isprintable() or " " in path:
+            raise ValueError(f"not a path to ask for: {path!r}")
+        told = {"Host": "drumline", "Connection": "close"} | dict(headers or {})
+        if body:
+            told["Content-Length"] = str(len(body))
+        head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        self.sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+
+    def answer(self) -> "Answer":
+        """Wait until the answer begins."""
+        return Answer(self._answers)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._answers.close()
+        self.sock.close()
+
+
+class Answer:
+    """What was answered: `status` and `headers` (by their names in small letters), then a body."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        """Read as far as the body."""
+        self._file = file
+        try:
+            protocol, status, *_ = self._line().split()
+            self.status = int(status)
+        except ValueError:
+            raise Broken("the answer is no HTTP") from None
+        if not protocol.startswith(b"HTTP/1."):
+            raise Broken("the answer is no HTTP")
+        self.headers: dict[str, str] = {}
+        while line := self._line():
+            name, _, value = line.decode("latin-1").partition(":")
+            self.headers[name.strip().lower()] = value.strip()
+        self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
+        length = self.headers.get("content-length")
+        # Of the body, or of a chunk of it; None where the connection's end is the end.
+        self._left = 0 if self._chunked else None if length is None else int(length)
+        self._over = False
+
+    def read(self) -> bytes:
+        """All that is left of the body."""
+        return b"".join(iter(self.piece, b""))
+
+    def piece(self, most: int = 1 << 16) -> bytes:
+        """What has come of the body, waiting for the first byte of it; nothing at its end."""
+        if self._chunked and not self._left and not self._over:
+            self._next_chunk()
+        if self._over or self._left == 0:
+            return b""
+        piece = self._file.read1(most if self._left is None else min(most, self._left))
+        if self._left is None:
+            return piece
+        if not piece:
+            raise Broken("the answer breaks off")
+        self._left -= len(piece)
+        if self._chunked and not self._left:
+            self._line()
+        return piece
+
+    def _next_chunk(self) -> None:
+        try:
+            self._left = int(self._line().partition(b";")[0], 16)
+        except ValueError:
+            raise Broken("the answer breaks off") from None
+        if not self._left:
+            self._over = True
+
+    def _line(self) -> bytes:
+        line = self._file.readline(LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise Broken("the answer breaks off")
+        return line.rstrip(b"\r\n")
