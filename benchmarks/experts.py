@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from drumline.parallel.experts import expert_matmul
-from drumline.parallel.experts_rounds import default_buffer_rows, rounds_needed
-from drumline.parallel.grouped_blocks import blocked_matmul, rows_per_block
+from drumline.parallel.experts.matmul import expert_matmul
+from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.grouped.blocks import blocked_matmul, rows_per_block
 
 P: Any = PartitionSpec
 TOKENS, D, F, EXPERTS, K = 8192, 512, 1024, 64, 2

@@ -29,10 +29,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from drumline.parallel import grouped_hopper as hopper
-from drumline.parallel.experts import expert_matmul
-from drumline.parallel.grouped_matmul import grouped_matmul
-from drumline.parallel.grouped_rows import group_rows
+from drumline.parallel.experts.matmul import expert_matmul
+from drumline.parallel.grouped import hopper
+from drumline.parallel.grouped.matmul import grouped_matmul
+from drumline.parallel.grouped.rows import group_rows
 
 STARTED = time.monotonic()
 ALLOWED = 80.0  # seconds, after which what matters least is left out

@@ -28,7 +28,7 @@ from collectives import collectives, error
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel import allgather_matmul
-from drumline.parallel.einsum import einsum, explain_einsum
+from drumline.parallel.einsum.sharded import einsum, explain_einsum
 
 B, D, F = 128, 256, 512
 rng = np.random.default_rng(0)

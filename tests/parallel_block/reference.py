@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumline.parallel.transformer import BlockShape
+from drumline.parallel.block.transformer import BlockShape
 
 Weights = dict[str, Any]
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.einsum import einsum, explain_einsum
+from drumline.parallel.einsum.sharded import einsum, explain_einsum
 from tests.parallel_block.products import (
     CASES,
     LENGTHS,

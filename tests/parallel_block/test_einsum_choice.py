@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.einsum import einsum, explain_einsum
+from drumline.parallel.einsum.sharded import einsum, explain_einsum
 
 LENGTHS = {"b": 8, "s": 16, "d": 16, "f": 32, "h": 8, "k": 4, "e": 4, "o": 2, "p": 3}
 

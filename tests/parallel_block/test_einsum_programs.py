@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from drumline.parallel.einsum import einsum, explain_einsum
+from drumline.parallel.einsum.sharded import einsum, explain_einsum
 from tests.parallel_block.products import CASES, WIRINGS, compiled_text, operands
 
 _PERMUTE = re.compile(

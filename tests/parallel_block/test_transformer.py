@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.transformer import BlockAxes, BlockShape, TransformerBlock
+from drumline.parallel.block.transformer import BlockAxes, BlockShape, TransformerBlock
 from tests.parallel_block import reference
 from tests.parallel_block.products import compiled_text
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from drumline.parallel import experts_exchange, grouped_matmul, grouped_rows
+from drumline.parallel.experts import exchange as experts_exchange
+from drumline.parallel.grouped import matmul as grouped_matmul
+from drumline.parallel.grouped import rows as grouped_rows
 
 
 @pytest.fixture

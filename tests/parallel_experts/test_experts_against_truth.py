@@ -13,8 +13,9 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh
 
-from drumline.parallel import experts_exchange, experts_rounds
-from drumline.parallel.experts import expert_matmul
+from drumline.parallel.experts import exchange as experts_exchange
+from drumline.parallel.experts import rounds as experts_rounds
+from drumline.parallel.experts.matmul import expert_matmul
 from tests.compiling import EVERY_CASE
 
 from .tokens import (

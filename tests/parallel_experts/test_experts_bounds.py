@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.parallel.experts import expert_matmul
-from drumline.parallel.experts_rounds import default_buffer_rows, rounds_needed
-from drumline.parallel.grouped_blocks import blocked_matmul, rows_per_block
+from drumline.parallel.experts.matmul import expert_matmul
+from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.grouped.blocks import blocked_matmul, rows_per_block
 
 from .tokens import assign, draw, mesh_of, sharded
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.parallel.experts_layer import MoEBlock
-from drumline.parallel.routing import Routing, route
+from drumline.parallel.experts.layer import MoEBlock
+from drumline.parallel.experts.routing import Routing, route
 
 from .tokens import P, drawn_block, mesh_of
 

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.parallel import grouped_hopper, grouped_matmul, grouped_moves
-from drumline.parallel.experts import expert_matmul
-from drumline.parallel.grouped_rows import group_rows
+from drumline.parallel.experts.matmul import expert_matmul
+from drumline.parallel.grouped import hopper as grouped_hopper
+from drumline.parallel.grouped import matmul as grouped_matmul
+from drumline.parallel.grouped import moves as grouped_moves
+from drumline.parallel.grouped.rows import group_rows
 
 from .tokens import described
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from drumline.parallel import grouped_matmul
-from drumline.parallel.experts import expert_matmul
+from drumline.parallel.experts.matmul import expert_matmul
+from drumline.parallel.grouped import matmul as grouped_matmul
 
 from .tokens import P, described
 

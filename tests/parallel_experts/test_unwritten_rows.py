@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.parallel import grouped_hopper, grouped_matmul, grouped_moves, grouped_rows
-from drumline.parallel.experts import expert_matmul
-from drumline.parallel.experts_layer import MoEBlock
-from drumline.parallel.grouped_blocks import blocked_matmul, blocked_outer
-from drumline.parallel.routing import Routing
+from drumline.parallel.experts.layer import MoEBlock
+from drumline.parallel.experts.matmul import expert_matmul
+from drumline.parallel.experts.routing import Routing
+from drumline.parallel.grouped import hopper as grouped_hopper
+from drumline.parallel.grouped import matmul as grouped_matmul
+from drumline.parallel.grouped import moves as grouped_moves
+from drumline.parallel.grouped import rows as grouped_rows
+from drumline.parallel.grouped.blocks import blocked_matmul, blocked_outer
 
 from .tokens import (
     P,

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from drumline.parallel.experts import expert_matmul
-from drumline.parallel.experts_layer import MoEBlock
+from drumline.parallel.experts.layer import MoEBlock
+from drumline.parallel.experts.matmul import expert_matmul
 
 P: Any = PartitionSpec
 Arrays = tuple[np.ndarray[Any, Any], ...]

@@ -35,8 +35,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from drumline.parallel.gather import allgather_matmul
-from drumline.parallel.scatter import matmul_reducescatter
+from drumline.parallel.rings.gather import allgather_matmul
+from drumline.parallel.rings.scatter import matmul_reducescatter
 from drumline.parallel.varying import varying_axes
 
 Axes = str | tuple[str, ...] | None

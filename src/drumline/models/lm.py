@@ -46,10 +46,10 @@ from drumline.models.losses import (
     cross_entropy,
     mean_of_counted,
 )
-from drumline.parallel.attention import Kernel, attend, rotate
-from drumline.parallel.experts_layer import moe_feedforward
-from drumline.parallel.routing import Routing
-from drumline.parallel.transformer import rms_norm
+from drumline.parallel.block.attention import Kernel, attend, rotate
+from drumline.parallel.block.transformer import rms_norm
+from drumline.parallel.experts.layer import moe_feedforward
+from drumline.parallel.experts.routing import Routing
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden", "vocab", "experts")
 """Logical axes: examples, positions, a token's vector, attention heads (and those of keys and

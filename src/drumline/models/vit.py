@@ -40,7 +40,7 @@ from drumline.models.layouts import (
     read_layout,
 )
 from drumline.models.losses import IGNORE_INDEX, check_numbers
-from drumline.parallel.attention import Kernel
+from drumline.parallel.block.attention import Kernel
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
 """Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""

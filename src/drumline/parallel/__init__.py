@@ -6,16 +6,16 @@ written as in "Programming TPUs in JAX": `A[B_X, D_Y]` is an array whose rows ar
 axis X and whose columns over Y.
 """
 
-from drumline.parallel.allreduce import matmul_allreduce
-from drumline.parallel.einsum import einsum, explain_einsum
-from drumline.parallel.einsum_choice import Explanation
-from drumline.parallel.experts import expert_matmul
-from drumline.parallel.experts_layer import MoEBlock, moe_feedforward
-from drumline.parallel.feedforward import feedforward
-from drumline.parallel.gather import allgather_matmul
-from drumline.parallel.routing import Gating, Routing, route
-from drumline.parallel.scatter import matmul_reducescatter
-from drumline.parallel.transformer import BlockAxes, BlockShape, TransformerBlock
+from drumline.parallel.block.feedforward import feedforward
+from drumline.parallel.block.transformer import BlockAxes, BlockShape, TransformerBlock
+from drumline.parallel.einsum.choice import Explanation
+from drumline.parallel.einsum.sharded import einsum, explain_einsum
+from drumline.parallel.experts.layer import MoEBlock, moe_feedforward
+from drumline.parallel.experts.matmul import expert_matmul
+from drumline.parallel.experts.routing import Gating, Routing, route
+from drumline.parallel.rings.allreduce import matmul_allreduce
+from drumline.parallel.rings.gather import allgather_matmul
+from drumline.parallel.rings.scatter import matmul_reducescatter
 
 __all__ = [
     "BlockAxes",

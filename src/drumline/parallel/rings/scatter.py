@@ -15,8 +15,7 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.modes import reverse_only
-from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
-from drumline.parallel.rings import (
+from drumline.parallel.rings.loops import (
     Arrival,
     Direction,
     Lane,
@@ -27,7 +26,13 @@ from drumline.parallel.rings import (
     circulate,
     ring_over,
 )
-from drumline.parallel.shapes import check_contraction, check_divides, check_rows, check_weight
+from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
+from drumline.parallel.rings.shapes import (
+    check_contraction,
+    check_divides,
+    check_rows,
+    check_weight,
+)
 from drumline.parallel.varying import vary_alike, zeros
 
 Scattered = Literal["columns", "rows"]

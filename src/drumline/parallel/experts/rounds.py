@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.grouped_rows import group_rows
-from drumline.parallel.grouped_typed import all_to_all, pmax, ragged_all_to_all
+from drumline.parallel.grouped.rows import group_rows
+from drumline.parallel.grouped.typed import all_to_all, pmax, ragged_all_to_all
 
 # Rounds a balanced assignment takes: four keeps the buffers at a quarter of the local rows and
 # the padding of a nearly balanced dense exchange low, and still gives the experts long groups.

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from drumline.parallel.grouped_blocks import alike
-from drumline.parallel.grouped_typed import array_type
+from drumline.parallel.grouped.blocks import alike
+from drumline.parallel.grouped.typed import array_type
 
 # Elements that one program moves at a time, and in how many columns; sizes near these are as fast.
 _TILE = 4096

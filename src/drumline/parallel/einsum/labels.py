@@ -1,6 +1,6 @@
 """A two-operand einsum as labelled dimensions: how long each is, and over which mesh axes.
 
-This is what `einsum_choice` decides on. Nothing here touches an array: operands give their shape,
+This is what `choice` decides on. Nothing here touches an array: operands give their shape,
 their type and their `PartitionSpec`.
 """
 

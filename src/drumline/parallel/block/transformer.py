@@ -30,10 +30,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from drumline.parallel.attention import Kernel, attend, rotate
-from drumline.parallel.gather import allgather_matmul
-from drumline.parallel.rings import Direction, Loop
-from drumline.parallel.scatter import matmul_reducescatter
+from drumline.parallel.block.attention import Kernel, attend, rotate
+from drumline.parallel.rings.gather import allgather_matmul
+from drumline.parallel.rings.loops import Direction, Loop
+from drumline.parallel.rings.scatter import matmul_reducescatter
 
 Activation = Callable[[jax.Array], jax.Array]
 

@@ -23,12 +23,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.experts_functions import ExpertFunction, Matrices
-from drumline.parallel.experts_rounds import Rounds, plan_rounds
-from drumline.parallel.grouped_blocks import accumulator
-from drumline.parallel.grouped_matmul import row_alignment
-from drumline.parallel.grouped_rows import Grouping, group_rows
-from drumline.parallel.grouped_typed import by_platform, fori_loop, psum_scatter
+from drumline.parallel.experts.functions import ExpertFunction, Matrices
+from drumline.parallel.experts.rounds import Rounds, plan_rounds
+from drumline.parallel.grouped.blocks import accumulator
+from drumline.parallel.grouped.matmul import row_alignment
+from drumline.parallel.grouped.rows import Grouping, group_rows
+from drumline.parallel.grouped.typed import by_platform, fori_loop, psum_scatter
 from drumline.parallel.modes import once_only
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from drumline.parallel.grouped_typed import fori_loop
+from drumline.parallel.grouped.typed import fori_loop
 from drumline.parallel.varying import varying_axes
 
 

@@ -13,9 +13,9 @@ import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.gather import allgather_matmul
-from drumline.parallel.rings import Direction, Loop, check_choice
-from drumline.parallel.scatter import matmul_reducescatter
+from drumline.parallel.rings.gather import allgather_matmul
+from drumline.parallel.rings.loops import Direction, Loop, check_choice
+from drumline.parallel.rings.scatter import matmul_reducescatter
 
 Layout = Literal["columns", "rows"]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.axes import AxisName, devices_along
-from drumline.parallel.experts_rounds import default_buffer_rows, rounds_needed
-from drumline.parallel.grouped_rows import group_sizes
-from drumline.parallel.grouped_typed import by_platform, pmax, pmean, psum
+from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.grouped.rows import group_sizes
+from drumline.parallel.grouped.typed import by_platform, pmax, pmean, psum
 
 Gate = Literal["softmax", "sigmoid"]
 

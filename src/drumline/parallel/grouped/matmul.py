@@ -7,8 +7,8 @@ says that nobody reads them.
 | device                        | product                                            |
 |-------------------------------|----------------------------------------------------|
 | TPU                           | `lax.ragged_dot_general`, which XLA tiles by group |
-| Hopper GPU, 16-bit, even sizes | the kernels in `grouped_hopper`                    |
-| everything else               | the block loops in `grouped_blocks`                |
+| Hopper GPU, 16-bit, even sizes | the kernels in `hopper`                            |
+| everything else               | the block loops in `blocks`                        |
 
 `lax.ragged_dot` is not used off the TPU: there it computes every row against every matrix.
 """
@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel.grouped_blocks import accumulator, alike, blocked_matmul, blocked_outer
-from drumline.parallel.grouped_typed import array_type, by_platform
+from drumline.parallel.grouped.blocks import accumulator, alike, blocked_matmul, blocked_outer
+from drumline.parallel.grouped.typed import array_type, by_platform
 from drumline.parallel.modes import batch_first, once_only
 
 
@@ -95,10 +95,10 @@ def row_alignment(matrices: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> int:
     """
     if not _on_hopper():
         return 1
-    from drumline.parallel import grouped_hopper
+    from drumline.parallel.grouped import hopper
 
-    taken = [grouped_hopper.takes(m.dtype, m.shape[1], math.prod(m.shape[2:])) for m in matrices]
-    return grouped_hopper.ROWS if all(taken) else 1
+    taken = [hopper.takes(m.dtype, m.shape[1], math.prod(m.shape[2:])) for m in matrices]
+    return hopper.ROWS if all(taken) else 1
 
 
 def product(
@@ -119,9 +119,9 @@ def product(
     options: dict[str, Any] = {"transpose": transpose, "out_dtype": dtype}
     branches = {"tpu": partial(_tpu_matmul, **options)}
     if aligned and row_alignment((w,)) > 1:
-        from drumline.parallel import grouped_hopper
+        from drumline.parallel.grouped import hopper
 
-        on_hopper = partial(grouped_hopper.matmul, **options)
+        on_hopper = partial(hopper.matmul, **options)
         branches["cuda"] = partial(_zero_rest, on_hopper) if zero_rest else on_hopper
     default = partial(blocked_matmul, most=_most_rows(), **options)
     return by_platform(x, w, sizes, default=default, **branches)
@@ -140,9 +140,9 @@ def outer(
     branches = {"tpu": partial(_tpu_outer, out_dtype=dtype)}
     matrix = array_type((1, x.shape[1], y.shape[1]), x.dtype)
     if aligned and row_alignment((matrix,)) > 1:
-        from drumline.parallel import grouped_hopper
+        from drumline.parallel.grouped import hopper
 
-        branches["cuda"] = partial(grouped_hopper.outer, out_dtype=dtype)
+        branches["cuda"] = partial(hopper.outer, out_dtype=dtype)
     default = partial(blocked_outer, out_dtype=dtype, most=_most_rows())
     return by_platform(x, y, sizes, default=default, **branches)
 

@@ -1,6 +1,6 @@
 """`einsum`: multiply sharded arrays on the ring that their shardings call for.
 
-`einsum_labels` reads the specification, `einsum_choice` decides, and here the operands' shardings
+`labels` reads the specification, `choice` decides, and here the operands' shardings
 are found out and the chosen ring runs inside `jax.shard_map`. Whatever no ring fits goes to
 `jnp.einsum`, so that this is never less than it; `explain_einsum` says which and why.
 """
@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from drumline.parallel.allreduce import matmul_allreduce
-from drumline.parallel.einsum_choice import Explanation, Route, Types, explain, fallback
-from drumline.parallel.einsum_labels import (
+from drumline.parallel.einsum.choice import Explanation, Route, Types, explain, fallback
+from drumline.parallel.einsum.labels import (
     Labelled,
     NotTwoOperands,
     Product,
@@ -29,10 +28,11 @@ from drumline.parallel.einsum_labels import (
     spread,
     without_single,
 )
-from drumline.parallel.gather import allgather_matmul
-from drumline.parallel.products import result_dtype, sum_dtype
-from drumline.parallel.rings import Direction, Loop, check_choice
-from drumline.parallel.scatter import matmul_reducescatter
+from drumline.parallel.rings.allreduce import matmul_allreduce
+from drumline.parallel.rings.gather import allgather_matmul
+from drumline.parallel.rings.loops import Direction, Loop, check_choice
+from drumline.parallel.rings.products import result_dtype, sum_dtype
+from drumline.parallel.rings.scatter import matmul_reducescatter
 from drumline.parallel.varying import same_everywhere, varying_axes
 
 AnyMesh = Mesh | AbstractMesh

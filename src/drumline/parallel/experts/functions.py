@@ -15,8 +15,8 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from drumline.parallel.grouped_blocks import accumulator
-from drumline.parallel.grouped_matmul import outer, product
+from drumline.parallel.grouped.blocks import accumulator
+from drumline.parallel.grouped.matmul import outer, product
 
 Matrices = tuple[jax.Array, ...]
 Activation = Callable[[jax.Array], jax.Array]

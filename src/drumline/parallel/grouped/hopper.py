@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from drumline.parallel.grouped_blocks import alike
-from drumline.parallel.grouped_typed import array_type
+from drumline.parallel.grouped.blocks import alike
+from drumline.parallel.grouped.typed import array_type
 
 # Every group of rows is padded to a multiple of this: the taller of the output tiles.
 ROWS = 256

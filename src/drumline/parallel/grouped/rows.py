@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel import grouped_moves
-from drumline.parallel.grouped_blocks import accumulator
-from drumline.parallel.grouped_typed import by_platform
+from drumline.parallel.grouped import moves
+from drumline.parallel.grouped.blocks import accumulator
+from drumline.parallel.grouped.typed import by_platform
 
 
 class Grouping(NamedTuple):
@@ -45,7 +45,7 @@ class Grouping(NamedTuple):
             gates: `[S, slots]`, what to multiply each pair's row by.
         """
         gathered = partial(_gathered, slots=slots)
-        if self.pair.shape == self.row.shape or not grouped_moves.takes(tokens):
+        if self.pair.shape == self.row.shape or not moves.takes(tokens):
             return gathered(self, tokens, gates)
         scattered = partial(_scattered, slots=slots)
         return by_platform(self, tokens, gates, cuda=scattered, default=gathered)
@@ -92,7 +92,7 @@ def _scattered(
     ends = jnp.cumsum(groups.sizes)
     padding = jnp.stack([ends - groups.sizes + groups.counts, ends])
     row, rows = groups.row.reshape(-1, slots), groups.pair.shape[0]
-    return grouped_moves.scatter_rows(tokens, gates, row, padding, rows=rows)
+    return moves.scatter_rows(tokens, gates, row, padding, rows=rows)
 
 
 def rows_or_zero(rows: jax.Array, index: jax.Array) -> jax.Array:

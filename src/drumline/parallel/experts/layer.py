@@ -17,15 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.axes import AxisName, devices_along
-from drumline.parallel.experts import Exchange
-from drumline.parallel.experts_exchange import Axes, among_everyone, through_experts
-from drumline.parallel.experts_functions import Activation, GatedFeedforward, side_by_side
-from drumline.parallel.grouped_blocks import accumulator, alike
-from drumline.parallel.grouped_matmul import grouped_matmul, row_alignment
-from drumline.parallel.grouped_rows import Grouping, group_rows
-from drumline.parallel.grouped_typed import pmean, psum
+from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
+from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
+from drumline.parallel.experts.matmul import Exchange
+from drumline.parallel.experts.routing import Gate, Gating, Routing, route
+from drumline.parallel.grouped.blocks import accumulator, alike
+from drumline.parallel.grouped.matmul import grouped_matmul, row_alignment
+from drumline.parallel.grouped.rows import Grouping, group_rows
+from drumline.parallel.grouped.typed import pmean, psum
 from drumline.parallel.modes import reverse_only
-from drumline.parallel.routing import Gate, Gating, Routing, route
 
 _SOFTMAX = Gating()
 

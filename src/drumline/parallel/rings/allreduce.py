@@ -15,8 +15,7 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.modes import reverse_only
-from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
-from drumline.parallel.rings import (
+from drumline.parallel.rings.loops import (
     Arrival,
     Direction,
     Lane,
@@ -26,8 +25,14 @@ from drumline.parallel.rings import (
     circulate,
     ring_over,
 )
-from drumline.parallel.scatter import Scattered, scatter_gradients, scattered_dim, scattered_sums
-from drumline.parallel.shapes import check_contraction, check_weight
+from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
+from drumline.parallel.rings.scatter import (
+    Scattered,
+    scatter_gradients,
+    scattered_dim,
+    scattered_sums,
+)
+from drumline.parallel.rings.shapes import check_contraction, check_weight
 from drumline.parallel.varying import is_checked, same_everywhere, vary_alike, zeros
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from drumline.parallel.rings import Ring
+from drumline.parallel.rings.loops import Ring
 
 
 def check_weight(caller: str, x: jax.Array, w: jax.Array) -> None:

@@ -16,8 +16,7 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.modes import reverse_only
-from drumline.parallel.products import dot, join, outer, put, result_dtype, sum_dtype, take
-from drumline.parallel.rings import (
+from drumline.parallel.rings.loops import (
     Arrival,
     Direction,
     Loop,
@@ -27,8 +26,9 @@ from drumline.parallel.rings import (
     in_turn,
     ring_over,
 )
-from drumline.parallel.scatter import Scattered, scattered_dim, scattered_sums
-from drumline.parallel.shapes import (
+from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
+from drumline.parallel.rings.scatter import Scattered, scattered_dim, scattered_sums
+from drumline.parallel.rings.shapes import (
     check_contraction,
     check_gathered_columns,
     check_rows,

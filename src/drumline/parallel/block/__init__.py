@@ -1,0 +1,1 @@
+"""The Transformer block, tensor parallel, with every projection on a ring."""

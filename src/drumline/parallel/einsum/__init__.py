@@ -1,0 +1,1 @@
+"""`einsum` over sharded arrays: which ring their shardings call for, and what it sends."""

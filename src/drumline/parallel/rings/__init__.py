@@ -1,0 +1,1 @@
+"""Matrix products whose operands, or whose sums, travel round a ring of devices."""
