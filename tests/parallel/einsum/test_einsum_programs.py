@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from drumline.parallel.einsum.sharded import einsum, explain_einsum
-from tests.parallel_block.products import CASES, WIRINGS, compiled_text, operands
+from tests.parallel.einsum.products import CASES, WIRINGS, compiled_text, operands
 
 _PERMUTE = re.compile(
     r"collective_permute.*?source_target_pairs = dense<(\[\[.*?\]\])>.*?: \(tensor<([^>]*)>\)"

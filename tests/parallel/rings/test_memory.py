@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests.parallel.benchmarks import benchmark
+from tests.parallel.rings.benchmarks import benchmark
 
 GATHER, GATHER_ROWS = "allgather_matmul, contraction", "allgather_matmul, rows"
 SCATTER, SCATTER_ROWS = "matmul_reducescatter, columns", "matmul_reducescatter, rows"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 def benchmark(name: str) -> ModuleType:
     """The module of `benchmarks/<name>.py`."""
-    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    path = Path(__file__).parents[3] / "benchmarks" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests.parallel.layouts import LAYOUTS, Layout, expected, shape, sharded
-from tests.parallel.rounding import exactly, excess
+from tests.parallel.rings.layouts import LAYOUTS, Layout, expected, shape, sharded
+from tests.parallel.rings.rounding import exactly, excess
 
 # Each with the whole mesh in another order than its own, and a part of one in the other order.
 RINGS = [

@@ -25,7 +25,7 @@ from drumline.parallel import (
     matmul_allreduce,
     matmul_reducescatter,
 )
-from tests.parallel.rounding import Known
+from tests.parallel.rings.rounding import Known
 
 Ring = str | tuple[str, ...]
 RING = "Y"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from drumline.parallel import allgather_matmul, matmul_allreduce, matmul_reducescatter
-from tests.parallel.layouts import (
+from tests.parallel.rings.layouts import (
     LAYOUTS,
     Layout,
     expected,
@@ -19,7 +19,7 @@ from tests.parallel.layouts import (
     sharded,
     spec,
 )
-from tests.parallel.rounding import exactly, excess
+from tests.parallel.rings.rounding import exactly, excess
 
 Ring = Callable[..., jax.Array]
 

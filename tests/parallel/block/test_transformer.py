@@ -20,8 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.block.transformer import BlockAxes, BlockShape, TransformerBlock
-from tests.parallel_block import reference
-from tests.parallel_block.products import compiled_text
+from tests.parallel.block import reference
+from tests.parallel.einsum.products import compiled_text
 
 SHAPE = BlockShape(width=32, heads=16, kv_heads=8, head_dim=4, hidden=48)
 SHAPES = {

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.parallel.benchmarks import benchmark
-from tests.parallel.layouts import BY_NAME, LAYOUTS, abstract, mesh_of, shape, sharded
+from tests.parallel.rings.benchmarks import benchmark
+from tests.parallel.rings.layouts import BY_NAME, LAYOUTS, abstract, mesh_of, shape, sharded
 
 SCHEDULED = """\
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(bf16[8,4]{1,0})->bf16[8,4]{1,0}}

@@ -15,7 +15,7 @@ from drumline.parallel import (
     matmul_allreduce,
     matmul_reducescatter,
 )
-from tests.parallel.layouts import mesh_of, spec
+from tests.parallel.rings.layouts import mesh_of, spec
 
 
 def message(

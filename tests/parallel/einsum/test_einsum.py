@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.einsum.sharded import einsum, explain_einsum
-from tests.parallel_block.products import (
+from tests.parallel.einsum.products import (
     CASES,
     LENGTHS,
     WIRINGS,

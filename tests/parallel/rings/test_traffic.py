@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.parallel.layouts import (
+from tests.parallel.rings.layouts import (
     BY_NAME,
     LAYOUTS,
     RING,
@@ -19,7 +19,7 @@ from tests.parallel.layouts import (
     shape,
     sharded,
 )
-from tests.parallel.permutes import bytes_each_way
+from tests.parallel.rings.permutes import bytes_each_way
 
 DIMS = {"b": 2, "s": 48, "d": 24 * 8, "f": 24 * 16}
 B, S, D, F = DIMS["b"], DIMS["s"], DIMS["d"], DIMS["f"]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.compiling import EVERY_CASE
-from tests.parallel.layouts import LAYOUTS, Layout, expected, mesh_of, shape, sharded
-from tests.parallel.rounding import exactly, excess
+from tests.parallel.rings.layouts import LAYOUTS, Layout, expected, mesh_of, shape, sharded
+from tests.parallel.rings.rounding import exactly, excess
 
 CASES = [(layout, direction) for layout in LAYOUTS for direction in ("one", "both")]
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.rings.loops import Lane, Ring
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 SCRIPT: dict[str, Any] = runpy.run_path(str(DOCS / "draw_rings.py"))
 
 
