@@ -26,9 +26,9 @@ from pydantic import TypeAdapter
 from drumline.cloud.emulator import launch
 from drumline.jobs.caller import SERVER_COMMAND
 from drumline.jobs.client import Client
+from drumline.jobs.core.state import Allowance, Choice, Job, Status
 from drumline.jobs.spec import validate
-from drumline.jobs.state import Allowance, Choice, Job, Status
-from drumline.jobs.store import Store
+from drumline.jobs.store.records import Store
 from processes import cpu_seconds, median_seconds, memory_mb
 
 FINISHED, WAITING, RUNNING = 20_000, 1_000, 200

@@ -57,7 +57,7 @@ import sys, time
 from pathlib import Path
 offset, true = Path(sys.argv[1]), time.time
 time.time = lambda: true() + float(offset.read_text() or 0)
-from drumline.jobs.server import main
+from drumline.jobs.server.process import main
 main()
 """
 DISK = 48 << 20

@@ -8,8 +8,8 @@ import pytest
 
 from drumline.cli.text import width
 from drumline.cli.views import list_lines
-from drumline.jobs.store import SetAside
-from drumline.jobs.views import unreadable
+from drumline.jobs.server.views import unreadable
+from drumline.jobs.store.records import SetAside
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]

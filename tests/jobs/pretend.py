@@ -21,9 +21,9 @@ from drumline.cloud.protocol import (
 )
 from drumline.hosts.values import Address, HostPhase, HostReport, Program
 from drumline.jobs.config import read
-from drumline.jobs.desk import Desk
-from drumline.jobs.store import Store
-from drumline.jobs.supervisor import Supervisor
+from drumline.jobs.controller.supervisor import Supervisor
+from drumline.jobs.server.service import Desk
+from drumline.jobs.store.records import Store
 
 ZONE = "us-central2-b"
 HOUR = 3600.0

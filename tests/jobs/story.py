@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 
 from drumline.cloud.protocol import Endpoint, Node, Request, Trouble
 from drumline.hosts.values import HostPhase, HostReport
-from drumline.jobs import lifecycle
-from drumline.jobs.causes import GO_ON_LATER
-from drumline.jobs.course import Course, advance
-from drumline.jobs.state import (
+from drumline.jobs.core import lifecycle
+from drumline.jobs.core.causes import GO_ON_LATER
+from drumline.jobs.core.course import Course, advance
+from drumline.jobs.core.state import (
     Allowance,
     Choice,
     Decision,

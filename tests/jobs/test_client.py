@@ -20,7 +20,7 @@ from drumline.jobs import caller as caller_module
 from drumline.jobs.caller import Caller, NoServer, home_folder
 from drumline.jobs.client import job_id
 from drumline.jobs.folders import Folders
-from drumline.jobs.server import ssh_key
+from drumline.jobs.server.process import ssh_key
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.clock import SteadyClock
-from drumline.jobs import lifecycle
+from drumline.jobs.core import lifecycle
 from tests.jobs.pretend import HOUR, Office, play
 from tests.jobs.story import Story
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from drumline.jobs.costs import cost_lost, per_hour
-from drumline.jobs.course import Course, advance, steps_again
-from drumline.jobs.store import SliceRow
+from drumline.jobs.billing.costs import cost_lost, per_hour
+from drumline.jobs.core.course import Course, advance, steps_again
+from drumline.jobs.store.records import SliceRow
 
 ZONE = "us-central2-b"
 HOUR = 3600.0

@@ -10,9 +10,9 @@ import pytest
 
 from drumline.hosts.connection import ConnectionCut
 from drumline.hosts.session import SliceSession
-from drumline.jobs.exchange import Exchange, LinesResponse
-from drumline.jobs.execution import Execution, Frame
-from drumline.jobs.verbs import Mistake
+from drumline.jobs.server.exchange import Exchange, LinesResponse
+from drumline.jobs.server.execution import Execution, Frame
+from drumline.jobs.server.verbs import Mistake
 
 Command = Callable[[Any, AsyncIterator[bytes] | None], Awaitable[int]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.values import HostPhase
-from drumline.jobs.state import Allowance, EffectKind, Outcome
+from drumline.jobs.core.state import Allowance, EffectKind, Outcome
 from tests.jobs.pretend import Office, play
 from tests.jobs.story import PATIENCE, Story
 

@@ -18,7 +18,7 @@ import pytest
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.session import HostPhase
 from drumline.jobs import Client, Refused
-from drumline.jobs.verbs import Mistake
+from drumline.jobs.server.verbs import Mistake
 from tests.hosts import stand_in
 from tests.jobs.pretend import (
     HOUR,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from drumline.cloud.protocol import Trouble
 from drumline.hosts.values import HostPhase
-from drumline.jobs import lifecycle
-from drumline.jobs.state import Allowance, EffectKind, Outcome, SlicePhase, Status, Wish, Zone
+from drumline.jobs.core import lifecycle
+from drumline.jobs.core.state import Allowance, EffectKind, Outcome, SlicePhase, Status, Wish, Zone
 from tests.jobs.story import NO_CAPACITY, PATIENCE, A, B, Story
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from drumline.jobs import lifecycle, pruning
-from drumline.jobs.search import Search
-from drumline.jobs.state import Choice, Decision, Effect, EffectKind, Event, Job, Slice, Status
-from drumline.jobs.store import Store, Unreadable
-from drumline.jobs.verbs import Mistake
+from drumline.jobs.core import lifecycle
+from drumline.jobs.core.state import Choice, Decision, Effect, EffectKind, Event, Job, Slice, Status
+from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.store import pruning
+from drumline.jobs.store.records import Store, Unreadable
+from drumline.jobs.store.search import Search
 from tests.jobs.pretend import Office, play
 
 DAY = 86400.0
@@ -112,7 +113,7 @@ def test_lists_come_in_pages(store: Store) -> None:
 def test_a_list_without_a_limit_leaves_out_no_job_that_lives(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.jobs.store.MOST_ENDED", 2)
+    monkeypatch.setattr("drumline.jobs.store.records.MOST_ENDED", 2)
     lives = add(store)
     ended = [add(store, ended=1.0) for _ in range(4)]
     assert store.find(Search()) == [lives, *ended[-2:]]

@@ -10,11 +10,11 @@ from starlette.datastructures import QueryParams
 from drumline.cli.views import is_number, list_lines
 from drumline.hosts.messages import from_line
 from drumline.jobs.client import Client, Refused
-from drumline.jobs.course import number
-from drumline.jobs.progress import LogReader
-from drumline.jobs.pulses import plain
-from drumline.jobs.server import _search
-from drumline.jobs.verbs import Mistake
+from drumline.jobs.controller.heartbeats import plain
+from drumline.jobs.controller.progress import LogReader
+from drumline.jobs.core.course import number
+from drumline.jobs.server.process import _search
+from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import Office, play
 
 HUGE = int("9" * 500)

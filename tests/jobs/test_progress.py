@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from drumline.hosts.values import HostPhase, HostReport
-from drumline.jobs.progress import LogReader, heartbeat_of
+from drumline.jobs.controller.progress import LogReader, heartbeat_of
 
 MAXTEXT = r"completed step: (?P<step>\d+), .*loss: (?P<loss>[\d.]+)"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.values import HostPhase, HostReport
+from drumline.jobs.controller.heartbeats import WRITE_SECONDS, Pulses
+from drumline.jobs.core.state import Attempt, Choice, Decision, Ended, Job, Outcome
 from drumline.jobs.folders import Folders
-from drumline.jobs.pulses import WRITE_SECONDS, Pulses
-from drumline.jobs.state import Attempt, Choice, Decision, Ended, Job, Outcome
-from drumline.jobs.store import Store
+from drumline.jobs.store.records import Store
 
 HOUR = 3600.0
 

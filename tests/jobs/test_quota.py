@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from drumline.chips import UnknownName
+from drumline.jobs.billing.quota import Grant, beyond_quota, read_grant
 from drumline.jobs.config import ConfigError, read
-from drumline.jobs.quota import Grant, beyond_quota, read_grant
-from drumline.jobs.state import Choice
+from drumline.jobs.core.state import Choice
 from tests.jobs.pretend import Office, play
 
 V6E = Grant(64, "spot", "v6e", "europe-west4-a")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.cloud.protocol import CloudError, Trouble
-from drumline.jobs.state import Choice, EffectKind, Status, Zone
+from drumline.jobs.core.state import Choice, EffectKind, Status, Zone
 from tests.jobs.pretend import HOUR, LOGIN_EXPIRED, UNAVAILABLE, Office, play
 from tests.jobs.story import PATIENCE, A, B, Story
 
@@ -137,7 +137,7 @@ def test_a_start_that_raises_rests_and_is_told_in_the_note(
     def broken(*_: Any) -> Any:
         raise RuntimeError("the archive is nowhere")
 
-    monkeypatch.setattr("drumline.jobs.supervisor.program_of", broken)
+    monkeypatch.setattr("drumline.jobs.controller.supervisor.program_of", broken)
 
     async def story(office: Office) -> None:
         job = await office.create()

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from drumline.jobs.client import Client
+from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.spec import SpecError, amend, changes, validate
-from drumline.jobs.verbs import Mistake
 from tests.jobs.pretend import ZONE, Office, play
 
 BASE: dict[str, Any] = {"accelerator": "v4-16", "zones": [ZONE], "run": "a", "workdir": None}

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from drumline.chips import LOCAL_ZONES
+from drumline.jobs.core.state import Choice
 from drumline.jobs.spec import JobSpec, parse
 from drumline.jobs.spec.places import (
     bucket_uses,
@@ -8,7 +9,6 @@ from drumline.jobs.spec.places import (
     checkpoint_problem,
     region_conflicts,
 )
-from drumline.jobs.state import Choice
 
 
 def job(text: str) -> JobSpec:

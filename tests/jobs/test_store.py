@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs import lifecycle
-from drumline.jobs.course import Course
-from drumline.jobs.state import (
+from drumline.jobs.core import lifecycle
+from drumline.jobs.core.course import Course
+from drumline.jobs.core.state import (
     Attempt,
     Choice,
     Decision,
@@ -26,8 +26,8 @@ from drumline.jobs.state import (
     Slice,
     Status,
 )
-from drumline.jobs.store import SliceRow, Store
-from drumline.jobs.told import Point
+from drumline.jobs.store.metrics import Point
+from drumline.jobs.store.records import SliceRow, Store
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
 def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from drumline.jobs.store import Store; from drumline.jobs.state import *\n"
+        "from drumline.jobs.store.records import Store; from drumline.jobs.core.state import *\n"
         "store = Store(Path(sys.argv[1]))\n"
         "make = lambda i: Job(id=i, owner='me', choices=(), created_at=1.0)\n"
         "while True:\n"

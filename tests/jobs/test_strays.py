@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from drumline.cloud.protocol import Node, Request
-from drumline.jobs.strays import Owners
-from drumline.jobs.verbs import Mistake
+from drumline.jobs.controller.strays import Owners
+from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import UNAVAILABLE, ZONE, Office, play
 
 Cloud = tuple[dict[str, Request], dict[str, Node]]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from drumline.hosts.values import HostPhase
-from drumline.jobs.causes import GO_ON_LATER
-from drumline.jobs.state import EffectKind, Outcome, Status
+from drumline.jobs.core.causes import GO_ON_LATER
+from drumline.jobs.core.state import EffectKind, Outcome, Status
 from tests.jobs.story import PATIENCE, Story
 
 HALF_AN_HOUR = 1800.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drumline.hosts.code import CodeError
-from drumline.jobs.verbs import Mistake
+from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import Office, play
 
 

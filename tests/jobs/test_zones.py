@@ -1,5 +1,5 @@
-from drumline.jobs.state import Choice
-from drumline.jobs.zones import FIRST_REST, LONGEST_REST, PENDING_LIMIT, ZoneBook
+from drumline.jobs.core.state import Choice
+from drumline.jobs.core.zone_backoff import FIRST_REST, LONGEST_REST, PENDING_LIMIT, ZoneBook
 
 HERE = Choice("v4-8", "us-central2-b")
 

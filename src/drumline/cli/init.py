@@ -98,8 +98,8 @@ def _google(
 
 
 def _grant_zone(grant: str) -> str:
+    from drumline.jobs.billing.quota import read_grant
     from drumline.jobs.client import Refused
-    from drumline.jobs.quota import read_grant
 
     try:
         return read_grant(grant).zone

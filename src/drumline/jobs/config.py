@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drumline.chips import LOCAL_ZONES, UnknownName
 from drumline.hosts.values import Timing
-from drumline.jobs.quota import Grant, read_grant
-from drumline.jobs.state import Patience
+from drumline.jobs.billing.quota import Grant, read_grant
+from drumline.jobs.core.state import Patience
 
 
 class ConfigError(Exception):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from drumline import chips
+from drumline.jobs.core.state import Choice
 from drumline.jobs.spec import JobSpec
 from drumline.jobs.spec.storage import SCHEME, bucket_of, mount_over
 from drumline.jobs.spec.zones import ANY
-from drumline.jobs.state import Choice
 
 EMULATED = "LOCAL"
 """The location of a bucket that is a folder of the emulator: near everything."""

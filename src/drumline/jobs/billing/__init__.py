@@ -1,0 +1,1 @@
+"""What slices cost, and what a project may hold."""

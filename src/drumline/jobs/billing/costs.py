@@ -1,0 +1,78 @@
+"""What a job's slices cost, and how much of that bought steps that were lost again. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from drumline.chips import LOCAL_ZONES, price, slice_of
+from drumline.jobs.core.course import Course
+from drumline.jobs.core.state import Outcome
+from drumline.jobs.store.records import SliceRow
+
+Attempt = Mapping[str, Any]
+
+_KEPT = frozenset({Outcome.SUCCEEDED.value, Outcome.LEFT.value})
+"""Outcomes of attempts of which nothing was lost, by the program's own word."""
+
+
+def per_hour(accelerator: str, zone: str, spec: Mapping[str, Any]) -> float | None:
+    """Dollars an hour of a slice; reserved capacity is counted at the list price."""
+    if zone in LOCAL_ZONES:
+        return None
+    tier = "spot" if spec.get("capacity", "spot") == "spot" else "on-demand"
+    wanted = slice_of(accelerator)
+    found = price(wanted, zone, tier)
+    return None if found is None else found.per_chip_hour * wanted.chips
+
+
+def cost(rows: Iterable[SliceRow], spec: Mapping[str, Any], now: float) -> float | None:
+    """What the slices of a job have cost so far; None where no price is known."""
+    total, known = 0.0, False
+    for row in rows:
+        rate = per_hour(row.accelerator, row.zone, spec)
+        if rate is None or row.ready is None:
+            continue
+        known = True
+        # By the wall clock, which may have been set back in between.
+        total += rate * max(0.0, (row.gone or now) - row.ready) / 3600
+    return round(total, 4) if known else None
+
+
+def cost_lost(
+    attempts: Sequence[Attempt],
+    courses: Mapping[int, Course],
+    slices: Sequence[SliceRow],
+    spec: Mapping[str, Any],
+) -> float | None:
+    """What was paid for time of which no step was kept; None where that cannot be told.
+
+    Of an attempt that was cut short, that is the time since its last checkpoint, or all of it
+    where it saved none. It cannot be told of an attempt that ran for a job with a `checkpoint`
+    and never said whether it saved one.
+    """
+    lost, tells = 0.0, any(course.tells_checkpoints for course in courses.values())
+    for attempt in attempts:
+        ended, outcome = attempt["ended"], attempt["outcome"]
+        begin = _paid_from(attempt, slices)
+        if ended is None or outcome in _KEPT or begin is None or begin >= ended:
+            continue
+        rate = per_hour(attempt["accelerator"], attempt["zone"], spec)
+        if rate is None:
+            return None
+        course = courses.get(attempt["number"])
+        silent = not (course.tells_checkpoints if course else tells)
+        if silent and attempt["running"] is not None and spec.get("checkpoint"):
+            return None
+        saved = course.saved_at if course else None
+        lost += rate * (ended - max(begin, saved or begin)) / 3600
+    return round(lost, 4)
+
+
+def _paid_from(attempt: Attempt, slices: Sequence[SliceRow]) -> float | None:
+    """When an attempt began to cost: with its slice, or with itself where that was there before."""
+    ended = attempt["ended"]
+    ready = [
+        row.ready
+        for row in slices
+        if row.zone == attempt["zone"] and row.ready is not None and ended and row.ready <= ended
+    ]
+    return max(attempt["started"], max(ready)) if ready else None

@@ -1,0 +1,1 @@
+"""The loop that keeps jobs going: observe, decide, write down, act."""

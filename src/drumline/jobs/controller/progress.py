@@ -1,0 +1,91 @@
+"""How far a program is: its heartbeat, or what a pattern finds in its log."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drumline.hosts.kept_log import read, size_of
+from drumline.hosts.values import HostReport
+from drumline.jobs.spec.patterns import limited
+
+_LONGEST_LINE = 500
+_LONGEST_NUMBER = 40
+_MOST = 1 << 18
+"""Bytes read in one go: of a log that grew by more, the end alone says where the program is now."""
+MATCH_SECONDS = 0.25
+"""Of the processor, for all the lines of one read: a plain pattern needs a fiftieth of it, and
+everybody waits meanwhile."""
+
+
+def heartbeat_of(reports: Sequence[HostReport]) -> tuple[int, dict[str, Any]] | None:
+    """The first host that has a heartbeat, and what it says."""
+    for report in reports:
+        if report.heartbeat:
+            return report.index, dict(report.heartbeat)
+    return None
+
+
+class LogReader:
+    """Reads the logs of one attempt as they grow, for what a pattern finds in them."""
+
+    def __init__(self, folder: Path, pattern: str, known: bool = False) -> None:
+        """`folder` holds `host-0.log` and its siblings.
+
+        Where an earlier reader's news are `known`, the first news are where the program is now.
+        """
+        self._folder = folder
+        self._known = known
+        self._pattern = re.compile(pattern)
+        self._offsets: dict[Path, int] = {}
+        self._teller: Path | None = None
+
+    def news(self) -> list[dict[str, Any]]:
+        """What the first host that tells has told since the last call, oldest first.
+
+        Raises TooSlow where the pattern takes too long over it.
+        """
+        if self._teller is not None:
+            return self._read(self._teller)
+        for path in sorted(self._folder.glob("host-*.log"), key=_host_number):
+            found = self._read(path)
+            if found:
+                self._teller = path
+                return found[-1:] if self._known else found
+        return []
+
+    def _read(self, path: Path) -> list[dict[str, Any]]:
+        size = size_of(path)
+        # A host that came back empty begins a new log.
+        known = min(self._offsets.get(path, 0), size)
+        stretch = read(path, max(known, size - _MOST), _MOST)
+        start, data = stretch.start, stretch.data
+        # A line that is being written is read when it is whole; bars of progress end theirs by \r.
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._offsets[path] = start + end
+        lines = data[:end].decode("utf-8", "replace").splitlines()
+        with limited(MATCH_SECONDS):
+            return [found for line in lines if (found := self._match(line)) is not None]
+
+    def _match(self, line: str) -> dict[str, Any] | None:
+        match = self._pattern.search(line[:_LONGEST_LINE])
+        if match is None:
+            return None
+        named = match.groupdict()
+        return {name: _number(text) for name, text in named.items() if text is not None}
+
+
+def _host_number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _number(text: str) -> int | float | str:
+    plain = text.replace(",", "")
+    if len(plain) > _LONGEST_NUMBER:
+        return text
+    for kind in (int, float):
+        try:
+            return kind(plain)
+        except ValueError:
+            continue
+    return text

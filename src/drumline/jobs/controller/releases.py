@@ -1,0 +1,116 @@
+"""Slices that are to go: each is deleted again and again until a look shows that it has gone.
+
+A forgotten slice costs money, so what bears our label and belongs to no job is taken in here too.
+A delete that fails is tried again later each time, and what the cloud said about it is told.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+
+from drumline.cloud.protocol import Cloud, CloudError
+from drumline.jobs.controller.polling import Looks, ZoneLook
+from drumline.jobs.core.faults import classify, explain
+from drumline.jobs.core.signs import may_be_running
+from drumline.jobs.folders import Folders
+from drumline.jobs.store.records import SliceRow, Store
+
+log = logging.getLogger(__name__)
+
+LABEL_OWNER = "drumline-owner"
+LABEL_JOB = "drumline-job"
+MOST_DOUBLED = 5
+"""A delete that keeps failing is tried again after 32 intervals at the latest: five minutes."""
+
+
+class Releases:
+    """What is to go from the cloud."""
+
+    def __init__(
+        self,
+        store: Store,
+        cloud: Cloud,
+        looks: Looks,
+        folders: Folders,
+        wall: Callable[[], float],
+    ) -> None:
+        """Take up what earlier servers left to be released; `wall` is the time to write down."""
+        self._store = store
+        self._cloud = cloud
+        self._looks = looks
+        self._folders = folders
+        self._wall = wall
+        self._again_at: dict[str, float] = {}
+        self._known_since: dict[str, float] = {}
+        """Slice → when this server first knew, by its steady clock, that it is to go."""
+        self._failures: dict[str, int] = {}
+        self.trouble: dict[str, str] = {}
+        """Slice → why it could not be deleted the last time."""
+        self.rows: list[SliceRow] = store.releasing()
+        """As of the beginning of this round."""
+
+    def begin_round(self, now: float) -> None:
+        """Read once what is to go."""
+        self.rows = self._store.releasing()
+        self._known_since = {row.name: self._known_since.get(row.name, now) for row in self.rows}
+
+    def may_still_run(self, job_id: str) -> bool:
+        """Whether an old slice of this job may still be running its program."""
+        for row in self.rows:
+            if row.job != job_id or row.ready is None:
+                continue
+            look = self._looks.newest(row.zone)
+            if look is None or may_be_running(look.nodes.get(row.name)):
+                return True
+        return False
+
+    def trouble_of(self, job_id: str) -> str:
+        """Why a slice of a job could not be deleted the last time; empty where nothing is amiss."""
+        for row in self.rows:
+            if row.job == job_id and row.name in self.trouble:
+                return f"its slice in {row.zone} cannot be released: {self.trouble[row.name]}"
+        return ""
+
+    def due(self, now: float, asking: Collection[str]) -> Iterator[SliceRow]:
+        """Those to delete now; what has gone is crossed off, unless it is just being asked for."""
+        for row in self.rows:
+            look = self._looks.newest(row.zone)
+            newer = look is not None and look.at > self._known_since[row.name]
+            if look and newer and row.name not in asking and look.is_gone(row.name):
+                self._store.gone(row.name, self._wall())
+                self._folders.forget_known_hosts(row.name)
+                self._looks.forget(row.name)
+                for kept in (self._again_at, self._failures, self.trouble):
+                    kept.pop(row.name, None)
+            elif now >= self._again_at.get(row.name, 0.0):
+                self._again_at[row.name] = now + self._looks.interval
+                yield row
+
+    async def release(self, row: SliceRow) -> None:
+        """Delete a slice; one that is gone already is no error."""
+        try:
+            await self._cloud.release(row.zone, row.name)
+            look = self._looks.newest(row.zone)
+            if look and row.name in look.nodes and row.name not in look.requests:
+                await self._cloud.remove_node(row.zone, row.name)
+        except CloudError as error:
+            failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
+            self._again_at[row.name] += self._looks.interval * (2.0 ** min(failures, MOST_DOUBLED))
+            self.trouble[row.name] = explain(classify(error.code, str(error)), row.zone, str(error))
+            log.info("release %s: %s", row.name, error)
+        else:
+            self._failures.pop(row.name, None)
+            self.trouble.pop(row.name, None)
+        self._looks.soon(row.zone)
+
+    def take_in_strays(self, look: ZoneLook, held: Collection[str]) -> None:
+        """What bears our label and belongs to no job is released."""
+        owner = self._store.owner
+        known = {*held, *(row.name for row in self._store.releasing())}
+        for name, one in look.everything().items():
+            ours = one.labels.get(LABEL_OWNER) == owner
+            if ours and name not in known and one.state != "DELETING":
+                log.warning("stray slice %s in %s is released", name, look.zone)
+                job = one.labels.get(LABEL_JOB, "")
+                now = self._wall()
+                stray = SliceRow(name, job, look.zone, one.accelerator, now, None, now, None)
+                self._store.adopt_stray(stray)

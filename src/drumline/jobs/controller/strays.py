@@ -1,0 +1,140 @@
+"""Slices that bear our label and that this database knows nothing of.
+
+Every slice bears the id of the database that asked for it. Where that is this database and it lists
+no such slice, the slice is forgotten and `releases` lets it go. But a database can be lost, or be
+an old copy, while its slices run on and cost. So the ids stand beside it, in `owners.json`, with
+the zones that were used: what bears one of them and is not known here is shown, and the user says
+whether to release it or to adopt it. Another home may know it, so nothing is done unasked.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from drumline.cloud.protocol import Node
+from drumline.jobs.controller.polling import ZoneLook
+from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A slice of a database that is not this one."""
+
+    name: str
+    zone: str
+    accelerator: str
+    state: str
+    job: str
+    """The job it was for, by the number it had there."""
+    owner: str
+    hosts: int
+
+    @property
+    def adoptable(self) -> bool:
+        """Whether a job can go on on it."""
+        return self.state == "READY" and self.hosts > 0
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"adoptable": self.adoptable}
+
+
+class Owners:
+    """The databases that this home has had: their ids, their last jobs, and the zones they used."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what is known; a file that cannot be read is begun anew."""
+        self._path = path
+        self.last_jobs: dict[str, int] = {}
+        """Database → the highest number that it has given a job."""
+        self.zones: set[str] = set()
+        self._written = True
+        try:
+            known = json.loads(path.read_text())
+            self.last_jobs = {str(owner): int(last) for owner, last in known["last_jobs"].items()}
+            self.zones = {str(zone) for zone in known["zones"]}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as wrong:
+            log.warning("%s cannot be read: %s", path, wrong)
+
+    def remember(self, owner: str, last_job: int = 0, zones: Collection[str] = ()) -> None:
+        """Write down what is new of a database; where the disk is full, the next time."""
+        last = max(last_job, self.last_jobs.get(owner, 0))
+        known = self.last_jobs.get(owner) == last and self.zones.issuperset(zones)
+        if known and self._written:
+            return
+        self.last_jobs[owner] = last
+        self.zones.update(zones)
+        try:
+            self._write()
+            self._written = True
+        except OSError as trouble:
+            self._written = False
+            log.warning("%s cannot be written: %s", self._path, trouble)
+
+    def _write(self) -> None:
+        new = self._path.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"last_jobs": self.last_jobs, "zones": sorted(self.zones)}, file)
+        new.rename(self._path)
+
+
+class Strays:
+    """What the newest look at each zone showed of them."""
+
+    def __init__(self, owner: str, owners: Owners, last_job: int) -> None:
+        """`owner` is this database, and `last_job` the highest number that it has given a job.
+
+        Where it once had given higher ones, it is an older copy, and knows nothing of those jobs.
+        """
+        self._owner = owner
+        self._owners = owners
+        self._forgotten = range(last_job + 1, owners.last_jobs.get(owner, 0) + 1)
+        self._seen: dict[str, list[Stray]] = {}
+
+    @property
+    def zones(self) -> set[str]:
+        """Where some may be, whatever this database says."""
+        return set(self._owners.zones)
+
+    def gave(self, job_id: str) -> None:
+        """This database has given a job that number."""
+        self._owners.remember(self._owner, int(job_id))
+
+    def see(self, look: ZoneLook) -> None:
+        """Take in a look at a zone."""
+        self._seen[look.zone] = [*self._found(look)]
+        self._owners.remember(self._owner, zones=[look.zone])
+
+    def _found(self, look: ZoneLook) -> Iterator[Stray]:
+        for name, seen in look.everything().items():
+            owner, job = seen.labels.get(LABEL_OWNER, ""), seen.labels.get(LABEL_JOB, "")
+            if seen.state != "DELETING" and self._unknown(owner, job):
+                hosts = len(seen.endpoints) if isinstance(seen, Node) else 0
+                yield Stray(name, look.zone, seen.accelerator, seen.state, job, owner, hosts)
+
+    def _unknown(self, owner: str, job: str) -> bool:
+        if owner == self._owner:
+            return job.isdecimal() and int(job) in self._forgotten
+        return owner in self._owners.last_jobs
+
+    def all(self, known: Collection[str]) -> list[Stray]:
+        """Those that are not among the slices that are `known` by now."""
+        return [
+            stray
+            for zone in sorted(self._seen)
+            for stray in self._seen[zone]
+            if stray.name not in known
+        ]
+
+    def names(self) -> set[str]:
+        """Those that are not to be released unasked."""
+        return {stray.name for found in self._seen.values() for stray in found}

@@ -1,0 +1,94 @@
+"""Why an attempt failed. Pure: from the reports of its hosts to the one that was first."""
+
+import re
+from collections.abc import Sequence
+
+from drumline.hosts.values import HostPhase, HostReport
+from drumline.jobs.core.faults import classify_host_output
+from drumline.jobs.core.state import Cause
+
+GO_ON_LATER = 75
+"""Exit code (EX_TEMPFAIL) of a program that saved its work and wants to be started again."""
+
+
+def failing(report: HostReport) -> bool:
+    """Whether a host has failed, whoever is to blame."""
+    if report.phase is HostPhase.EXITED:
+        return report.exit_code != 0
+    return report.phase in {HostPhase.FAILED, HostPhase.MISSING}
+
+
+def by_signal(report: HostReport) -> bool:
+    """Whether its program was ended by SIGTERM or SIGKILL, as shells and as we count it."""
+    return report.exit_code in {-9, -15, 128 + 9, 128 + 15}
+
+
+def leaving(report: HostReport) -> bool:
+    """Whether its program saved its work and wants to be started again."""
+    return report.phase is HostPhase.EXITED and report.exit_code == GO_ON_LATER
+
+
+def told_to_end(report: HostReport) -> bool:
+    """Whether its program died of a SIGTERM. We sent none: an attempt that we stop is not judged.
+
+    So it was the host on its way down, or somebody on it. Programs without a handler (a shell
+    script, plain Python) have no other way to go.
+    """
+    return report.phase is HostPhase.EXITED and report.exit_code in {-15, 128 + 15}
+
+
+def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
+    """The first failing host, by its earliest error; its siblings only follow, and louder."""
+    by_time = sorted(
+        reports,
+        key=lambda r: (
+            r.phase is not HostPhase.MISSING,
+            r.error_at is None,
+            r.error_at or 0.0,
+            r.index,
+        ),
+    )
+    first = _told_to_go(by_time) or _not_a_symptom(by_time)
+    by_time = [first, *(report for report in by_time if report is not first)]
+    ahead = None
+    if len(by_time) > 1 and first.error_at is not None and by_time[1].error_at is not None:
+        ahead = round(by_time[1].error_at - first.error_at, 3)
+    text = "\n".join((first.error, *first.tail))
+    if first.phase is HostPhase.MISSING:
+        kind, error = "bad host", first.error or "rebooted, the program is gone"
+    elif classify_host_output(first.exit_code, text):
+        kind, error = "bad host", first.error
+    elif first.phase is HostPhase.FAILED:
+        kind, error = "set-up failed", first.error
+    elif leaving(first):
+        kind, error = "go on later", first.error
+    elif told_to_end(first):
+        kind, error = "told to end", "ended by SIGTERM, which Drumline did not send"
+    else:
+        kind, error = "program failed", first.error or f"exit code {first.exit_code}"
+    return Cause(kind, first.index, hosts, error, first.tail, ahead)
+
+
+def _told_to_go(reports: Sequence[HostReport]) -> HostReport | None:
+    """One that saved its work, where all others did too or were ended by the same signal."""
+    if not all(leaving(report) or by_signal(report) for report in reports):
+        return None
+    return next((report for report in reports if leaving(report)), None)
+
+
+CLOCK_SKEW = 0.25
+"""Seconds by which the clocks of two hosts may differ; errors this close have no order."""
+_SYMPTOM = re.compile(
+    r"closed by peer|connection (was )?(reset|refused|closed)|broken pipe|heartbeat"
+    r"|coordination service|barrier|DEADLINE_EXCEEDED|UNAVAILABLE|gloo",
+    re.IGNORECASE,
+)
+
+
+def _not_a_symptom(by_time: Sequence[HostReport]) -> HostReport:
+    """The first, unless another as early as it did not just lose its sibling."""
+    first = by_time[0]
+    if first.phase is HostPhase.MISSING or first.error_at is None:
+        return first
+    as_early = [r for r in by_time if (r.error_at or 0.0) - first.error_at <= CLOCK_SKEW]
+    return next((r for r in as_early if r.error and not _SYMPTOM.search(r.error)), first)

@@ -1,0 +1,442 @@
+"""What becomes of a job: `decide(job, seen, now)` gives its next state and what to do about it.
+
+Pure: no I/O and no clock. The supervisor looks, asks this module, writes the answer down, and only
+then acts, so after a crash the written state alone says what was under way. Each effect can be
+repeated without harm, and decide keeps returning it until what it brings about has been seen.
+
+What could not be seen is not guessed: without a fresh look at the zone nothing is lost, released
+or blamed. `troubles` judges what goes wrong on a slice, `endings` says what follows when an attempt
+or a job is over.
+"""
+
+from dataclasses import replace
+
+from drumline.chips import slice_of
+from drumline.hosts.values import HostPhase, HostReport
+from drumline.jobs.core.causes import failing
+from drumline.jobs.core.diagnosis import failure, silent, stuck
+from drumline.jobs.core.faults import Action, Fault, FaultKind, Scope, classify, explain
+from drumline.jobs.core.outcomes import (
+    RETRY_LIMIT,
+    after_stop,
+    asks_later,
+    attempt_of,
+    cut_short,
+    finish,
+    give_up_slice,
+    in_minutes,
+    note,
+    taken,
+)
+from drumline.jobs.core.signs import why_lost
+from drumline.jobs.core.state import (
+    Attempt,
+    Choice,
+    Decision,
+    Effect,
+    EffectKind,
+    Ended,
+    Event,
+    Job,
+    Look,
+    Outcome,
+    Patience,
+    Seen,
+    Slice,
+    SlicePhase,
+    Status,
+    Wish,
+    Zone,
+)
+
+
+def decide(job: Job, seen: Seen, now: float, patience: Patience) -> Decision:
+    """The next state of a job. Without anything new the job comes back as it is."""
+    if job.wish is Wish.RESTART and (job.slice is None or job.slice.phase is not SlicePhase.READY):
+        return resumed(job)
+    if job.slice is None:
+        return _without_slice(job, seen, now)
+    if job.status.ended:
+        return _holding(job, job.slice, seen, now)
+    if job.slice.phase is SlicePhase.ASKING:
+        return _asking(job, job.slice, now)
+    if job.slice.phase is SlicePhase.READY:
+        return _on_slice(job, job.slice, seen, now, patience)
+    return _waiting(job, job.slice, seen, now, patience)
+
+
+# --- no slice ---------------------------------------------------------------------------------
+
+
+def _without_slice(job: Job, seen: Seen, now: float) -> Decision:
+    if job.status.ended:
+        return Decision(job)
+    if job.wish is not Wish.RUN:
+        return finish(job, Status.CANCELLED, "cancelled", now, ended=cut_short(job))
+    if seen.old_slice_alive:
+        return Decision(note(job, "the old slice is being released"))
+    if now < job.not_before:
+        return Decision(job)
+    order = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
+    for choice in order:
+        if seen.zones.get(choice, _OPEN).open:
+            return _ask(job, choice, now)
+    return Decision(note(job, _why_no_zone(job, seen)))
+
+
+_OPEN = Zone()
+
+
+def _why_no_zone(job: Job, seen: Seen) -> str:
+    reasons = dict.fromkeys(seen.zones[choice].why for choice in job.choices)
+    return "; ".join(reason for reason in reasons if reason) or "no zone is open"
+
+
+def _ask(job: Job, choice: Choice, now: float) -> Decision:
+    asks = job.asks + 1
+    wanted = Slice(
+        name=f"dl-{job.owner}-{job.id}-{asks}",
+        zone=choice.zone,
+        accelerator=choice.accelerator,
+        hosts=choice.hosts,
+        asked_at=now,
+    )
+    attempts = job.attempts if job.attempt else job.attempts + 1
+    asked = replace(
+        job,
+        asks=asks,
+        attempts=attempts,
+        attempt=job.attempt or Attempt(attempts, started_at=now),
+        next_choice=job.choices.index(choice),
+        slice=wanted,
+    )
+    text = f"{choice.accelerator} in {choice.zone}"
+    return Decision(
+        note(asked, f"asking for {text}", Status.WAITING),
+        effects=(Effect(EffectKind.ASK, wanted),),
+        events=(Event("asked", text),),
+    )
+
+
+# --- asked for, not there yet -----------------------------------------------------------------
+
+
+def _asking(job: Job, wanted: Slice, now: float) -> Decision:
+    if job.wish is not Wish.RUN:
+        return give_up_slice(job, wanted, now)
+    if now < job.not_before:
+        return Decision(job)
+    return Decision(job, effects=(Effect(EffectKind.ASK, wanted),))
+
+
+def asked(job: Job) -> Job:
+    """The cloud took the request."""
+    if job.slice is None or job.slice.phase is not SlicePhase.ASKING:
+        return job
+    return replace(job, slice=replace(job.slice, phase=SlicePhase.WAITING))
+
+
+def refused(job: Job, code: int | None, text: str, now: float, patience: Patience) -> Decision:
+    """The cloud did not take the request."""
+    wanted = job.slice
+    if wanted is None or wanted.phase is not SlicePhase.ASKING:
+        return Decision(job)
+    fault = classify(code, text)
+    said = explain(fault, wanted.zone, text)
+    if fault.action is Action.RETRY:
+        # Nothing exists in the cloud, so the same request is made again under the same name.
+        return Decision(note(asks_later(job, now, patience), said))
+    return _without_it(job, wanted, fault, said, now, patience)
+
+
+def _failed_request(
+    job: Job, wanted: Slice, look: Look, lost: str, now: float, patience: Patience
+) -> Decision:
+    """A request that was taken came to nothing before its slice was ready."""
+    trouble = look.request.trouble if look.request else None
+    if trouble is not None:
+        fault = classify(trouble.code, trouble.message)
+        said = explain(fault, wanted.zone, trouble.message)
+    elif look.request is not None and look.request.state == "FAILED":
+        fault, said = _UNEXPLAINED, f"{wanted.zone}: the request failed and no reason was given"
+    else:
+        fault, said = _TAKEN_BACK, lost
+    return _without_it(job, wanted, fault, said, now, patience)
+
+
+_UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
+_TAKEN_BACK = Fault(FaultKind.PREEMPTED, Scope.ZONE)
+
+
+def _without_it(
+    job: Job, wanted: Slice, fault: Fault, said: str, now: float, patience: Patience
+) -> Decision:
+    """What follows when this slice will not come. What is left of the request is released."""
+    match fault.action:
+        case Action.NEXT_CHOICE:
+            return _next_choice(job, wanted, said)
+        case Action.RETRY:
+            released = (Effect(EffectKind.RELEASE, wanted, said),)
+            later = asks_later(replace(job, slice=None), now, patience)
+            events = (Event("waiting", said),)
+            return Decision(note(later, said, Status.WAITING), released, events)
+        case Action.PREEMPTION:
+            # Counted before it is taken, so that a cloud that takes every request back is asked
+            # less and less often.
+            return taken(asks_later(job, now, patience), wanted, said, now)
+        case Action.GIVE_UP:
+            ended = (Ended(attempt_of(job), Outcome.REFUSED, said),)
+            released = (Effect(EffectKind.RELEASE, wanted, said),)
+            done = replace(job, slice=None)
+            return finish(done, Status.FAILED, said, now, effects=released, ended=ended)
+
+
+def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+    if job.wish is not Wish.RUN:
+        return give_up_slice(job, wanted, now)
+    look = seen.look
+    if look is None:
+        return Decision(job)
+    lost = why_lost(look)
+    if lost is not None:
+        return _failed_request(job, wanted, look, lost, now, patience)
+    node = look.node
+    if node is not None and node.state == "READY" and len(node.endpoints) == wanted.hosts:
+        ready = replace(wanted, phase=SlicePhase.READY, ready_at=now)
+        held = replace(job, slice=ready, refusals=0)
+        started = note(held, "connecting to the hosts", Status.STARTING)
+        return Decision(
+            started,
+            effects=(Effect(EffectKind.DRIVE, ready),),
+            events=(Event("slice", _size_and_place(ready)),),
+        )
+    state = look.request.state if look.request else "ACTIVE"
+    if state in {"PROVISIONING", "ACTIVE"} or node is not None:
+        booting = replace(wanted, phase=SlicePhase.BOOTING)
+        return Decision(
+            note(replace(job, slice=booting), f"slice boots in {wanted.zone}", Status.STARTING)
+        )
+    waited = now - wanted.asked_at
+    here = Choice(wanted.accelerator, wanted.zone)
+    open_elsewhere = any(zone.open for choice, zone in seen.zones.items() if choice != here)
+    why = f"no capacity in {wanted.zone}"
+    if waited > patience.waiting and open_elsewhere:
+        return _next_choice(job, wanted, f"{why} for {in_minutes(waited)}")
+    position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
+    return Decision(note(job, f"{position}{why} for {in_minutes(waited)}", Status.WAITING))
+
+
+def _next_choice(job: Job, wanted: Slice, why: str) -> Decision:
+    """Try elsewhere, or for another kind of slice: the attempt goes on with that."""
+    following = (job.next_choice + 1) % len(job.choices)
+    moved = replace(job, slice=None, next_choice=following)
+    return Decision(
+        note(moved, why, Status.WAITING),
+        effects=(
+            Effect(EffectKind.SHORT, wanted, why),
+            Effect(EffectKind.RELEASE, wanted, why),
+        ),
+        events=(Event("waiting", why),),
+    )
+
+
+# --- on a slice -------------------------------------------------------------------------------
+
+
+def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+    look = seen.look
+    lost = why_lost(look) if look else None
+    if lost is not None:
+        if job.wish in {Wish.CANCEL, Wish.DELETE}:
+            return give_up_slice(job, held, now)
+        return taken(job, held, lost, now, seen.course)
+    if job.wish is not Wish.RUN:
+        return _stop_for_user(job, held, seen, now)
+    if job.attempt is None:
+        return _start_again(job, held, now)
+    reports = seen.hosts
+    if not reports:
+        return Decision(job, effects=(Effect(EffectKind.DRIVE, held),))
+    if job.attempt.stopping:
+        return after_stop(job, held, seen, now, patience)
+    if all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports):
+        ended = (Ended(job.attempt, Outcome.SUCCEEDED, ""),)
+        released = (Effect(EffectKind.RELEASE, held, "the job is done"),)
+        done = replace(job, slice=None, cause=None)
+        return finish(done, Status.SUCCEEDED, "", now, effects=released, ended=ended)
+    quiet = silent(job, held, seen, now, patience)
+    if quiet is not None:
+        return quiet
+    failed = [report for report in reports if failing(report)]
+    if failed:
+        return failure(job, held, seen, failed, now, patience)
+    return _progress(job, held, seen, now, patience)
+
+
+def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+    attempt, reports = attempt_of(job), seen.hosts
+    drive = (Effect(EffectKind.DRIVE, held),)
+    if attempt.sent_at is None and all(_has_code(r) for r in reports):
+        sent = replace(job, attempt=replace(attempt, sent_at=now))
+        return Decision(sent, effects=drive, events=(Event("code", ""),))
+    if all(r.phase in {HostPhase.RUNNING, HostPhase.EXITED} for r in reports):
+        if attempt.running_at is not None:
+            hanging = stuck(job, held, seen, now, patience)
+            if hanging is not None:
+                return hanging
+            first = seen.course is not None and not job.has_stepped
+            known = replace(job, has_stepped=True) if first else job
+            going = next((r for r in reports if r.going_down), None)
+            told = f"host {going.index} is going down: {going.going_down}" if going else ""
+            return Decision(note(known, told, Status.RUNNING), effects=drive)
+        running = replace(job, attempt=replace(attempt, running_at=now), has_run=True)
+        event = Event("run", f"attempt {attempt.number}")
+        return Decision(note(running, "", Status.RUNNING), effects=drive, events=(event,))
+    slowest = min(reports, key=lambda r: (_ORDER[r.phase], r.index))
+    what = slowest.detail or slowest.phase.value
+    return Decision(note(job, f"host {slowest.index}: {what}", Status.STARTING), effects=drive)
+
+
+def _has_code(report: HostReport) -> bool:
+    """Whether a host is past the sending of the code: it is set up, runs, or has run."""
+    if report.phase in {HostPhase.READY, HostPhase.RUNNING, HostPhase.EXITED}:
+        return True
+    return report.phase is HostPhase.PREPARING and report.detail.startswith("setup")
+
+
+_ORDER = {phase: place for place, phase in enumerate(HostPhase)}
+
+
+def _start_again(job: Job, held: Slice, now: float) -> Decision:
+    """A new attempt on the slice the job still holds."""
+    if now < job.not_before:
+        return Decision(job)
+    number = job.attempts + 1
+    again = replace(job, attempts=number, attempt=Attempt(number, started_at=now))
+    status = Status.RECOVERING if job.has_run else Status.STARTING
+    return Decision(
+        note(again, "starting again on the same slice", status),
+        effects=(Effect(EffectKind.DRIVE, held),),
+    )
+
+
+def _stop_for_user(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
+    if job.attempt is not None and not seen.stopped:
+        stopping = replace(job, attempt=replace(job.attempt, stopping=True))
+        return Decision(note(stopping, "stopping"), effects=(Effect(EffectKind.STOP, held),))
+    if job.wish is Wish.DELETE:
+        return give_up_slice(job, held, now)
+    if job.wish is Wish.RESTART:
+        return resumed(job)
+    if job.keep <= 0:
+        return give_up_slice(job, held, now)
+    kept = f"slice {held.accelerator} in {held.zone} kept for a resume"
+    keeping = replace(job, kept_until=now + job.keep)
+    return finish(keeping, Status.CANCELLED, kept, now, ended=cut_short(job))
+
+
+def _holding(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
+    """The job has ended and its slice was kept for a resume."""
+    if job.kept_until is None:
+        # Kept by an earlier version, which knew no end.
+        job = replace(job, kept_until=now + job.keep)
+    lost = why_lost(seen.look) if seen.look else None
+    if lost is None and job.wish is Wish.CANCEL and now < (job.kept_until or 0.0):
+        return Decision(job)
+    why, reason = "no longer wanted", ""
+    if lost is not None:
+        why, reason = lost, f"the kept slice was taken: {lost}"
+    elif job.wish is Wish.CANCEL:
+        why = reason = f"not resumed within {in_minutes(job.keep)}"
+    return Decision(
+        replace(job, slice=None, reason=reason, kept_until=None),
+        effects=(Effect(EffectKind.RELEASE, held, why),),
+        events=(Event("released", f"slice in {held.zone}: {why}"),),
+    )
+
+
+# --- what the user asks for ---------------------------------------------------------------------
+
+
+def resume(job: Job) -> Job:
+    """Run an ended job again under its own id, on the slice it holds if it holds one."""
+    return replace(
+        job,
+        wish=Wish.RUN,
+        status=Status.QUEUED,
+        reason="resumed",
+        failures=0,
+        bad_hosts=0,
+        departures=0,
+        refusals=0,
+        not_before=0.0,
+        kept_until=None,
+        cause=None,
+        attempt=None,
+        ended_at=None,
+    )
+
+
+def resumed(job: Job) -> Decision:
+    """The user resumed it: whatever was under way is over, and the next attempt begins.
+
+    A slice that the job file no longer asks for is released.
+    """
+    held, again = job.slice, resume(job)
+    if held is None or not fits(job):
+        effects = () if held is None else (Effect(EffectKind.RELEASE, held, "another is wanted"),)
+        event = Event("resumed", "on a new slice")
+        return Decision(replace(again, slice=None), effects, (event,), cut_short(job))
+    kept = "kept" if held.phase is SlicePhase.READY else "asked for"
+    event = Event("resumed", f"on the slice {kept} in {held.zone}")
+    return Decision(again, events=(event,), ended=cut_short(job))
+
+
+def fits(job: Job) -> bool:
+    """Whether the slice a job holds is one that it asks for."""
+    held = job.slice
+    return held is not None and Choice(held.accelerator, held.zone) in job.choices
+
+
+def drawn_back(job: Job, now: float) -> Job:
+    """A job as an earlier server left it, with no time in the future.
+
+    Where the wall clock was set back between two servers, a rest of seconds would last hours.
+    """
+    held, attempt = job.slice, job.attempt
+    moments = [job.not_before, job.kept_until]
+    if held is not None:
+        moments += [held.asked_at, held.ready_at]
+    if attempt is not None:
+        moments += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
+    if all(moment is None or moment <= now for moment in moments):
+        return job  # nearly always, and a thousand jobs are asked at every start
+    if held is not None:
+        held = replace(held, asked_at=min(held.asked_at, now), ready_at=_past(held.ready_at, now))
+    if attempt is not None:
+        attempt = replace(
+            attempt,
+            started_at=min(attempt.started_at, now),
+            running_at=_past(attempt.running_at, now),
+            failed_at=_past(attempt.failed_at, now),
+            stuck_at=_past(attempt.stuck_at, now),
+        )
+    return replace(
+        job,
+        slice=held,
+        attempt=attempt,
+        not_before=min(job.not_before, now + RETRY_LIMIT),
+        kept_until=_past(job.kept_until, now + job.keep),
+    )
+
+
+def _past(moment: float | None, now: float) -> float | None:
+    return None if moment is None else min(moment, now)
+
+
+# --- small parts --------------------------------------------------------------------------------
+
+
+def _size_and_place(held: Slice) -> str:
+    hosts = "1 host" if held.hosts == 1 else f"{held.hosts} hosts"
+    return f"{hosts}, {slice_of(held.accelerator).chips} chips in {held.zone}"

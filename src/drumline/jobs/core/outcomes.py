@@ -1,0 +1,194 @@
+"""How an attempt ends, and with it sometimes the job: what is counted, kept and released. Pure.
+
+`lifecycle` and `troubles` find out what happened; here stands what follows from it.
+"""
+
+from dataclasses import replace
+
+from drumline.jobs.core.course import Course
+from drumline.jobs.core.state import (
+    Attempt,
+    Cause,
+    Decision,
+    Effect,
+    EffectKind,
+    Ended,
+    Event,
+    Job,
+    Outcome,
+    Patience,
+    Seen,
+    Slice,
+    Status,
+)
+
+DEPARTURES = {
+    "go on later": "the program saved its work and left",
+    "told to end": "the program was ended by a SIGTERM that Drumline did not send",
+}
+"""Causes that are no failure: the program is started again and nothing is counted."""
+_REST_LIMIT = 60.0
+RETRY_LIMIT = 120.0
+"""Seconds between two requests that were refused, at the most: whoever renews an expired login
+should not wait long for that to be noticed."""
+
+
+def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+    """The program has been ended everywhere, for the cause noted: start it again, or give up."""
+    if not seen.stopped:
+        return Decision(job, effects=(Effect(EffectKind.STOP, held),))
+    assert job.cause is not None
+    if job.cause.kind in DEPARTURES:
+        return _left(job, DEPARTURES[job.cause.kind], now, patience)
+    return _failed(job, held, job.cause, now, patience)
+
+
+def _left(job: Job, how: str, now: float, patience: Patience) -> Decision:
+    """The program went of itself. That is no failure, but one that goes at once is slowed down.
+
+    On a slice that is being taken this is never reached: `troubles` waits for the host to go.
+    """
+    attempt = attempt_of(job)
+    began = attempt.started_at if attempt.running_at is None else attempt.running_at
+    departures = 1 if now - began > _REST_LIMIT else job.departures + 1
+    again = replace(
+        job,
+        attempt=None,
+        cause=None,
+        departures=departures,
+        not_before=now + _rest(departures, patience),
+    )
+    return Decision(
+        note(again, f"{how}; starting again", Status.RECOVERING),
+        events=(Event("left", f"{how}; starting it again"),),
+        ended=(Ended(attempt, Outcome.LEFT, how),),
+    )
+
+
+def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Patience) -> Decision:
+    where = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
+    outcome = Outcome.PROGRAM_FAILED
+    if cause.kind == "set-up failed":
+        outcome = Outcome.SETUP_FAILED
+    if cause.kind == "stuck":
+        where, outcome = f"stuck: {cause.error}", Outcome.STUCK
+    ended = Ended(attempt_of(job), outcome, where, cause)
+    failures = job.failures + 1
+    counted = replace(job, attempt=None, failures=failures)
+    if job.allowance.failures is not None and failures > job.allowance.failures:
+        times = "1 failure" if failures == 1 else f"{failures} failures"
+        whose = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
+        return finish(
+            replace(counted, slice=None),
+            Status.FAILED,
+            f"{times}{'' if failures == 1 else ', the last'} of the {whose}; {where}",
+            now,
+            effects=(Effect(EffectKind.RELEASE, held, "the job failed"),),
+            events=(Event("failed", where),),
+            ended=(ended,),
+        )
+    resting = replace(counted, not_before=now + _rest(failures, patience))
+    again = f"{where}; starting again"
+    event = Event("stuck", again) if outcome is Outcome.STUCK else Event("failed", where)
+    return Decision(note(resting, again, Status.RECOVERING), events=(event,), ended=(ended,))
+
+
+def _rest(times: int, patience: Patience) -> float:
+    return min(_REST_LIMIT, patience.rest * 2.0 ** min(times - 1, 10))
+
+
+def asks_later(job: Job, now: float, patience: Patience) -> Job:
+    """The job after one more request in a row came to nothing: the next waits longer."""
+    refusals = job.refusals + 1
+    pause = min(RETRY_LIMIT, patience.retry * 2.0 ** min(refusals - 1, 10))
+    return replace(job, refusals=refusals, not_before=now + pause)
+
+
+def bad_host(job: Job, held: Slice, cause: Cause, now: float) -> Decision:
+    """A host cannot be worked with: the slice is given back and another asked for."""
+    bad_hosts = job.bad_hosts + 1
+    text = f"host {cause.host} of {cause.hosts}: {cause.error}"
+    ended = (Ended(attempt_of(job), Outcome.BAD_HOST, text, cause),)
+    counted = replace(job, bad_hosts=bad_hosts, attempt=None, slice=None, cause=cause)
+    released = (Effect(EffectKind.RELEASE, held, text),)
+    events = (Event("badhost", text),)
+    if job.allowance.bad_hosts is not None and bad_hosts > job.allowance.bad_hosts:
+        why = f"{bad_hosts} bad hosts, the last: {text}"
+        return finish(counted, Status.FAILED, why, now, released, events, ended)
+    recovering = note(counted, f"{text}; slice being replaced", Status.RECOVERING)
+    return Decision(recovering, released, events, ended)
+
+
+def taken(job: Job, held: Slice, why: str, now: float, course: Course | None = None) -> Decision:
+    """The slice is gone, by no fault of the program. Released, always, and asked for again."""
+    preemptions = job.preemptions + 1
+    ended = (Ended(attempt_of(job), Outcome.PREEMPTED, why),) if job.attempt else ()
+    counted = replace(job, preemptions=preemptions, attempt=None, slice=None, cause=None)
+    released = (Effect(EffectKind.RELEASE, held, why),)
+    at = f"in {held.zone}: {why}" if course is None else _place(course)
+    events = (Event("preempted", f"slice taken by the cloud {at}"),)
+    if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
+        said = f"slice taken {preemptions} times"
+        return finish(counted, Status.FAILED, said, now, released, events, ended)
+    return Decision(
+        note(counted, f"slice taken in {held.zone}", Status.RECOVERING), released, events, ended
+    )
+
+
+def _place(course: Course) -> str:
+    """`at step 151 (checkpoint: step 150)`."""
+    saved = "" if course.checkpoint is None else f" (checkpoint: step {course.checkpoint:,.0f})"
+    if not saved and course.tells_checkpoints:
+        saved = " (no checkpoint yet)"
+    return f"at step {course.step:,.0f}{saved}"
+
+
+def give_up_slice(job: Job, wanted: Slice, now: float) -> Decision:
+    """The user no longer wants a slice."""
+    released = (Effect(EffectKind.RELEASE, wanted, "no longer wanted"),)
+    gone = replace(job, slice=None)
+    return finish(gone, Status.CANCELLED, "cancelled", now, effects=released, ended=cut_short(job))
+
+
+def cut_short(job: Job) -> tuple[Ended, ...]:
+    """The attempt under way, ended by the user."""
+    return (Ended(job.attempt, Outcome.CANCELLED, ""),) if job.attempt else ()
+
+
+def finish(
+    job: Job,
+    status: Status,
+    reason: str,
+    now: float,
+    effects: tuple[Effect, ...] = (),
+    events: tuple[Event, ...] = (),
+    ended: tuple[Ended, ...] = (),
+) -> Decision:
+    """The job is over."""
+    done = replace(job, status=status, reason=reason, attempt=None, ended_at=now, refusals=0)
+    last = Event(status.value.lower(), reason)
+    return Decision(done, effects, (*events, last), ended)
+
+
+def note(job: Job, reason: str, status: Status | None = None) -> Job:
+    """The job with a new status and reason; a job that ran before is recovering, not starting."""
+    if status in {Status.WAITING, Status.STARTING} and job.has_run:
+        status = Status.RECOVERING
+    status = status or job.status
+    # Mostly nothing is new, and a thousand jobs that wait are asked at every round.
+    if (reason, status) == (job.reason, job.status):
+        return job
+    return replace(job, reason=reason, status=status)
+
+
+def attempt_of(job: Job) -> Attempt:
+    """The attempt under way, or one that never came to be."""
+    return job.attempt or Attempt(max(job.attempts, 1), started_at=job.created_at)
+
+
+def in_minutes(seconds: float) -> str:
+    """`45 s`, `12 min`, `2 h 10 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,277 @@
+"""The values that `lifecycle.decide` works on: a job, what was seen, and what shall be done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from drumline.chips import slice_of
+from drumline.cloud.protocol import Node, Request
+from drumline.hosts.values import HostReport
+from drumline.jobs.core.course import Course
+
+
+class Choice(NamedTuple):
+    """A slice that would do, and where. A tuple, because each round looks up thousands of them."""
+
+    accelerator: str
+    zone: str
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts it has."""
+        return slice_of(self.accelerator).hosts
+
+
+class Status(StrEnum):
+    """What a user reads in `drumline list`."""
+
+    QUEUED = "QUEUED"
+    WAITING = "WAITING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen of itself."""
+        return self in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
+
+
+class Wish(StrEnum):
+    """What the user wants of a job now."""
+
+    RUN = "run"
+    CANCEL = "cancel"
+    DELETE = "delete"
+    RESTART = "restart"
+    """It was cancelled, and resumed before its program had stopped: run again once that is done."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    PROGRAM_FAILED = "program failed"
+    SETUP_FAILED = "set-up failed"
+    STUCK = "stuck"
+    LEFT = "left"
+    """The program went of itself, to be started again: it saved its work, or its host told it."""
+    PREEMPTED = "preempted"
+    BAD_HOST = "bad host"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+
+
+class SlicePhase(StrEnum):
+    """How far a slice of ours has come."""
+
+    ASKING = "asking"
+    WAITING = "waiting"
+    BOOTING = "booting"
+    READY = "ready"
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How often each kind of failure is forgiven; None is without limit."""
+
+    failures: int | None = 3
+    bad_hosts: int | None = 10
+    preemptions: int | None = None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The slice a job asked for or holds."""
+
+    name: str
+    zone: str
+    accelerator: str
+    hosts: int
+    asked_at: float
+    phase: SlicePhase = SlicePhase.ASKING
+    ready_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at running the program, from the asking to the outcome."""
+
+    number: int
+    started_at: float
+    sent_at: float | None = None
+    """When every host had the code."""
+    running_at: float | None = None
+    failed_at: float | None = None
+    """When we first saw a host fail; the verdict waits for its siblings and for the cloud."""
+    stuck_at: float | None = None
+    """When we first saw that no step had come for too long; the verdict waits for the cloud."""
+    stopping: bool = False
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an attempt failed: the first failing host, by its earliest error."""
+
+    kind: str
+    host: int
+    hosts: int
+    error: str
+    tail: tuple[str, ...] = ()
+    ahead_seconds: float | None = None
+    """How long before the next failing host."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides what happens next. What is only displayed is kept elsewhere."""
+
+    id: str
+    owner: str
+    """Which server this is, of all that share the project; part of every name in the cloud."""
+    choices: tuple[Choice, ...]
+    """Accelerator and zone, in order of preference."""
+    created_at: float
+    allowance: Allowance = Allowance()
+    grace: float = 30.0
+    stuck_after: float | None = None
+    """Seconds without a new step that make the program stuck; None is never."""
+    keep: float = 3600.0
+    """Seconds that a cancelled job keeps its slice for a resume."""
+    kept_until: float | None = None
+    """When the slice of a cancelled job is released; None while it holds none."""
+    wish: Wish = Wish.RUN
+    status: Status = Status.QUEUED
+    reason: str = ""
+    next_choice: int = 0
+    asks: int = 0
+    """Slices asked for so far; makes their names."""
+    attempts: int = 0
+    failures: int = 0
+    bad_hosts: int = 0
+    preemptions: int = 0
+    departures: int = 0
+    """Times in a row that the program left soon after its start and asked to be started again."""
+    refusals: int = 0
+    """Requests in a row that the cloud refused, or that failed before a slice was ready."""
+    not_before: float = 0.0
+    """Nothing is asked for, and no program is started again, before this time."""
+    has_run: bool = False
+    has_stepped: bool = False
+    """Whether any attempt has told a step: only then can the lack of one mean something."""
+    attempt: Attempt | None = None
+    slice: Slice | None = None
+    cause: Cause | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the newest successful look at a zone says of a slice."""
+
+    at: float
+    """When the look began."""
+    request: Request | None
+    node: Node | None
+
+
+@dataclass(frozen=True)
+class Zone:
+    """Whether a slice may be asked for in a zone now."""
+
+    open: bool = True
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything observed that bears on one job."""
+
+    look: Look | None = None
+    """None until a look that began after the slice was asked for."""
+    hosts: tuple[HostReport, ...] = ()
+    listening_since: float | None = None
+    """When we began to listen to the hosts: before that, silence means nothing."""
+    zones: Mapping[Choice, Zone] = field(default_factory=dict)
+    old_slice_alive: bool = False
+    """A slice of this job that is being released may still be running the program."""
+    stopped: bool = False
+    """The program has been ended on every host that could be reached."""
+    course: Course | None = None
+    """What the attempt under way has told of its steps."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Thresholds in seconds. The defaults are for Google's cloud."""
+
+    waiting: float = 600.0
+    """For a zone to fill a request while another zone is open; a queue there moves in minutes."""
+    silence: float = 90.0
+    """Of a host, before the slice counts as lost when the cloud no longer calls it READY."""
+    bad_silence: float = 300.0
+    """Of a host the cloud still calls READY: live migration and reboots take a few minutes."""
+    first_contact: float = 600.0
+    """From READY to the first SSH connection: hosts of one slice boot minutes apart."""
+    settle: float = 5.0
+    """After the first failing host: its siblings fail too, and their reports tell who was first."""
+    shutdown: float = 45.0
+    """That a host must outlive a program that was ended by a signal, or that saved its work and
+    left: a host that is taken has about 30 s to go down, and ends its programs first."""
+    rest: float = 2.0
+    """Before the first restart after a failure; doubled each time up to a minute, so that a program
+    does not burn its allowance within the outage of something it depends on."""
+    retry: float = 10.0
+    """Before a refused request is made again; doubled each time up to RETRY_LIMIT."""
+
+
+class EffectKind(StrEnum):
+    """What the supervisor is to do."""
+
+    ASK = "ask"
+    DRIVE = "drive"
+    STOP = "stop"
+    RELEASE = "release"
+    LOOK = "look"
+    SHORT = "short"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One thing to do, about one slice. SHORT marks its zone as out of capacity."""
+
+    kind: EffectKind
+    slice: Slice
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of the job's history."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An attempt that is over."""
+
+    attempt: Attempt
+    outcome: Outcome
+    detail: str
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The job as it shall be written down, and what follows from it."""
+
+    job: Job
+    effects: tuple[Effect, ...] = ()
+    events: tuple[Event, ...] = ()
+    ended: tuple[Ended, ...] = ()

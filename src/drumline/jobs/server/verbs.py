@@ -1,0 +1,194 @@
+"""What a user's word makes of a job: `cancel`, `delete`, `resume` and `clean`. Pure.
+
+Each function is applied to the job's record as it is at that moment (`Supervisor.change`), after
+everything slow is done, so none of them can write over what another one said meanwhile. A word that
+comes too late is a `Mistake`, and nothing is changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from drumline.chips import slice_of
+from drumline.jobs.billing.costs import per_hour
+from drumline.jobs.controller.strays import Stray
+from drumline.jobs.core import lifecycle
+from drumline.jobs.core.outcomes import in_minutes
+from drumline.jobs.core.state import (
+    Allowance,
+    Choice,
+    Decision,
+    Event,
+    Job,
+    Slice,
+    SlicePhase,
+    Status,
+    Wish,
+)
+from drumline.jobs.store.records import Record
+
+if TYPE_CHECKING:
+    from drumline.jobs.spec import JobSpec
+
+
+class Mistake(Exception):
+    """The caller asked for something that cannot be; the text is the sentence to show."""
+
+    def __init__(self, sentence: str, code: int = 400) -> None:
+        """Keep the HTTP status beside the sentence."""
+        super().__init__(sentence)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What becomes of the job, None where it stays as it is, and what the user is told."""
+
+    text: str
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of a job file decides how its job goes on."""
+
+    choices: tuple[Choice, ...]
+    allowance: Allowance
+    grace: float
+    keep: float
+    stuck_after: float | None
+
+    @classmethod
+    def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "Settings":
+        """Out of a job file, with the slices that would do."""
+        retry = spec.retry
+        counts = (retry.failures, retry.bad_hosts, retry.preemptions)
+        return cls(
+            choices,
+            Allowance(*(None if count == "unlimited" else count for count in counts)),
+            spec.stop_grace,
+            spec.keep,
+            None if spec.stuck_after == "never" else spec.stuck_after,
+        )
+
+    def applied(self, job: Job) -> Job:
+        """The job by these settings."""
+        return replace(
+            job,
+            choices=self.choices,
+            next_choice=job.next_choice if self.choices == job.choices else 0,
+            allowance=self.allowance,
+            grace=self.grace,
+            keep=self.keep,
+            stuck_after=self.stuck_after,
+        )
+
+
+def cancel(record: Record) -> Answer:
+    """End the program and keep the slice. A delete that was asked for before outranks it."""
+    job = record.job
+    if job.status.ended:
+        return Answer(f"{job.id} is {job.status} already")
+    if job.wish is Wish.DELETE:
+        return Answer(f"{job.id} is being deleted already; its slice is not kept")
+    decision = Decision(replace(job, wish=Wish.CANCEL), events=(Event("note", "cancel asked for"),))
+    if job.slice is None or job.slice.ready_at is None:
+        return Answer(f"{job.id} is cancelled; it held no slice", decision)
+    chips = slice_of(job.slice.accelerator).chips
+    rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
+    cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
+    of_it = f"its slice ({chips} chips in {job.slice.zone})"
+    becomes = f"{of_it} is released"
+    if job.keep > 0:
+        becomes = (
+            f"{of_it} is kept {in_minutes(job.keep)} for a resume{cost};"
+            f" drumline delete {job.id} releases it now"
+        )
+    return Answer(f"{job.id} is being stopped; {becomes}", decision)
+
+
+def delete(record: Record) -> Answer:
+    """End the program and release the slice."""
+    job = record.job
+    decision = None
+    if job.wish is not Wish.DELETE:
+        event = Event("note", "delete asked for")
+        decision = Decision(replace(job, wish=Wish.DELETE), events=(event,))
+    if job.slice is None:
+        return Answer(f"{job.id} holds no slice", decision)
+    chips = slice_of(job.slice.accelerator).chips
+    return Answer(f"{job.id} ends; {chips} chips in {job.slice.zone} are being released", decision)
+
+
+def resumable(job: Job) -> str | None:
+    """None where a job can be resumed, or a sentence that says that it goes on as it is."""
+    if job.status is Status.SUCCEEDED:
+        raise Mistake(f"{job.id} has succeeded; create it again to run it again", 409)
+    if job.status.ended or job.wish is Wish.CANCEL:
+        return None
+    if job.wish is Wish.DELETE:
+        raise Mistake(
+            f"{job.id} is being deleted; once drumline wait {job.id} returns, it can be resumed",
+            409,
+        )
+    if job.wish is Wish.RESTART:
+        return f"{job.id} is resumed already; it goes on once its program has stopped"
+    return f"{job.id} is {job.status} already"
+
+
+def resume(record: Record, asked: Job, settings: Settings, changed: Sequence[str] = ()) -> Answer:
+    """Run a job again by these settings; `asked` is the job as it was when the user asked for it.
+
+    One whose program is being stopped for a `cancel` goes on when that is done, on its slice.
+    `changed` are the lines of the job file that became different.
+    """
+    job = record.job
+    if job.wish is Wish.DELETE and asked.wish is not Wish.DELETE:
+        raise Mistake(f"{job.id} was deleted meanwhile; it is not resumed", 409)
+    goes_on = resumable(job)
+    if goes_on is not None:
+        raise Mistake(f"{job.id} was resumed meanwhile: {goes_on}", 409)
+    job = settings.applied(job)
+    keys = ", ".join(line.partition(":")[0] for line in changed)
+    notes = (Event("note", f"changed in the job file: {keys}"),) if keys else ()
+    stopping = not job.status.ended and job.slice is not None
+    if stopping and job.slice and job.slice.phase is SlicePhase.READY:
+        where = _where(job)
+        event = Event("note", "resume asked for; it goes on once its program has stopped")
+        later = Decision(replace(job, wish=Wish.RESTART), events=(*notes, event))
+        return Answer(
+            f"{job.id} goes on {where}, with the code as it is now, once its program has stopped",
+            later,
+        )
+    decision = lifecycle.resumed(job)
+    told = replace(decision, events=(*notes, *decision.events))
+    return Answer(f"{job.id} goes on {_where(job)}, with the code as it is now", told)
+
+
+def _where(job: Job) -> str:
+    if job.slice is None:
+        return "on a new slice"
+    if not lifecycle.fits(job):
+        return f"on a new slice (that in {job.slice.zone} is not what the job file asks for)"
+    kept = "kept" if job.slice.phase is SlicePhase.READY else "asked for"
+    return f"on the slice {kept} in {job.slice.zone}"
+
+
+def adopted(settings: Settings, stray: Stray, owner: str, now: float) -> Job:
+    """A job that holds a slice of a database that was lost, as one that was cancelled does."""
+    held = Slice(
+        stray.name, stray.zone, stray.accelerator, stray.hosts,
+        asked_at=now, phase=SlicePhase.READY, ready_at=now,
+    )  # fmt: skip
+    begun = settings.applied(Job(id="", owner=owner, choices=settings.choices, created_at=now))
+    reason = f"slice {stray.accelerator} in {stray.zone} adopted, kept for a resume"
+    return replace(
+        begun, wish=Wish.CANCEL, status=Status.CANCELLED, reason=reason, slice=held, ended_at=now
+    )
+
+
+def removable(job: Job) -> bool:
+    """Whether a job that `clean` asked to delete has let go of everything."""
+    if job.wish is not Wish.DELETE:
+        raise Mistake(f"{job.id} was resumed meanwhile; nothing was removed", 409)
+    return job.status.ended and job.slice is None

@@ -1,0 +1,179 @@
+"""What the server tells of a job: plain dictionaries for the command line and for programs."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from drumline import __version__
+from drumline.chips import slice_of
+from drumline.jobs.billing.costs import cost, cost_lost, per_hour
+from drumline.jobs.controller.program import checkpoint_of
+from drumline.jobs.core.course import steps_again
+from drumline.jobs.core.outcomes import in_minutes
+from drumline.jobs.core.state import Choice, Job
+from drumline.jobs.store.records import Record, SetAside
+from drumline.jobs.store.search import UNREADABLE
+
+if TYPE_CHECKING:
+    from drumline.jobs.controller.supervisor import Supervisor
+    from drumline.jobs.spec import JobSpec
+
+
+def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
+    """One line of `drumline list`."""
+    job = record.job
+    held = job.slice if job.slice and job.slice.ready_at is not None else None
+    node = supervisor.node(job) if held else None
+    rate = per_hour(held.accelerator, held.zone, record.spec) if held else None
+    return {
+        "id": job.id,
+        "user": record.user,
+        "name": record.name,
+        "accelerator": job.slice.accelerator if job.slice else job.choices[0].accelerator,
+        "zone": job.slice.zone if job.slice else None,
+        "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
+        "status": job.status.value,
+        "reason": _reason(supervisor, job, record.spec),
+        "progress": supervisor.pulses.progress(job.id),
+        "created": job.created_at,
+        "ended": job.ended_at,
+        "attempts_made": job.attempts,
+        "preemptions": job.preemptions,
+        "failures": job.failures,
+        "bad_hosts": job.bad_hosts,
+        "chips_held": slice_of(held.accelerator).chips if held else 0,
+        "cost_per_hour": rate,
+    }
+
+
+def unreadable(aside: SetAside) -> dict[str, Any]:
+    """The line of a job whose row cannot be read."""
+    known = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
+    nothing = dict.fromkeys(
+        ("accelerator", "zone", "host0_ip", "progress", "created", "ended", "cost_per_hour")
+    )
+    counts = dict.fromkeys(
+        ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
+    )
+    return known | {"reason": f"its row cannot be read: {aside.reason}"} | nothing | counts
+
+
+def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
+    """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
+    trouble = supervisor.actions.unwritable
+    if job.slice and not trouble:
+        trouble = supervisor.looks.trouble.get(job.slice.zone, "")
+    trouble = trouble or supervisor.actions.trouble(job.id)
+    unreleased = supervisor.releases.trouble_of(job.id)
+    if job.status.ended and unreleased:
+        return f"{job.reason}; {unreleased}" if job.reason else unreleased
+    if trouble and not job.status.ended:
+        seen = job.reason not in {"", trouble}
+        return f"{trouble}; last seen: {job.reason}" if seen else trouble
+    left = supervisor.kept_for(job)
+    if left is not None and job.slice is not None:
+        rate = per_hour(job.slice.accelerator, job.slice.zone, spec)
+        cost = f", about ${rate:,.2f} an hour" if rate else ""
+        return f"{job.reason}, {in_minutes(left)} left{cost}"
+    return job.reason or supervisor.pulses.trouble.get(job.id, "")
+
+
+def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
+    """Everything `drumline plot` draws."""
+    job_id = record.job.id
+    points = supervisor.pulses.history(job_id)
+    told = ("number", "started", "running", "ended", "outcome", "course")
+    return {
+        "job": summary(supervisor, record),
+        "attempts": [
+            {key: attempt[key] for key in told} for attempt in supervisor.store.attempts(job_id)
+        ],
+        "points": [asdict(point) for point in points],
+        "steps_again": steps_again(supervisor.store.told.courses(job_id).values()),
+    }
+
+
+def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
+    """Everything `drumline show` tells."""
+    job, store = record.job, supervisor.store
+    attempts = store.attempts(job.id)
+    courses = store.told.courses(job.id)
+    if job.attempt is not None and attempts:
+        live = supervisor.pulses.course(job.id, job.attempt.number)
+        if live is not None:
+            courses[job.attempt.number] = live
+            attempts[-1]["course"] = asdict(live)
+        node = supervisor.node(job)
+        ends = node.endpoints if node else ()
+        attempts[-1]["hosts"] = [
+            {
+                "index": r.index,
+                "ip": ends[r.index].ssh_ip if r.index < len(ends) else None,
+                "phase": r.phase.value,
+                "detail": r.detail,
+                "exit_code": r.exit_code,
+                "error": r.error,
+                "tail": list(r.tail),
+            }
+            for r in supervisor.reports(job)
+        ]
+    held, slices = job.slice, store.slices(job.id)
+    return summary(supervisor, record) | {
+        "spec": {k: v for k, v in record.spec.items() if k not in {"archive", "origin"}},
+        "code": record.spec.get("archive"),
+        "origin": record.spec.get("origin"),
+        "checkpoint": checkpoint_of(record.spec, job.id),
+        "cloud": supervisor.config.cloud,
+        "cause": asdict(job.cause) if job.cause else None,
+        "attempts": attempts,
+        "events": store.events(job.id),
+        "slice": {
+            "name": held.name,
+            "zone": held.zone,
+            "accelerator": held.accelerator,
+            "state": held.phase.value,
+            "held_since": held.ready_at,
+            "kept_for": supervisor.kept_for(job),
+            "per_hour": per_hour(held.accelerator, held.zone, record.spec),
+        }
+        if held
+        else None,
+        "steps_again": steps_again(courses.values()),
+        "cost": cost(slices, record.spec, time.time()),
+        "cost_lost": cost_lost(attempts, courses, slices, record.spec),
+    }
+
+
+def plan_lines(
+    spec: "JobSpec", choices: tuple[Choice, ...], archive: Mapping[str, Any] | None
+) -> list[str]:
+    """What `create --dry-run` prints."""
+    first = choices[0]
+    wanted = slice_of(first.accelerator)
+    rate = per_hour(first.accelerator, first.zone, {"capacity": spec.capacity})
+    money = f", about ${rate:,.0f} an hour" if rate else ""
+    zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
+    others = list(dict.fromkeys(c.accelerator for c in choices[1:]))
+    others = [name for name in others if name != first.accelerator]
+    hosts = f"{wanted.hosts} host" + ("" if wanted.hosts == 1 else "s")
+    lines = [
+        f"would ask for {first.accelerator} ({spec.capacity}, {wanted.chips} chips, {hosts}{money})"
+        f" in {', then '.join(zones)}" + (f"; then for {', '.join(others)}" if others else "")
+    ]
+    steps = []
+    if archive:
+        files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
+        steps.append(f"send {files} ({archive['bytes'] / 1e6:.1f} MB)")
+        if archive.get("drumline", "none") != "none":
+            steps.append(f"Drumline {__version__} with them")
+    if spec.python.kind != "system":
+        steps.append(f"set up {spec.python.kind}")
+    steps += [f"mount {url} at {path}" for path, url in spec.mounts.items()]
+    if spec.setup:
+        steps.append("run the set-up")
+    if steps:
+        lines.append("would " + ", ".join(steps))
+    run = spec.run.strip().splitlines()
+    lines.append(f"would run: {run[0]}" + (f" … ({len(run)} lines)" if len(run) > 1 else ""))
+    return lines

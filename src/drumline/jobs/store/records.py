@@ -1,0 +1,401 @@
+"""Jobs, attempts, slices and events on disk: one SQLite file that survives any crash of the server.
+
+WAL with synchronous=FULL: what a caller was told is on disk. Decisions are written whole, in one
+transaction, before anything is done about them.
+"""
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from drumline.hosts.values import HostReport
+from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Slice
+from drumline.jobs.store.metrics import Told
+from drumline.jobs.store.schema import transaction, upgrade
+from drumline.jobs.store.search import MOST_ENDED, Search, where
+
+_JOB = TypeAdapter(Job)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job with what the user gave for it."""
+
+    job: Job
+    user: str
+    name: str
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A job whose row cannot be read. Nothing is done about it until the user says what."""
+
+    id: str
+    user: str
+    name: str
+    reason: str
+
+
+class Unreadable(Exception):
+    """A job's row says nothing that can be worked with; the text is why."""
+
+    def __init__(self, aside: SetAside) -> None:
+        """Keep what is known of the job all the same."""
+        super().__init__(aside.reason)
+        self.aside = aside
+
+
+@dataclass(frozen=True)
+class SliceRow:
+    """A slice that was ever asked for: `ready` to `gone` is what it cost."""
+
+    name: str
+    job: str
+    zone: str
+    accelerator: str
+    asked: float
+    ready: float | None
+    released: float | None
+    gone: float | None
+
+
+class Store:
+    """The database. Used from one thread; each method is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it."""
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        upgrade(self._db)
+        self.told = Told(self._db)
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
+
+    @property
+    def owner(self) -> str:
+        """Which server this is, among all that share a project: eight characters, for ever."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+        return str(row["value"])
+
+    def check_writable(self) -> None:
+        """Write something that changes nothing; raises where the disk is full."""
+        self._db.execute("UPDATE meta SET value = value WHERE key = 'owner'")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def add(
+        self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
+    ) -> Record:
+        """A new job under the next free id, which `make` puts into its state."""
+        with transaction(self._db):
+            row = self._db.execute(
+                "INSERT INTO jobs (user, name, spec, state) VALUES (?, ?, ?, '') RETURNING number",
+                (user, name, json.dumps(spec)),
+            ).fetchone()
+            job = make(f"{row['number']:06}")
+            self._write_state(job, job.created_at)
+            self._write_events(job, (Event("created", name),), job.created_at)
+        return Record(job, user, name, spec)
+
+    def living(self) -> list[Record]:
+        """Every job that has not ended or still holds a slice, oldest first.
+
+        A row that cannot be read is set aside with the reason. The next start tries it again: what
+        a newer version wrote, that version can read.
+        """
+        rows = self._db.execute("SELECT * FROM jobs WHERE live = 1 ORDER BY number").fetchall()
+        found = []
+        for row in rows:
+            with suppress(Unreadable):
+                found.append(self._record(row))
+        return found
+
+    def record(self, job_id: str) -> Record | None:
+        """A job; None where there is none of that id. Raises Unreadable."""
+        query = "SELECT * FROM jobs WHERE number = ?"
+        row = self._db.execute(query, (int(job_id),)).fetchone()
+        return self._record(row) if row else None
+
+    def _record(self, row: sqlite3.Row) -> Record:
+        try:
+            job, spec = _JOB.validate_json(row["state"]), json.loads(row["spec"])
+            if not isinstance(spec, dict):
+                raise ValueError("spec: not a mapping")
+        except ValueError as wrong:
+            aside = _aside(row, _why_unreadable(wrong))
+            self._mark(row, aside.reason)
+            raise Unreadable(aside) from None
+        self._mark(row, None)
+        return Record(job, row["user"], row["name"], spec)
+
+    def _mark(self, row: sqlite3.Row, trouble: str | None) -> None:
+        if row["trouble"] != trouble:
+            query = "UPDATE jobs SET trouble = ? WHERE number = ?"
+            # On a full disk the next one who reads the row writes it down.
+            with suppress(sqlite3.OperationalError):
+                self._db.execute(query, (trouble, row["number"]))
+
+    def set_aside(self) -> list[SetAside]:
+        """Jobs whose rows cannot be read."""
+        rows = self._db.execute("SELECT * FROM jobs WHERE trouble IS NOT NULL ORDER BY number")
+        return [_aside(row, row["trouble"]) for row in rows]
+
+    def last_number(self) -> int:
+        """The highest number that a job was ever given."""
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+        return int(row["seq"]) if row else 0
+
+    def skip_to(self, number: int) -> None:
+        """The next job gets a number above this one."""
+        if number > self.last_number():
+            with transaction(self._db):
+                self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+                self._db.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (number,))
+
+    def count(self) -> int:
+        """How many jobs there are, of any age."""
+        return int(self._db.execute("SELECT count(*) FROM jobs").fetchone()[0])
+
+    def find(self, search: Search) -> list[str]:
+        """The ids of the jobs looked for, oldest first."""
+        term, given = where(search)
+        if search.paged:
+            found = self._numbers(term, given, search.limit or MOST_ENDED)
+        else:
+            found = self._numbers(f"{term} AND live = 1", given, None)
+            found += self._numbers(f"{term} AND live = 0", given, MOST_ENDED)
+        return [f"{number:06}" for number in sorted(found)]
+
+    def _numbers(self, term: str, given: list[object], limit: int | None) -> list[int]:
+        # The term is made of question marks and columns, of nothing that a user typed.
+        query = f"SELECT number FROM jobs WHERE {term} ORDER BY number DESC LIMIT ?"  # noqa: S608
+        rows = self._db.execute(query, (*given, -1 if limit is None else limit))
+        return [row["number"] for row in rows]
+
+    def save(
+        self,
+        decision: Decision,
+        now: float,
+        reports: Iterable[HostReport] = (),
+        spec: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what was decided, and the last word of the hosts of an attempt that ended.
+
+        With a `spec`, that replaces what the user gave for the job.
+        """
+        job = decision.job
+        hosts = json.dumps([_host(report) for report in reports])
+        with transaction(self._db):
+            self._write_state(job, now)
+            if spec is not None:
+                self._db.execute(
+                    "UPDATE jobs SET spec = ?, name = coalesce(?, name) WHERE number = ?",
+                    (json.dumps(spec), spec.get("name"), int(job.id)),
+                )
+            self._write_events(job, decision.events, now)
+            for ended in decision.ended:
+                self._write_attempt(job, ended.attempt, now)
+                self._db.execute(
+                    "UPDATE attempts SET ended = ?, outcome = ?, detail = ?, hosts = ?"
+                    " WHERE job = ? AND number = ?",
+                    (
+                        now, ended.outcome.value, ended.detail, hosts,
+                        job.id, ended.attempt.number,
+                    ),
+                )  # fmt: skip
+            if job.attempt is not None:
+                self._write_attempt(job, job.attempt, now)
+            if job.slice is not None:
+                self._write_slice(job.id, job.slice, now)
+            for effect in decision.effects:
+                if effect.kind is EffectKind.RELEASE:
+                    self._write_slice(job.id, effect.slice, now)
+                    self._db.execute(
+                        "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
+                        (now, effect.slice.name),
+                    )
+
+    def note(self, job_id: str, event: Event, now: float) -> None:
+        """Add a line to a job's history."""
+        self._db.execute(
+            "INSERT INTO events (job, time, kind, text) VALUES (?, ?, ?, ?)",
+            (job_id, now, event.kind, event.text),
+        )
+
+    def remove(self, job_id: str) -> None:
+        """Forget a job. Its slices stay known until they are gone from the cloud."""
+        with transaction(self._db):
+            self._db.execute("DELETE FROM jobs WHERE number = ?", (int(job_id),))
+            self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
+            self._db.execute("DELETE FROM events WHERE job = ?", (job_id,))
+            self._db.execute("DELETE FROM points WHERE job = ?", (job_id,))
+            self._db.execute("DELETE FROM slices WHERE job = ? AND gone IS NOT NULL", (job_id,))
+
+    def attempts(self, job_id: str) -> list[dict[str, Any]]:
+        """The attempts of a job, first to last."""
+        rows = self._db.execute("SELECT * FROM attempts WHERE job = ? ORDER BY number", (job_id,))
+        return [
+            {key: row[key] for key in row.keys() if key not in {"job", "hosts"}}  # noqa: SIM118
+            | {"hosts": json.loads(row["hosts"])}
+            | {"course": json.loads(row["course"]) if row["course"] else None}
+            for row in rows
+        ]
+
+    def events(self, job_id: str, after: int = 0) -> list[dict[str, Any]]:
+        """The history of a job from an event on."""
+        rows = self._db.execute(
+            "SELECT id, time, kind, text FROM events WHERE job = ? AND id > ? ORDER BY id",
+            (job_id, after),
+        )
+        return [dict(row) for row in rows]
+
+    def slices(self, job_id: str) -> list[SliceRow]:
+        """Every slice a job ever asked for."""
+        rows = self._db.execute("SELECT * FROM slices WHERE job = ? ORDER BY asked", (job_id,))
+        return [SliceRow(**dict(row)) for row in rows]
+
+    def releasing(self) -> list[SliceRow]:
+        """Slices that are to go and have not been seen gone."""
+        rows = self._db.execute(
+            "SELECT * FROM slices WHERE released IS NOT NULL AND gone IS NULL ORDER BY released"
+        )
+        return [SliceRow(**dict(row)) for row in rows]
+
+    def release_all(self, job_id: str, now: float) -> int:
+        """Every slice of a job is to go; returns how many that are."""
+        changed = self._db.execute(
+            "UPDATE slices SET released = ? WHERE job = ? AND released IS NULL AND gone IS NULL",
+            (now, job_id),
+        )
+        return changed.rowcount
+
+    def held_aside(self) -> set[str]:
+        """Slices of jobs that were set aside: whether they are still wanted cannot be told."""
+        rows = self._db.execute(
+            "SELECT slices.name FROM jobs JOIN slices ON slices.job = printf('%06d', jobs.number)"
+            " WHERE jobs.trouble IS NOT NULL AND slices.released IS NULL AND slices.gone IS NULL"
+        )
+        return {row["name"] for row in rows}
+
+    def adopt_stray(self, stray: SliceRow) -> None:
+        """A slice under our label that nobody holds: it is to go."""
+        self._db.execute(
+            "INSERT INTO slices VALUES (?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT (name) DO UPDATE"
+            " SET released = coalesce(released, excluded.released), gone = NULL",
+            (
+                stray.name, stray.job, stray.zone, stray.accelerator,
+                stray.asked, stray.ready, stray.released,
+            ),
+        )  # fmt: skip
+
+    def gone(self, name: str, now: float) -> None:
+        """A slice has been seen gone from the cloud."""
+        self._db.execute("UPDATE slices SET gone = ? WHERE name = ?", (now, name))
+
+    def long_histories(self, most: int, of_old: int, old: float) -> list[tuple[str, int]]:
+        """Jobs with more events than `most`, or `of_old` where they ended before; how many stay."""
+        rows = self._db.execute(
+            "SELECT events.job AS job, count(*) AS count, coalesce(max(ended), ?1) < ?1 AS is_old"
+            " FROM events LEFT JOIN jobs ON jobs.number = CAST(events.job AS INTEGER)"
+            " GROUP BY events.job HAVING count(*) > ?2",
+            (old, of_old),
+        )
+        kept = [(row["job"], of_old if row["is_old"] else most, row["count"]) for row in rows]
+        return [(job, keep) for job, keep, count in kept if count > keep + 1]
+
+    def prune_events(self, job_id: str, keep: int) -> None:
+        """Forget the events of a job but its first and the newest `keep`."""
+        self._db.execute(
+            "DELETE FROM events WHERE job = ?1 AND id <="
+            " (SELECT id FROM events WHERE job = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)"
+            " AND id > (SELECT min(id) FROM events WHERE job = ?1)",
+            (job_id, keep),
+        )
+
+    def prune_slices(self, keep: int, before: float) -> None:
+        """Forget slices that went before then: of cleaned jobs, and beyond `keep` of those that
+        never came."""
+        self._db.execute(
+            "DELETE FROM slices WHERE gone < ?1 AND (name IN (SELECT name FROM (SELECT name,"
+            " row_number() OVER (PARTITION BY job ORDER BY asked DESC, name DESC) AS place"
+            " FROM slices WHERE ready IS NULL AND gone IS NOT NULL) WHERE place > ?2)"
+            " OR NOT EXISTS (SELECT 1 FROM jobs WHERE number = CAST(slices.job AS INTEGER)))",
+            (before, keep),
+        )
+
+    def zones_used(self) -> set[str]:
+        """Zones where a slice of ours may be."""
+        return {row["zone"] for row in self._db.execute("SELECT DISTINCT zone FROM slices")}
+
+    def _write_state(self, job: Job, now: float) -> None:
+        ended = job.status.ended
+        self._db.execute(
+            "UPDATE jobs SET state = ?, status = ?, live = ?,"
+            " ended = CASE WHEN ? THEN coalesce(ended, ?) END WHERE number = ?",
+            (
+                _JOB.dump_json(job).decode(), job.status.value,
+                not ended or job.slice is not None, ended, now, int(job.id),
+            ),
+        )  # fmt: skip
+
+    def _write_events(self, job: Job, events: Iterable[Event], now: float) -> None:
+        self._db.executemany(
+            "INSERT INTO events (job, time, kind, text) VALUES (?, ?, ?, ?)",
+            [(job.id, now, event.kind, event.text) for event in events],
+        )
+
+    # The times in a job's state order what happens and come from a clock that never steps. The
+    # rows are for showing: they take the wall time at which something was written down first.
+
+    def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
+        zone = job.slice.zone if job.slice else None
+        accelerator = job.slice.accelerator if job.slice else None
+        running = None if attempt.running_at is None else now
+        self._db.execute(
+            "INSERT INTO attempts (job, number, zone, accelerator, started, running)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET"
+            " zone = coalesce(excluded.zone, zone),"
+            " accelerator = coalesce(excluded.accelerator, accelerator),"
+            " running = coalesce(running, excluded.running)",
+            (job.id, attempt.number, zone, accelerator, now, running),
+        )
+
+    def _write_slice(self, job_id: str, held: Slice, now: float) -> None:
+        ready = None if held.ready_at is None else now
+        self._db.execute(
+            "INSERT INTO slices (name, job, zone, accelerator, asked, ready)"
+            " VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
+            (held.name, job_id, held.zone, held.accelerator, now, ready),
+        )
+
+
+def _aside(row: sqlite3.Row, reason: str) -> SetAside:
+    return SetAside(f"{row['number']:06}", row["user"], row["name"], reason)
+
+
+def _why_unreadable(wrong: ValueError) -> str:
+    if isinstance(wrong, ValidationError):
+        first = wrong.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "state"
+        return f"{place}: {first['msg'].lower()}"
+    return str(wrong)
+
+
+def _host(report: HostReport) -> dict[str, Any]:
+    facts = asdict(report)
+    return {
+        key: facts[key]
+        for key in ("index", "phase", "exit_code", "error", "error_at", "tail", "detail")
+    }
