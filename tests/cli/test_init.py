@@ -29,7 +29,7 @@ def login(monkeypatch: pytest.MonkeyPatch) -> None:
         return "t0ken"
 
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
-    monkeypatch.setattr("drumline.cloud.credentials.GoogleCredentials.token", token)
+    monkeypatch.setattr("drumline.cloud.google.credentials.GoogleCredentials.token", token)
 
 
 def settings(home: Path) -> object:
@@ -78,7 +78,7 @@ def test_a_login_that_does_not_work_is_told_and_the_settings_stay(
     async def refused(*_: object) -> str:
         raise CloudError("no Google credentials: run gcloud auth application-default login", 16)
 
-    monkeypatch.setattr("drumline.cloud.credentials.GoogleCredentials.token", refused)
+    monkeypatch.setattr("drumline.cloud.google.credentials.GoogleCredentials.token", refused)
     assert drumline(*GOOD) == 0
     assert "! credentials: no Google credentials: run gcloud" in capsys.readouterr().out
     assert (home / "config.yaml").exists()

@@ -30,7 +30,7 @@ class Absent:
 
 absent = set(json.loads(sys.argv[1]))
 sys.meta_path.insert(0, Absent())
-from drumline.cloud.credentials import GoogleCredentials
+from drumline.cloud.google.credentials import GoogleCredentials
 print(asyncio.run(GoogleCredentials().token()))
 """
 

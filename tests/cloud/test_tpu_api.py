@@ -12,7 +12,9 @@ from google.auth import credentials as google_auth
 from google.auth.exceptions import RefreshError, TransportError
 from google.cloud import tpu_v2
 
-from drumline.cloud.credentials import GoogleCredentials, find_project
+from drumline.cloud.google.credentials import GoogleCredentials, find_project
+from drumline.cloud.google.rest import Patience, World
+from drumline.cloud.google.tpu_api import TpuApi
 from drumline.cloud.protocol import (
     Cloud,
     CloudError,
@@ -22,8 +24,6 @@ from drumline.cloud.protocol import (
     SliceRequest,
     Trouble,
 )
-from drumline.cloud.rest import Patience, World
-from drumline.cloud.tpu_api import TpuApi
 
 Answer = httpx.Response | Exception
 Result = TypeVar("Result")

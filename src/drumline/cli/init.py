@@ -147,7 +147,7 @@ def _login() -> str:
     """Ask Google for a token with the credentials of this machine, and say how that went."""
     import asyncio
 
-    from drumline.cloud.credentials import GoogleCredentials
+    from drumline.cloud.google.credentials import GoogleCredentials
     from drumline.cloud.protocol import CloudError
 
     try:

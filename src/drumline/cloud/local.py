@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 
 from drumline.cloud.emulator import launch
+from drumline.cloud.google.tpu_api import TpuApi
 from drumline.cloud.protocol import CloudError
-from drumline.cloud.tpu_api import TpuApi
 
 # Only a name: where the calls go is found out when they are made.
 _URL = "http://localhost"

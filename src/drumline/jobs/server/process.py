@@ -30,8 +30,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drumline import __version__
+from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.protocol import Cloud
-from drumline.cloud.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.visits import LAST_CALLERS, Visits
 from drumline.jobs.caller import STRAYS, VERSION, home_folder
 from drumline.jobs.config import Config, ConfigError, read
@@ -216,7 +216,7 @@ def connect(config: Config) -> Cloud:
         start_emulator(config)
         home = Path(config.endpoint) if config.endpoint else Folders(config.home).emulator
         return emulated_cloud(config.project, home)
-    from drumline.cloud.credentials import GoogleCredentials
+    from drumline.cloud.google.credentials import GoogleCredentials
 
     url = config.endpoint or GOOGLE
     return TpuApi(config.project, base_url=url, credentials=GoogleCredentials())

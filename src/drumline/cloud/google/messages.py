@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from drumline.cloud.answers import Rpc, error_text
+from drumline.cloud.google.answers import Rpc, error_text
 from drumline.cloud.protocol import CloudError, Endpoint, Node, Request, SliceRequest, Trouble
 
 _log = logging.getLogger(__name__)

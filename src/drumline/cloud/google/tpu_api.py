@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import httpx
 
-from drumline.cloud import messages
-from drumline.cloud.answers import Rpc
-from drumline.cloud.credentials import Credentials
+from drumline.cloud.google import messages
+from drumline.cloud.google.answers import Rpc
+from drumline.cloud.google.credentials import Credentials
+from drumline.cloud.google.rest import Call, Deadline, Patience, Rest, World
 from drumline.cloud.protocol import CloudError, Node, Request, SliceRequest
-from drumline.cloud.rest import Call, Deadline, Patience, Rest, World
 
 GOOGLE = "https://tpu.googleapis.com"
 STORAGE = "https://storage.googleapis.com"

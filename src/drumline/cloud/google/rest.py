@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from drumline.cloud.answers import Refusal, Rpc, read_refusal
-from drumline.cloud.credentials import LOGIN, Credentials
+from drumline.cloud.google.answers import Refusal, Rpc, read_refusal
+from drumline.cloud.google.credentials import LOGIN, Credentials
 from drumline.cloud.protocol import CloudError
 
 _log = logging.getLogger(__name__)
