@@ -2,8 +2,8 @@
 
 import pytest
 
-from drumline.cloud.emulator.errors import Refused
-from drumline.cloud.emulator.filters import matcher, value_at
+from drumline.cloud.emulator.api.filters import matcher, value_at
+from drumline.cloud.model.errors import Refused
 
 THING = {
     "name": "projects/p/locations/z/acceleratorTypes/v4-8",

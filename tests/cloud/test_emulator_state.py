@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from drumline.chips import slice_of
-from drumline.cloud.emulator.errors import Refused
-from drumline.cloud.emulator.model import (
+from drumline.cloud.model.errors import Refused
+from drumline.cloud.model.fleet import Fleet
+from drumline.cloud.model.resources import (
     EndHosts,
     HostAddress,
     Limits,
@@ -16,7 +17,6 @@ from drumline.cloud.emulator.model import (
     Tier,
     Timing,
 )
-from drumline.cloud.emulator.state import Fleet
 
 ZONE = "projects/p/locations/local-a"
 

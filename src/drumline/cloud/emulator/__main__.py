@@ -23,11 +23,11 @@ from typing import IO
 import uvicorn
 from starlette.applications import Starlette
 
-from drumline.cloud.emulator import control, rest
+from drumline.cloud.emulator.api import control, rest
+from drumline.cloud.emulator.api.login import Login
 from drumline.cloud.emulator.config import BadConfig, Config, load
-from drumline.cloud.emulator.hosts import Ground
+from drumline.cloud.emulator.hosts.running import Ground
 from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, for_owner, make_private
-from drumline.cloud.emulator.login import Login
 from drumline.cloud.emulator.service import Service
 from drumline.cloud.visits import Visits
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from drumline.chips import LOCAL_ZONES, UnknownName, chip, slice_of, zones
-from drumline.cloud.emulator.model import Limits, Tier, Timing
+from drumline.cloud.model.resources import Limits, Tier, Timing
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from drumline.clock import SteadyClock
 from drumline.cloud.emulator.config import Config, Faults
-from drumline.cloud.emulator.errors import Json, Refused, passing_troubles
-from drumline.cloud.emulator.host_terms import HOWS
-from drumline.cloud.emulator.hosts import Ground, Hosts
-from drumline.cloud.emulator.model import (
+from drumline.cloud.emulator.hosts.running import Ground, Hosts
+from drumline.cloud.emulator.hosts.terms import HOWS
+from drumline.cloud.model.errors import Json, Refused, passing_troubles
+from drumline.cloud.model.fleet import Fleet
+from drumline.cloud.model.resources import (
     EndHosts,
     HostAddress,
     Node,
@@ -20,7 +21,6 @@ from drumline.cloud.emulator.model import (
     RestartHosts,
     StartHosts,
 )
-from drumline.cloud.emulator.state import Fleet
 
 JOB_LABEL = "drumline-job"
 

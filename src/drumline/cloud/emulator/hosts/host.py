@@ -31,8 +31,8 @@ from typing import NoReturn
 import asyncssh
 
 from drumline.cloud.emulator import processes
-from drumline.cloud.emulator.host_terms import ACKNOWLEDGED, HostSpec, Up
-from drumline.cloud.emulator.sshd import Door, authorized_keys, serve_forever
+from drumline.cloud.emulator.hosts.sshd import Door, authorized_keys, serve_forever
+from drumline.cloud.emulator.hosts.terms import ACKNOWLEDGED, HostSpec, Up
 
 VFIO_LINE = "Failed to initialize TPU system: open(/dev/vfio/0): Device or resource busy"
 STARTUP_LOG = "startup-script.log"

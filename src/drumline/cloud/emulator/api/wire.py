@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from drumline.chips import Slice
-from drumline.cloud.emulator.asked import CHIP_TYPES
-from drumline.cloud.emulator.errors import Json
-from drumline.cloud.emulator.model import Node, NodeState, Operation, Request, RequestState
+from drumline.cloud.emulator.api.asked import CHIP_TYPES
+from drumline.cloud.model.errors import Json
+from drumline.cloud.model.resources import Node, NodeState, Operation, Request, RequestState
 
 _TYPES = "type.googleapis.com/google.cloud.tpu.v2"
 _CHIP_TYPE = {generation: name for name, generation in CHIP_TYPES.values()}

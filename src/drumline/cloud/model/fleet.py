@@ -18,8 +18,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from drumline.cloud.emulator.capacity import check_quota, fits
-from drumline.cloud.emulator.errors import (
+from drumline.cloud.model.capacity import check_quota, fits
+from drumline.cloud.model.errors import (
     FAILED_PRECONDITION,
     Refused,
     Status,
@@ -31,7 +31,8 @@ from drumline.cloud.emulator.errors import (
     preempted_while_created,
     stockout,
 )
-from drumline.cloud.emulator.model import (
+from drumline.cloud.model.operations import Operations
+from drumline.cloud.model.resources import (
     COMING_UP,
     ENDED,
     LOST,
@@ -52,7 +53,6 @@ from drumline.cloud.emulator.model import (
     Tier,
     Timing,
 )
-from drumline.cloud.emulator.operations import Operations
 
 
 class Fleet:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from drumline.chips import region_of
-from drumline.cloud.emulator.errors import Refused, region_quota, zone_quota
-from drumline.cloud.emulator.model import Limits, Node, NodeSpec
+from drumline.cloud.model.errors import Refused, region_quota, zone_quota
+from drumline.cloud.model.resources import Limits, Node, NodeSpec
 
 
 def fits(specs: Sequence[NodeSpec], nodes: Iterable[Node], limits: Limits) -> bool:

@@ -7,8 +7,8 @@ operation again, and nothing is done twice.
 import random
 from collections.abc import Callable
 
-from drumline.cloud.emulator.errors import ABORTED, Status, invalid, preempted_while_created
-from drumline.cloud.emulator.model import (
+from drumline.cloud.model.errors import ABORTED, Status, invalid, preempted_while_created
+from drumline.cloud.model.resources import (
     LOST,
     Node,
     NodeState,

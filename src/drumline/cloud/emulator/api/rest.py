@@ -9,11 +9,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from drumline.cloud.emulator import asked, control, errors, offers, wire
-from drumline.cloud.emulator.call import ANY_ZONE, Call
+from drumline.cloud.emulator.api import asked, control, offers, wire
+from drumline.cloud.emulator.api.call import ANY_ZONE, Call
 from drumline.cloud.emulator.config import known_zones
-from drumline.cloud.emulator.errors import Json, Refused, Status, invalid
 from drumline.cloud.emulator.service import Service
+from drumline.cloud.model import errors
+from drumline.cloud.model.errors import Json, Refused, Status, invalid
 
 LOCATION = "/v2/projects/{project}/locations/{zone}"
 

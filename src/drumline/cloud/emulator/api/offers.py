@@ -1,10 +1,11 @@
 """What the cloud has to offer: its zones, accelerator types and images, and where a bucket is."""
 
 from drumline.chips import LOCAL_ZONES, generations_in, places, slices
-from drumline.cloud.emulator import errors, wire
-from drumline.cloud.emulator.call import Call
+from drumline.cloud.emulator.api import wire
+from drumline.cloud.emulator.api.call import Call
 from drumline.cloud.emulator.config import known_zones
-from drumline.cloud.emulator.errors import Json
+from drumline.cloud.model import errors
+from drumline.cloud.model.errors import Json
 
 
 def _location(project: str, zone: str) -> Json:

@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-HOST_MODULE = "drumline.cloud.emulator.host"
+HOST_MODULE = "drumline.cloud.emulator.hosts.host"
 HOWS = ("silent", "reboot", "vfio", "slow", "heal")
 ACKNOWLEDGED = "acknowledged"
 """A host's word when it has done what it was told."""
@@ -52,6 +52,6 @@ def new_key() -> bytes:
 
 def be_host(spec: HostSpec, pipe: Connection) -> None:
     """What a host's process runs; the process it is forked from has the module already."""
-    from drumline.cloud.emulator.host import main
+    from drumline.cloud.emulator.hosts.host import main
 
     main(spec, pipe)

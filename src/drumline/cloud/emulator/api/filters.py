@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from drumline.cloud.emulator.errors import Json, Refused, invalid
+from drumline.cloud.model.errors import Json, Refused, invalid
 
 Test = Callable[[Json], bool]
 _TOKEN = re.compile(

@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from drumline.cloud.emulator import processes
-from drumline.cloud.emulator.host_terms import (
+from drumline.cloud.emulator.hosts.terms import (
     ACKNOWLEDGED,
     HOST_MODULE,
     HostSpec,
@@ -25,7 +25,7 @@ from drumline.cloud.emulator.host_terms import (
     be_host,
     new_key,
 )
-from drumline.cloud.emulator.model import HostAddress, Node
+from drumline.cloud.model.resources import HostAddress, Node
 
 # A host ends in milliseconds; one whose own process hangs is ended from outside after this long.
 _END_SECONDS = 40.0

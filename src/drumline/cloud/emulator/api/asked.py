@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 
 from drumline.chips import LOCAL_ZONES, Slice, UnknownName, places, slice_of, slices
-from drumline.cloud.emulator.errors import Json, invalid
-from drumline.cloud.emulator.model import NodeSpec, RequestSpec, Tier
+from drumline.cloud.model.errors import Json, invalid
+from drumline.cloud.model.resources import NodeSpec, RequestSpec, Tier
 
 _ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")

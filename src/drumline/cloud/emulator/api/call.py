@@ -14,9 +14,9 @@ from uuid import UUID
 
 from starlette.requests import Request as HttpRequest
 
-from drumline.cloud.emulator.errors import Json, invalid
-from drumline.cloud.emulator.filters import matcher, value_at
+from drumline.cloud.emulator.api.filters import matcher, value_at
 from drumline.cloud.emulator.service import Service
+from drumline.cloud.model.errors import Json, invalid
 
 T = TypeVar("T")
 _Key = tuple[str, str]

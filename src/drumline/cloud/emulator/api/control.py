@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from drumline.chips import UnknownName
 from drumline.cloud.emulator.config import Faults, first_problem, known_zones, pool_name
-from drumline.cloud.emulator.errors import Json
 from drumline.cloud.emulator.service import Mistake, Service
+from drumline.cloud.model.errors import Json
 
 PREFIX = "/emulator/"
 _Answer = Callable[[Service, object], Awaitable[Json]]

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from drumline.cloud.emulator import errors
-from drumline.cloud.emulator.control import PREFIX
+from drumline.cloud.emulator.api.control import PREFIX
+from drumline.cloud.model import errors
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
 

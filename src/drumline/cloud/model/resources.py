@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drumline.chips import Slice
-from drumline.cloud.emulator.errors import Json, Status
+from drumline.cloud.model.errors import Json, Status
 
 
 class Tier(StrEnum):

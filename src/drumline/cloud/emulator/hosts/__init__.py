@@ -1,0 +1,1 @@
+"""Emulated hosts: processes with a home folder, chips and an SSH server."""

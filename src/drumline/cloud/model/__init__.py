@@ -1,0 +1,1 @@
+"""How the cloud behaves: requests, nodes, capacity and quota, and what it says. Pure."""
