@@ -27,7 +27,7 @@ from drumline.hosts.values import Address
 
 from .stand_in import program
 
-AGENT = Path(drumline.hosts.__file__).with_name("agent.py")
+AGENT = Path(drumline.hosts.__file__).with_name("agent") / "attempt.py"
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:

@@ -12,7 +12,7 @@ from drumline.hosts.connection import Connection
 from drumline.hosts.messages import Line, from_line
 from drumline.hosts.values import CompletedCommand, Output
 
-AGENT = (Path(__file__).parent / "agent.py").read_bytes()
+AGENT = (Path(__file__).parent / "agent" / "attempt.py").read_bytes()
 AGENT_SHA = hashlib.sha256(AGENT).hexdigest()
 AGENT_FILE = f"agent-{AGENT_SHA[:8]}.py"
 # -I keeps the user's PYTHONPATH and site-packages out of the agent, not out of the program.

@@ -1,0 +1,1 @@
+"""The agent: what is pushed to each host and runs there."""
