@@ -13,21 +13,20 @@ import sys
 import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import drumline.hosts
-from drumline.hosts import agent
+from drumline.hosts.agent.files import read_json
+from drumline.hosts.agent_file import AGENT, AGENT_FILE, SOURCES, zipped
 from drumline.hosts.environment import PythonEnvironment, run_wrap
 from drumline.hosts.messages import Place, attempt_folder, program_message, work_folder
 from drumline.hosts.values import Address
 
 from .stand_in import program
-
-AGENT = Path(drumline.hosts.__file__).with_name("agent") / "attempt.py"
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
@@ -45,13 +44,18 @@ class Machine:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.agent = home.with_name(AGENT_FILE)
+        self.agent.write_bytes(AGENT)
         self.environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
         self.what = program()
         self.folder = home / ".drumline" / attempt_folder(self.what)
 
+    def words(self, *words: str) -> list[str]:
+        return [sys.executable, "-I", str(self.agent), *words]
+
     def call(self, *words: str, sent: object = None) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-I", AGENT, *words],
+            self.words(*words),
             input=json.dumps(sent).encode(),
             capture_output=True,
             env=self.environment,
@@ -137,15 +141,26 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_it_is_one_file_that_an_old_python_reads() -> None:
-    tree = ast.parse(AGENT.read_text(), feature_version=(3, 8))
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
+    with zipfile.ZipFile(io.BytesIO(AGENT)) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert len(files) == len(list(SOURCES.glob("*.py"))) + 1
+    for name, text in files.items():
+        for node in ast.walk(ast.parse(text, feature_version=(3, 8))):
+            if isinstance(node, ast.Import):
+                needed = {module.name for module in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                needed = {node.module or ""}
+                if node.level or node.module == "agent.main":
+                    inside = f"agent/{needed.pop().removeprefix('agent.')}.py"
+                    assert inside in files, name
+            else:
+                continue
+            assert {module.split(".")[0] for module in needed} <= sys.stdlib_module_names, name
+
+
+def test_the_same_sources_are_the_same_file() -> None:
+    assert zipped() == AGENT
 
 
 def test_a_program_starts_once_however_often_it_is_asked_for(machine: Machine) -> None:
@@ -439,7 +454,7 @@ def test_a_set_up_step_runs_once_on_a_host(machine: Machine) -> None:
 def test_a_set_up_step_outlives_its_caller_and_is_not_repeated(machine: Machine) -> None:
     machine.put("true")
     step = {"name": "slow", "script": "echo x >> ran; while [ ! -e go ]; do sleep 0.05; done"}
-    words = [sys.executable, "-I", str(AGENT), "step", attempt_folder(machine.what)]
+    words = machine.words("step", attempt_folder(machine.what))
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=machine.environment
     ) as caller:
@@ -507,7 +522,7 @@ def test_watch_tells_growth_soon_and_from_any_offset(machine: Machine) -> None:
     machine.put("printf 'abc'; while [ ! -e go ]; do sleep 0.02; done; printf 'def'; exit 3")
     machine.start()
     wait_for(lambda: machine.log() == "abc", "the first part")
-    words = [sys.executable, "-I", str(AGENT), "watch", attempt_folder(machine.what), "1"]
+    words = machine.words("watch", attempt_folder(machine.what), "1")
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=machine.environment) as watch:
         assert watch.stdout is not None
         seen, text = [], b""
@@ -533,7 +548,7 @@ def test_a_log_that_is_read_late_still_tells_when_it_was_written(machine: Machin
     machine.finish("echo first; sleep 1.5; echo second")
     ended = time.time()
     wait_for(lambda: time.time() > ended + 0.5, "later")
-    words = [sys.executable, "-I", str(AGENT), "watch", attempt_folder(machine.what), "0"]
+    words = machine.words("watch", attempt_folder(machine.what), "0")
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=machine.environment) as watching:
         assert watching.stdout is not None
         at: dict[bytes, float] = {}
@@ -586,7 +601,7 @@ def test_a_program_from_before_a_restart_is_lost(machine: Machine) -> None:
 @pytest.mark.parametrize("name", ["../../etc", "/etc", "jobs/../../x"])
 def test_no_name_leads_out_of_the_agents_folder(machine: Machine, name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", AGENT, "status", name],
+        machine.words("status", name),
         capture_output=True,
         env=machine.environment,
         check=False,
@@ -605,7 +620,7 @@ def archive_of(folder: Path, *members: tarfile.TarInfo) -> tuple[bytes, str]:
 
 def receive(machine: Machine, data: bytes, sha: str) -> int:
     return subprocess.run(
-        [sys.executable, "-I", AGENT, "receive", sha],
+        machine.words("receive", sha),
         input=data,
         env=machine.environment,
         capture_output=True,
@@ -642,6 +657,6 @@ def test_code_that_leads_out_of_the_working_copy_is_refused(
 
 def test_a_pipe_in_place_of_a_heartbeat_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "heartbeat.json")
-    assert agent.read_json(str(tmp_path), "heartbeat.json") is None
+    assert read_json(str(tmp_path), "heartbeat.json") is None
     (tmp_path / "folder.json").mkdir()
-    assert agent.read_json(str(tmp_path), "folder.json") is None
+    assert read_json(str(tmp_path), "folder.json") is None

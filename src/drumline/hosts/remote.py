@@ -1,6 +1,5 @@
 """Calls the agent on a host: puts it there, asks it, reads its answers."""
 
-import hashlib
 import shlex
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -8,13 +7,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from drumline.hosts.agent_file import AGENT, AGENT_FILE, AGENT_SHA
 from drumline.hosts.connection import Connection
 from drumline.hosts.messages import Line, from_line
 from drumline.hosts.values import CompletedCommand, Output
 
-AGENT = (Path(__file__).parent / "agent" / "attempt.py").read_bytes()
-AGENT_SHA = hashlib.sha256(AGENT).hexdigest()
-AGENT_FILE = f"agent-{AGENT_SHA[:8]}.py"
 # -I keeps the user's PYTHONPATH and site-packages out of the agent, not out of the program.
 AGENT_COMMAND = f'python3 -I "$HOME"/.drumline/{AGENT_FILE}'
 

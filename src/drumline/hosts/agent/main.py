@@ -1,0 +1,40 @@
+"""The agent's verbs. Each imports what it needs: on a host, every call is a process of its own."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+from .files import below_root
+
+OF_ATTEMPT = {
+    "prepare": "attempt:prepare",
+    "start": "attempt:start",
+    "status": "status:tell",
+    "step": "steps:step",
+    "watch": "watch:watch",
+    "stop": "stopping:stop",
+    "exec": "execute:execute",
+    "forget": "attempt:forget",
+}
+OTHERS = {
+    "receive": "code:receive",
+    "unpack": "code:unpack",
+    "free-port": "machine:free_port",
+}
+
+
+def main(words: list[str]) -> None:
+    """Do what the first word says."""
+    os.umask(0o077)
+    verb, rest = words[0], words[1:]
+    module, _, name = (OTHERS.get(verb) or OF_ATTEMPT[verb]).partition(":")
+    do = getattr(import_module("." + module, __package__), name)
+    try:
+        if verb in OTHERS:
+            do(*rest)
+        else:
+            do(below_root(rest[0]), *rest[1:])
+    except BrokenPipeError:
+        # Whoever listened is gone. Python would complain once more when it flushes at exit.
+        os._exit(0)

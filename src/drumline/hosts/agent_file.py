@@ -1,0 +1,27 @@
+"""The agent as one file: its package zipped, the same bytes for the same sources."""
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+SOURCES = Path(__file__).with_name("agent")
+# What Python runs in a zip file; the package's own imports are relative, so its name is free.
+START = "import sys\n\nfrom agent.main import main\n\nmain(sys.argv[1:])\n"
+
+
+def zipped() -> bytes:
+    """Uncompressed: it is read at every call, and sent once."""
+    files = {"__main__.py": START}
+    files |= {f"agent/{path.name}": path.read_text() for path in sorted(SOURCES.glob("*.py"))}
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            # With a date of its own, or each start of the server would have another agent.
+            archive.writestr(zipfile.ZipInfo(name), text)
+    return content.getvalue()
+
+
+AGENT = zipped()
+AGENT_SHA = hashlib.sha256(AGENT).hexdigest()
+AGENT_FILE = f"agent-{AGENT_SHA[:8]}"
