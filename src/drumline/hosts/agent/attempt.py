@@ -105,9 +105,3 @@ def run_and_wait(folder: str) -> None:
     left = end(lambda: members(folder), grace=5)
     if left:
         write_log(folder, f"drumline: ended {left} process(es) the run left behind")
-
-
-def forget(folder: str) -> None:
-    """Remove the secrets."""
-    remove(folder, "secrets.json")
-    say({"forgotten": True})

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import shutil
 import sys
-import tarfile
 
 from .files import ROOT, below_root, remove
 from .wire import say
@@ -15,6 +12,8 @@ from .wire import say
 
 def receive(sha: str) -> None:
     """Store an archive sent on standard input; one that is cut short leaves nothing."""
+    import hashlib
+
     folder = os.path.join(ROOT, "code")
     os.makedirs(folder, exist_ok=True)
     draft = os.path.join(folder, f"{sha}.{os.getpid()}.draft")
@@ -48,6 +47,9 @@ def unpacked(sha: str, work: str) -> bool:
         return True
     if not os.path.exists(archive):
         return False
+    import shutil
+    import tarfile
+
     os.makedirs(os.path.dirname(final), exist_ok=True)
     draft = f"{final}.{os.getpid()}.draft"
     try:

@@ -7,7 +7,6 @@ import errno
 import functools
 import glob
 import os
-import subprocess
 import time
 
 from .files import ROOT, remove
@@ -28,6 +27,8 @@ def clear(folder: str, limit: float) -> str:
     if os.path.exists(lockfile):
         remove(lockfile)
         if os.path.exists(lockfile):
+            import subprocess
+
             # Made by another user (root, as a rule). Ours may use sudo on a TPU VM.
             command = ["sudo", "-n", "rm", "-f", lockfile]
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ OF_ATTEMPT = {
     "watch": "watch:watch",
     "stop": "stopping:stop",
     "exec": "execute:execute",
-    "forget": "attempt:forget",
+    "forget": "forget:forget",
 }
 OTHERS = {
     "receive": "code:receive",

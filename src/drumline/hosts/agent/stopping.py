@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
-import subprocess
 import time
 
 from .files import read_json, remove, take_lock, write_json
@@ -57,6 +55,9 @@ def everyone(folder: str) -> set[int]:
 
 def docker(*words: str) -> None:
     """Ask docker for something that may have become needless."""
+    import shutil
+    import subprocess
+
     command = [shutil.which("docker") or "docker", *words]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(command, check=False, capture_output=True, timeout=60)
