@@ -3,7 +3,7 @@
 import pytest
 
 from drumline.cloud.emulator.api.filters import matcher, value_at
-from drumline.cloud.model.errors import Refused
+from drumline.cloud.model.errors import ApiError
 
 THING = {
     "name": "projects/p/locations/z/acceleratorTypes/v4-8",
@@ -61,7 +61,7 @@ def test_without_a_filter_there_is_none() -> None:
     "text", ["type", "type =", "= v4", "(type = v4-8", "type = v4-8)", 'type = "v4', "a OR", "!"]
 )
 def test_a_filter_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="Invalid filter"):
+    with pytest.raises(ApiError, match="Invalid filter"):
         matcher(text)
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from drumline.chips import slice_of
-from drumline.cloud.model.errors import Refused
+from drumline.cloud.model.errors import ApiError
 from drumline.cloud.model.fleet import Fleet
 from drumline.cloud.model.resources import (
+    CloudTiming,
     EndHosts,
     HostAddress,
     Limits,
@@ -15,7 +16,6 @@ from drumline.cloud.model.resources import (
     Operation,
     RequestSpec,
     Tier,
-    Timing,
 )
 
 ZONE = "projects/p/locations/local-a"
@@ -26,7 +26,7 @@ class World:
     """A fleet whose hosts come up and go down as ordered, unless told to dawdle."""
 
     limits: Limits = field(default_factory=Limits)
-    timing: Timing = field(default_factory=Timing)
+    timing: CloudTiming = field(default_factory=CloudTiming)
     now: float = 1000.0
     hosts_obey: bool = True
 
@@ -89,7 +89,7 @@ def node_spec(name: str, accelerator: str = "v4-8", tier: Tier = Tier.SPOT) -> N
 
 
 def test_a_request_passes_through_every_state_in_its_time() -> None:
-    world = World(timing=Timing(waiting=5, provision=10, delete=3))
+    world = World(timing=CloudTiming(waiting=5, provision=10, delete=3))
     world.ask("a")
     assert world.state("a") == "WAITING_FOR_RESOURCES"
     world.later(4)
@@ -106,7 +106,7 @@ def test_a_request_passes_through_every_state_in_its_time() -> None:
 
 
 def test_the_next_moment_that_matters_is_known() -> None:
-    world = World(timing=Timing(waiting=5, provision=10))
+    world = World(timing=CloudTiming(waiting=5, provision=10))
     assert world.fleet.next_due() is None
     world.ask("a")
     assert world.fleet.next_due() == 1005
@@ -186,7 +186,7 @@ def test_it_is_suspending_until_the_hosts_are_gone() -> None:
 
 
 def test_preempted_while_being_created_it_fails_with_code_3() -> None:
-    world = World(timing=Timing(provision=10))
+    world = World(timing=CloudTiming(provision=10))
     world.ask("a")
     world.preempt("a")
     error = world.fleet.request(f"{ZONE}/queuedResources/a").error
@@ -197,7 +197,7 @@ def test_preempted_while_being_created_it_fails_with_code_3() -> None:
 
 
 def test_preempted_while_it_waits_it_is_suspended_without_a_node() -> None:
-    world = World(timing=Timing(waiting=10))
+    world = World(timing=CloudTiming(waiting=10))
     world.ask("a")
     world.preempt("a")
     world.later(100)
@@ -223,7 +223,7 @@ def test_the_nodes_of_one_request_go_together() -> None:
 
 
 def test_spot_nodes_are_taken_at_random_and_on_demand_ones_are_not() -> None:
-    world = World(timing=Timing(preempt_every=60))
+    world = World(timing=CloudTiming(preempt_every=60))
     world.ask("spot")
     world.ask("firm", tier=Tier.ON_DEMAND)
     world.later(60 * 50)
@@ -233,7 +233,7 @@ def test_spot_nodes_are_taken_at_random_and_on_demand_ones_are_not() -> None:
 def test_a_request_with_a_node_is_deleted_with_force_only() -> None:
     world = World()
     world.ask("a")
-    with pytest.raises(Refused, match="force=true") as refused:
+    with pytest.raises(ApiError, match="force=true") as refused:
         world.delete("a", force=False)
     assert refused.value.status.code == 9
     assert world.state("a") == "ACTIVE"
@@ -268,7 +268,7 @@ def test_a_suspended_request_holds_its_quota_until_it_is_deleted(place: str) -> 
     world = World(limits=Limits(quota={place: {Tier.SPOT: 4}}))
     world.ask("a")
     world.preempt("a")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiError) as refused:
         world.ask("b")
     status = refused.value.status
     assert status.code == 8
@@ -281,12 +281,12 @@ def test_a_suspended_request_holds_its_quota_until_it_is_deleted(place: str) -> 
 
 
 def test_a_name_is_taken_until_it_is_gone() -> None:
-    world = World(timing=Timing(delete=5))
+    world = World(timing=CloudTiming(delete=5))
     world.ask("a")
-    with pytest.raises(Refused, match="already exists"):
+    with pytest.raises(ApiError, match="already exists"):
         world.ask("a")
     world.delete("a")
-    with pytest.raises(Refused, match="already exists"):
+    with pytest.raises(ApiError, match="already exists"):
         world.ask("a")
     world.later(5)
     world.ask("a")
@@ -294,7 +294,7 @@ def test_a_name_is_taken_until_it_is_gone() -> None:
 
 
 def test_operations_end_when_what_they_are_for_has_happened() -> None:
-    world = World(timing=Timing(waiting=5, provision=10, delete=3))
+    world = World(timing=CloudTiming(waiting=5, provision=10, delete=3))
     assert world.ask("a").ended == 1000
     node = world.fleet.create_node(node_spec("n"))
     world.later(9)
@@ -360,10 +360,10 @@ def test_who_cannot_be_stopped_started_or_reset_is_told_why() -> None:
         (fleet.reset_request, f"{ZONE}/queuedResources/waits", "must be ACTIVE"),
         (fleet.stop_node, f"{ZONE}/nodes/none", "was not found"),
     ):
-        with pytest.raises(Refused, match=says):
+        with pytest.raises(ApiError, match=says):
             call(name)
     world.fleet.stop_node(ready)
-    with pytest.raises(Refused, match="stop is not supported while in state STOPPING"):
+    with pytest.raises(ApiError, match="stop is not supported while in state STOPPING"):
         world.fleet.stop_node(ready)
 
 

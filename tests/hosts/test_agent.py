@@ -23,7 +23,7 @@ import pytest
 from drumline.hosts.agent.files import read_json
 from drumline.hosts.agent_file import AGENT, AGENT_FILE, SOURCES, zipped
 from drumline.hosts.environment import PythonEnvironment, run_wrap
-from drumline.hosts.messages import Place, attempt_folder, program_message, work_folder
+from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
 from drumline.hosts.values import Address
 
 from .stand_in import program
@@ -73,7 +73,7 @@ class Machine:
     def put(self, run: str, **parts: Any) -> None:
         self.what = program(run=run, **parts)
         self.folder = self.home / ".drumline" / attempt_folder(self.what)
-        place = Place(0, Address("", 0, "10.0.0.1"), 0, 2)
+        place = HostRank(0, Address("", 0, "10.0.0.1"), 0, 2)
         self.prepared = self.attempt(
             "prepare", "0.2", sent=json.loads(program_message(self.what, place))
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostDriver, Means
-from drumline.hosts.messages import Line, Place, Port, Prepared, Status
+from drumline.hosts.messages import AttemptStatus, HostRank, Line, Port, Prepared
 from drumline.hosts.session import HostPhase, StartLine, Timing
 from drumline.hosts.values import Address
 
@@ -30,8 +30,8 @@ class SlowToAnswer:
         if verb == "start":
             self.starting.set()
             await self.told.wait()
-            return Status(state="running", started_at=1.0)
-        known = {"status": Status(state="none"), "prepare": Prepared(have_code=True)}
+            return AttemptStatus(state="running", started_at=1.0)
+        known = {"status": AttemptStatus(state="none"), "prepare": Prepared(have_code=True)}
         return known.get(verb) or Port(port=1234)
 
     async def watch(self, *_: object) -> AsyncIterator[Line]:
@@ -50,7 +50,7 @@ class EndedUnseen:
     async def install(self) -> None:
         pass
 
-    async def ask(self, *_: object, **__: object) -> Status:
+    async def ask(self, *_: object, **__: object) -> AttemptStatus:
         return ENDED
 
     async def watch(self, *_: object) -> AsyncIterator[Line]:
@@ -60,7 +60,7 @@ class EndedUnseen:
         await asyncio.Event().wait()
 
 
-ENDED = Status(state="exited", exit_code=3, started_at=1.0)
+ENDED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def driven(folder: Path, host: object) -> AsyncIterator[HostDriver]:
         timing=Timing(),
         changed=lambda: None,
     )
-    place = Place(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
+    place = HostRank(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
     driver = HostDriver(program(), place, StartLine(1, folder / "started"), means)
     driving = asyncio.create_task(driver._on(host))  # type: ignore[arg-type]
     yield driver

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.jobs.http import Answer, Broken, Connection
+from drumline.jobs.http import Broken, HttpAnswer, HttpConnection
 
 
 @contextmanager
-def answered(text: bytes) -> Iterator[Callable[[], Answer]]:
+def answered(text: bytes) -> Iterator[Callable[[], HttpAnswer]]:
     """Somebody who says this and hangs up."""
     ours, theirs = socket.socketpair()
     with ours, ours.makefile("rb") as heard:
         theirs.sendall(text)
         theirs.close()
-        yield lambda: Answer(heard)
+        yield lambda: HttpAnswer(heard)
 
 
 def chunked(pieces: list[bytes]) -> bytes:
@@ -83,7 +83,7 @@ def test_nothing_is_smuggled_in_with_a_path(path: str, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "sock"))
         listening.listen()
-        connection = Connection(str(tmp_path / "sock"), 1)
+        connection = HttpConnection(str(tmp_path / "sock"), 1)
         with pytest.raises(ValueError, match="not a path"):
             connection.send("GET", path)
         connection.close()
@@ -93,7 +93,7 @@ def test_silence_is_a_time_out(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "sock"))
         listening.listen()
-        connection = Connection(str(tmp_path / "sock"), 0.01)
+        connection = HttpConnection(str(tmp_path / "sock"), 0.01)
         connection.send("GET", "/jobs")
         with pytest.raises(TimeoutError):
             connection.answer()

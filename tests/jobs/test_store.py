@@ -21,10 +21,10 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Outcome,
-    Patience,
     Seen,
     Slice,
     Status,
+    Thresholds,
 )
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import SliceRow, Store
@@ -49,7 +49,7 @@ def test_ids_are_six_digits_and_never_given_twice(store: Store) -> None:
 
 def test_a_job_comes_back_as_it_was_written(store: Store, tmp_path: Path) -> None:
     record = store.add("lab", "a $(rm) 'quoted'\n", {"run": "x", "n": 1}, new_job)
-    decision = lifecycle.decide(record.job, Seen(), 5.0, Patience())
+    decision = lifecycle.decide(record.job, Seen(), 5.0, Thresholds())
     store.save(decision, 5.0)
     store.close()
     again = Store(tmp_path / "jobs.db")

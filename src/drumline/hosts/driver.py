@@ -25,11 +25,11 @@ from drumline.hosts.connection import (
 )
 from drumline.hosts.kept_log import KeptLog, set_aside, size_of
 from drumline.hosts.messages import (
+    AttemptStatus,
     Done,
-    Place,
+    HostRank,
     Port,
     Prepared,
-    Status,
     StepEnded,
     attempt_folder,
     program_message,
@@ -64,7 +64,7 @@ class Gate(Protocol):
     def found_running(self, coordinator: str) -> None:
         """A host already runs the program with this coordinator."""
 
-    async def coordinator(self, place: Place, free_port: Callable[[], Awaitable[int]]) -> str:
+    async def coordinator(self, place: HostRank, free_port: Callable[[], Awaitable[int]]) -> str:
         """Wait for the others, and learn where the first host listens."""
 
     def was_started(self, host: int) -> bool:
@@ -91,7 +91,7 @@ class Means:
 class HostDriver:
     """One host on its way."""
 
-    def __init__(self, program: Program, place: Place, gate: Gate, means: Means) -> None:
+    def __init__(self, program: Program, place: HostRank, gate: Gate, means: Means) -> None:
         """Nothing happens before `drive`."""
         self.program = program
         self.place = place
@@ -147,7 +147,7 @@ class HostDriver:
         """All that happens on one connection."""
         self._heard()
         await agent.install()
-        status = await agent.ask(Status, "status", self._folder)
+        status = await agent.ask(AttemptStatus, "status", self._folder)
         if status.state == "none" and not self._gate.was_started(self.place.index):
             self._begin_log(status.log_size or 0)
         self._agent = agent
@@ -164,12 +164,12 @@ class HostDriver:
                 task.cancel()
             await asyncio.gather(watching, going, return_exceptions=True)
 
-    async def _go_on(self, agent: RemoteAgent, status: Status) -> None:
+    async def _go_on(self, agent: RemoteAgent, status: AttemptStatus) -> None:
         """From where the host is to a running program."""
         host = self.place.index
         if self._gate.stopped:
             grace = str(self._gate.grace)
-            self._take(await agent.ask(Status, "stop", self._folder, grace))
+            self._take(await agent.ask(AttemptStatus, "stop", self._folder, grace))
         elif status.state != "none":
             self._gate.found_running(status.coordinator)
             self._gate.started(host)
@@ -188,7 +188,7 @@ class HostDriver:
                 return
             coordinator = await self._gate.coordinator(self.place, lambda: self._free_port(agent))
             sent = json.dumps({"coordinator": coordinator}).encode()
-            now = await agent.ask(Status, "start", self._folder, sent=sent)
+            now = await agent.ask(AttemptStatus, "start", self._folder, sent=sent)
             if now.state != "none":
                 self._gate.started(host)
             self._take_unless_ended(now)
@@ -255,12 +255,12 @@ class HostDriver:
         if size_of(self._means.log) > on_host:
             set_aside(self._means.log)
 
-    def _take_unless_ended(self, status: Status) -> None:
+    def _take_unless_ended(self, status: AttemptStatus) -> None:
         """An end is left to `watch`, which tells it after all that was logged by then."""
         if status.state != "exited":
             self._take(status)
 
-    def _take(self, status: Status) -> None:
+    def _take(self, status: AttemptStatus) -> None:
         """What the agent says of the program, into the report."""
         known = {
             "started_at": status.started_at,
@@ -315,7 +315,7 @@ class HostDriver:
                 while True:
                     agent = await self._reached()
                     try:
-                        self._take(await agent.ask(Status, "stop", self._folder, str(grace)))
+                        self._take(await agent.ask(AttemptStatus, "stop", self._folder, str(grace)))
                         return
                     except (*CUT, AgentFailed):
                         await asyncio.sleep(0.1)

@@ -14,7 +14,7 @@ from drumline.hosts.values import Address, Program
 
 
 @dataclass(frozen=True)
-class Place:
+class HostRank:
     """What one host is to the program: its number on the slice, and among those that run."""
 
     index: int
@@ -28,7 +28,7 @@ class Done(BaseModel):
     """An answer that only says it was done."""
 
 
-class Status(BaseModel):
+class AttemptStatus(BaseModel):
     """What the agent knows of the attempt."""
 
     state: Literal["none", "running", "exited", "lost"]
@@ -59,7 +59,7 @@ class Line(BaseModel):
     offset: int = Field(default=0, ge=0)
     at: float | None = Field(default=None, ge=0, le=1e11)
     """When the log was written, by the host's clock."""
-    status: Status | None = None
+    status: AttemptStatus | None = None
 
 
 class Prepared(BaseModel):
@@ -108,7 +108,7 @@ def _safe(name: str) -> str:
     return quote(name, safe="").replace(".", "%2E")
 
 
-def program_message(program: Program, place: Place) -> bytes:
+def program_message(program: Program, place: HostRank) -> bytes:
     """The program as the agent takes it; secrets apart, for a file of their own."""
     container = f"drumline-{_safe(program.job_id)}-{program.attempt}".replace("%", "_")
     variables = {

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostDriver, Means
-from drumline.hosts.messages import Place
+from drumline.hosts.messages import HostRank
 from drumline.hosts.values import (
     Address,
     HostPhase,
@@ -99,7 +99,7 @@ class StartLine:
             self._write()
         self._coordinator_known.set()
 
-    async def coordinator(self, place: Place, free_port: Callable[[], Awaitable[int]]) -> str:
+    async def coordinator(self, place: HostRank, free_port: Callable[[], Awaitable[int]]) -> str:
         """Wait until all are ready; the first host then chooses a port."""
         if place.rank == 0 and not self._coordinator_known.is_set():
             waits = {
@@ -172,7 +172,7 @@ class SliceSession:
         self._drivers = []
         ranks = {host: rank for rank, host in enumerate(chosen)}
         for index, address in enumerate(addresses):
-            place = Place(index, address, ranks.get(index), len(ranks))
+            place = HostRank(index, address, ranks.get(index), len(ranks))
             means = Means(
                 key=key,
                 known=KnownHosts(self.known_hosts_file),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drumline import __version__
-from drumline.jobs.http import Answer, Connection
+from drumline.jobs.http import HttpAnswer, HttpConnection
 
 if TYPE_CHECKING:
     from subprocess import Popen  # waits until it is used: few commands start anything
@@ -182,8 +182,8 @@ class Caller:
             connection.close()
 
     def _feed(
-        self, connection: Connection, path: str, body: Json, source: BinaryIO
-    ) -> "tuple[Answer, _Window]":
+        self, connection: HttpConnection, path: str, body: Json, source: BinaryIO
+    ) -> "tuple[HttpAnswer, _Window]":
         """Send a line of JSON and go on to send `source`, while the answer is read."""
         from threading import Thread
 
@@ -197,8 +197,8 @@ class Caller:
         return self._answer(connection, path), window
 
     def _send(
-        self, connection: Connection, method: str, path: str, body: Json | None = None
-    ) -> Answer:
+        self, connection: HttpConnection, method: str, path: str, body: Json | None = None
+    ) -> HttpAnswer:
         """Send the question and return a good answer; any other is raised as its sentence."""
         if body is None:
             connection.send(method, path)
@@ -207,7 +207,7 @@ class Caller:
             connection.send(method, path, headers, json.dumps(body).encode())
         return self._answer(connection, path)
 
-    def _answer(self, connection: Connection, path: str) -> Answer:
+    def _answer(self, connection: HttpConnection, path: str) -> HttpAnswer:
         answer = connection.answer()
         told = answer.headers
         self._server = told.get(VERSION.lower()), int(told.get(STRAYS.lower(), 0))
@@ -255,9 +255,9 @@ class Caller:
 
     # Having a server
 
-    def _connect(self, timeout: float | None) -> Connection:
+    def _connect(self, timeout: float | None) -> HttpConnection:
         try:
-            return Connection(str(self.socket), timeout)
+            return HttpConnection(str(self.socket), timeout)
         except PermissionError as closed:
             raise NoServer(f"{self.socket} belongs to another user") from closed
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from drumline.chips import LOCAL_ZONES, UnknownName
 from drumline.hosts.values import Timing
 from drumline.jobs.billing.quota import Grant, read_grant
-from drumline.jobs.core.state import Patience
+from drumline.jobs.core.state import Thresholds
 
 
 class ConfigError(Exception):
@@ -59,7 +59,7 @@ class Config:
     look_seconds: float
     """Between two looks at a zone: two calls each."""
     asks_a_minute: float
-    patience: Patience
+    patience: Thresholds
     timing: Timing
     zone_rest_scale: float
     idle_seconds: float
@@ -87,7 +87,7 @@ _LOOK_SECONDS = 10.0
 _ASKS_A_MINUTE = 30.0
 # The emulator answers at once and takes slices by the second, so everything is quicker there.
 _QUICK_LOOK_SECONDS = 0.5
-_QUICK_PATIENCE = Patience(
+_QUICK_PATIENCE = Thresholds(
     waiting=3.0,
     silence=4.0,
     bad_silence=8.0,
@@ -126,7 +126,7 @@ def read(home: Path) -> Config:
             f"{path}: endpoint: an emulator is named by its folder, such as ~/.drumline/emulator, "
             "because its token is found there"
         )
-    unknown = set(given.patience) - set(Patience.__dataclass_fields__)
+    unknown = set(given.patience) - set(Thresholds.__dataclass_fields__)
     if unknown:
         raise ConfigError(f"{path}: patience.{min(unknown)}: unknown key")
     return Config(
@@ -138,7 +138,7 @@ def read(home: Path) -> Config:
         endpoint=_endpoint(given),
         look_seconds=given.look_seconds or (_QUICK_LOOK_SECONDS if quick else _LOOK_SECONDS),
         asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
-        patience=replace(_QUICK_PATIENCE if quick else Patience(), **given.patience),
+        patience=replace(_QUICK_PATIENCE if quick else Thresholds(), **given.patience),
         timing=Timing(reconnect_most=1.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,
         idle_seconds=given.idle_minutes * 60,

@@ -14,7 +14,7 @@ class Broken(ConnectionResetError):
     """The connection ended before the answer did, or what came is no HTTP."""
 
 
-class Connection:
+class HttpConnection:
     """One question and its answer."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
@@ -42,9 +42,9 @@ class Connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
         self.sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
 
-    def answer(self) -> "Answer":
+    def answer(self) -> "HttpAnswer":
         """Wait until the answer begins."""
-        return Answer(self._answers)
+        return HttpAnswer(self._answers)
 
     def close(self) -> None:
         """Hang up."""
@@ -52,7 +52,7 @@ class Connection:
         self.sock.close()
 
 
-class Answer:
+class HttpAnswer:
     """What was answered: `status` and `headers` (by their names in small letters), then a body."""
 
     def __init__(self, file: BufferedReader) -> None:

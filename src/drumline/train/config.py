@@ -20,7 +20,7 @@ from drumline.train.recipe import Recipe, check_steps
 
 
 @dataclass(frozen=True)
-class Config:
+class ConfigFile:
     """A config file that has been read."""
 
     path: Path
@@ -68,7 +68,7 @@ class Config:
         return name, read_value(name, text.strip(), self.kinds[name])
 
 
-def load_config(path: str) -> Config:
+def load_config(path: str) -> ConfigFile:
     """Run a config file and find its recipe."""
     file = Path(path)
     if not file.is_file():
@@ -89,7 +89,7 @@ def load_config(path: str) -> Config:
     for name, setting in settings.items():
         if setting.kind is not inspect.Parameter.KEYWORD_ONLY:
             raise Mistake(f"{path}: write def recipe(*, {name}, …): settings go by name")
-    return Config(
+    return ConfigFile(
         path=file,
         about=(module.__doc__ or str(file)).strip(),
         recipe=recipe,

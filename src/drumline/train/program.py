@@ -21,7 +21,7 @@ _NAMES = ("name", "debug_info")
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """What a function computes, for given shapes."""
 
     equations: str
@@ -30,7 +30,7 @@ class Program:
     """Those that are written in it, in order."""
 
 
-def program(traced: ClosedJaxpr) -> Program:
+def program(traced: ClosedJaxpr) -> TracedProgram:
     """The program of a traced function."""
     walk = _Walk()
     for const in traced.consts:
@@ -39,7 +39,7 @@ def program(traced: ClosedJaxpr) -> Program:
     if len(walk.numbers) > MOST_NUMBERS:
         walk.word(*walk.numbers)
         walk.numbers.clear()
-    return Program(walk.equations.hexdigest()[:16], tuple(walk.numbers))
+    return TracedProgram(walk.equations.hexdigest()[:16], tuple(walk.numbers))
 
 
 @dataclass

@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 
 from drumline.cloud.emulator.api import control, rest
 from drumline.cloud.emulator.api.login import Login
-from drumline.cloud.emulator.config import BadConfig, Config, load
+from drumline.cloud.emulator.config import BadConfig, EmulatorConfig, load
 from drumline.cloud.emulator.hosts.running import Ground
 from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, for_owner, make_private
 from drumline.cloud.emulator.service import Service
@@ -96,7 +96,7 @@ def _allow_many_hosts() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
+async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> None:
     service = Service(config, Ground(home, config.boot_seconds))
     service.hosts.clear_away()
     service.hosts.warm_up()
@@ -151,7 +151,7 @@ async def _serve(home: Path, config: Config, port: int, idle: float) -> None:
         (home / ENDPOINT).unlink(missing_ok=True)
 
 
-def _needed(service: Service, config: Config) -> bool:
+def _needed(service: Service, config: EmulatorConfig) -> bool:
     """Whether it holds anything, or was told to be another cloud than the one that would follow."""
     fleet, first = service.fleet, config.limits()
     told = service.faults != config.faults or any(

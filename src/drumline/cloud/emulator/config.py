@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from drumline.chips import LOCAL_ZONES, UnknownName, chip, slice_of, zones
-from drumline.cloud.model.resources import Limits, Tier, Timing
+from drumline.cloud.model.resources import CloudTiming, Limits, Tier
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -48,7 +48,7 @@ class Faults(BaseModel):
     """Zones where every call is denied."""
 
 
-class Config(BaseModel):
+class EmulatorConfig(BaseModel):
     """The keys of `config.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,9 +94,9 @@ class Config(BaseModel):
             fail_when_short=self.when_short == "fail",
         )
 
-    def timing(self) -> Timing:
+    def timing(self) -> CloudTiming:
         """How long things take."""
-        return Timing(
+        return CloudTiming(
             waiting=self.waiting_seconds,
             provision=self.provision_seconds,
             delete=self.delete_seconds,
@@ -104,11 +104,11 @@ class Config(BaseModel):
         )
 
 
-def load(path: Path) -> Config:
+def load(path: Path) -> EmulatorConfig:
     """Read the file; one that is not there leaves everything at its default."""
     try:
         given = yaml.safe_load(path.read_text()) if path.exists() else None
-        return Config.model_validate(given or {})
+        return EmulatorConfig.model_validate(given or {})
     except yaml.YAMLError as wrong:
         raise BadConfig(f"{path}: not YAML: {' '.join(str(wrong).split())}") from wrong
     except ValidationError as wrong:

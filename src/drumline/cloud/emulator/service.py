@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from drumline.clock import SteadyClock
-from drumline.cloud.emulator.config import Config, Faults
+from drumline.cloud.emulator.config import EmulatorConfig, Faults
 from drumline.cloud.emulator.hosts.running import Ground, Hosts
 from drumline.cloud.emulator.hosts.terms import HOWS
-from drumline.cloud.model.errors import Json, Refused, passing_troubles
+from drumline.cloud.model.errors import ApiError, Json, passing_troubles
 from drumline.cloud.model.fleet import Fleet
 from drumline.cloud.model.resources import (
     EndHosts,
@@ -25,7 +25,7 @@ from drumline.cloud.model.resources import (
 JOB_LABEL = "drumline-job"
 
 
-class Mistake(ValueError):
+class ControlMistake(ValueError):
     """What a user of the controls asked for cannot be; the text is the whole sentence."""
 
 
@@ -46,7 +46,7 @@ class Service:
     """What the routes act on."""
 
     def __init__(
-        self, config: Config, ground: Ground, clock: Callable[[], float] | None = None
+        self, config: EmulatorConfig, ground: Ground, clock: Callable[[], float] | None = None
     ) -> None:
         """Begin with an empty cloud. A cloud's clock does not step when that of a machine does."""
         clock = clock or SteadyClock()
@@ -106,7 +106,7 @@ class Service:
 
     # Faults.
 
-    def trouble(self) -> Refused | None:
+    def trouble(self) -> ApiError | None:
         """What this call is to fail with, if it is one of those that fail."""
         if self._chance.random() >= self.faults.fail:
             return None
@@ -141,7 +141,7 @@ class Service:
             if alone and _matches(target, [node.spec.name], [node.spec.labels.get(JOB_LABEL, "")]):
                 found.append(node)
         if not found:
-            raise Mistake(
+            raise ControlMistake(
                 f"nothing here is called {target!r}; drumline emulator resources lists all"
             )
         return max(found, key=lambda one: (one.state in {"ACTIVE", "READY"}, one.created))
@@ -164,7 +164,7 @@ class Service:
             NodeState.STOPPING,
             NodeState.STOPPED,
         }:
-            raise Mistake(f"{target} holds no chips: it is {subject.state}")
+            raise ControlMistake(f"{target} holds no chips: it is {subject.state}")
         self.fleet.preempt(subject, notice)
         if notice:
             nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
@@ -176,17 +176,19 @@ class Service:
     async def break_host(self, target: str, index: int, how: str) -> str:
         """Break one host of a node, or heal it; returns the node's name."""
         if how not in HOWS:
-            raise Mistake(f"a host breaks by {', '.join(HOWS[:-1])}, and heals; not by {how!r}")
+            raise ControlMistake(
+                f"a host breaks by {', '.join(HOWS[:-1])}, and heals; not by {how!r}"
+            )
         subject = self.find(target)
         nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
         hosts = [(node, number) for node in nodes for number in range(len(node.hosts))]
         if not hosts:
-            raise Mistake(f"{target} has no hosts now: it is {subject.state}")
+            raise ControlMistake(f"{target} has no hosts now: it is {subject.state}")
         if not 0 <= index < len(hosts):
-            raise Mistake(f"{target} has the hosts 0 to {len(hosts) - 1}, not {index}")
+            raise ControlMistake(f"{target} has the hosts 0 to {len(hosts) - 1}, not {index}")
         node, number = hosts[index]
         if not await self.hosts.tell(node, number, how):
-            raise Mistake(f"host {index} of {target} is gone")
+            raise ControlMistake(f"host {index} of {target} is gone")
         return node.spec.name.rpartition("/")[2]
 
     def resources(self) -> Json:

@@ -27,7 +27,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 @dataclass(frozen=True)
-class Patience:
+class CallLimits:
     """How long a call may take before its caller gets an error and goes on with its loop."""
 
     connect: float = 5.0
@@ -61,7 +61,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Call:
+class RestCall:
     """What to send."""
 
     method: str
@@ -81,7 +81,7 @@ class Rest:
         self,
         base_url: str,
         credentials: Credentials | None,
-        patience: Patience,
+        patience: CallLimits,
         world: World,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Rest:
         """The time that one call of our caller may take, shared by the calls it leads to."""
         return Deadline(self._world.clock() + self._patience.total, self._patience.total)
 
-    async def send(self, call: Call, deadline: "Deadline") -> dict[str, Any]:
+    async def send(self, call: RestCall, deadline: "Deadline") -> dict[str, Any]:
         """The answer's JSON object, or CloudError after the retries that made sense."""
         failed = 0
         refused: str | None = None
@@ -144,7 +144,7 @@ class Rest:
             await self._world.sleep(pause)
 
     async def _once(
-        self, call: Call, refused: str | None, deadline: "Deadline"
+        self, call: RestCall, refused: str | None, deadline: "Deadline"
     ) -> tuple[dict[str, Any] | Refusal, str | None]:
         """One attempt: what came back, and the token it was made with."""
         left = deadline.at - self._world.clock()
@@ -192,7 +192,7 @@ class Deadline:
     total: float
 
 
-def _json_object(call: Call, body: bytes) -> dict[str, Any]:
+def _json_object(call: RestCall, body: bytes) -> dict[str, Any]:
     """The answer; one cut short must never pass for an empty listing."""
     if not body.strip() and call.method != "GET":
         return {}

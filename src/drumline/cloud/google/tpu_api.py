@@ -15,7 +15,7 @@ import httpx
 from drumline.cloud.google import messages
 from drumline.cloud.google.answers import Rpc
 from drumline.cloud.google.credentials import Credentials
-from drumline.cloud.google.rest import Call, Deadline, Patience, Rest, World
+from drumline.cloud.google.rest import CallLimits, Deadline, Rest, RestCall, World
 from drumline.cloud.protocol import CloudError, Node, Request, SliceRequest
 
 GOOGLE = "https://tpu.googleapis.com"
@@ -44,7 +44,7 @@ class TpuApi:
         storage_url: str = STORAGE,
         credentials: Credentials | None = None,
         ssh_port: int | None = SSH_PORT,
-        patience: Patience | None = None,
+        patience: CallLimits | None = None,
         world: World | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class TpuApi:
         self._storage = storage_url.rstrip("/")
         self._ssh_port = ssh_port
         self._rest = Rest(
-            self._base, credentials, patience or Patience(), world or World(), transport
+            self._base, credentials, patience or CallLimits(), world or World(), transport
         )
 
     async def close(self) -> None:
@@ -82,7 +82,7 @@ class TpuApi:
 
     async def ask(self, request: SliceRequest) -> None:
         """Queue a request; one that exists already under that name is taken for ours."""
-        call = Call(
+        call = RestCall(
             "POST",
             self._url(request.zone, "queuedResources"),
             query={"queuedResourceId": request.name},
@@ -97,11 +97,11 @@ class TpuApi:
     async def release(self, zone: str, name: str) -> None:
         """Delete the request and the node under it; what is gone already is no error."""
         # Without force the node under the request blocks the delete.
-        await self._delete(Call("DELETE", self._url(zone, "queuedResources", name), _FORCE))
+        await self._delete(RestCall("DELETE", self._url(zone, "queuedResources", name), _FORCE))
 
     async def remove_node(self, zone: str, name: str) -> None:
         """Delete a node that has no request; what is gone already is no error."""
-        await self._delete(Call("DELETE", self._url(zone, "nodes", name)))
+        await self._delete(RestCall("DELETE", self._url(zone, "nodes", name)))
 
     async def host_keys(self, zone: str, node: str) -> list[str | None]:
         """The public SSH host key of each host in worker order, None where it is not published.
@@ -111,10 +111,10 @@ class TpuApi:
         url = self._url(zone, "nodes", node)
         deadline = self._rest.deadline()
         try:
-            hosts = messages.count_hosts(await self._rest.send(Call("GET", url), deadline))
+            hosts = messages.count_hosts(await self._rest.send(RestCall("GET", url), deadline))
         except CloudError:
             return []
-        ask = Call("POST", f"{url}:getGuestAttributes", body={"queryPath": "hostkeys/"})
+        ask = RestCall("POST", f"{url}:getGuestAttributes", body={"queryPath": "hostkeys/"})
         try:
             return messages.read_host_keys(await self._rest.send(ask, deadline), hosts)
         except CloudError:
@@ -123,7 +123,7 @@ class TpuApi:
     async def bucket_location(self, bucket: str) -> str | None:
         """`US-CENTRAL2`, `EU`, …; None where it cannot be known."""
         url = f"{self._storage}/storage/v1/b/{quote(bucket, safe='')}"
-        call = Call("GET", url, query={"fields": "location"})
+        call = RestCall("GET", url, query={"fields": "location"})
         try:
             answer = await self._rest.send(call, self._rest.deadline())
         except CloudError as error:
@@ -150,7 +150,7 @@ class TpuApi:
 
     async def _get(self, zone: str, collection: str, name: str) -> list[object]:
         """One entry of a collection, or none."""
-        call = Call("GET", self._url(zone, collection, name))
+        call = RestCall("GET", self._url(zone, collection, name))
         try:
             return [await self._rest.send(call, self._rest.deadline())]
         except CloudError as error:
@@ -162,7 +162,7 @@ class TpuApi:
         self, zone: str, collection: str, token: str, deadline: Deadline
     ) -> dict[str, Any]:
         query = {"pageSize": _PAGE} | ({"pageToken": token} if token else {})
-        page = await self._rest.send(Call("GET", self._url(zone, collection), query), deadline)
+        page = await self._rest.send(RestCall("GET", self._url(zone, collection), query), deadline)
         if page.get("unreachable"):
             # The listing has holes, and what is not in it would be taken for lost.
             raise CloudError(
@@ -171,14 +171,14 @@ class TpuApi:
             )
         return page
 
-    async def _operate(self, call: Call) -> None:
+    async def _operate(self, call: RestCall) -> None:
         """Start an operation. It may have ended by the time we hear of it, and badly."""
         answer = await self._rest.send(call, self._rest.deadline())
         trouble = messages.read_trouble(answer.get("error"))
         if trouble is not None:
             raise CloudError(trouble.message, trouble.code)
 
-    async def _delete(self, call: Call) -> None:
+    async def _delete(self, call: RestCall) -> None:
         try:
             await self._operate(call)
         except CloudError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from drumline.chips import region_of
-from drumline.cloud.model.errors import Refused, region_quota, zone_quota
+from drumline.cloud.model.errors import ApiError, region_quota, zone_quota
 from drumline.cloud.model.resources import Limits, Node, NodeSpec
 
 
@@ -30,7 +30,7 @@ def check_quota(specs: Sequence[NodeSpec], holding: Iterable[NodeSpec], limits: 
             continue
         held = sum(spec.slice.chips for spec in alike if place in {spec.zone, region_of(spec.zone)})
         if held + asked > limit:
-            raise Refused(says(first.slice.generation, first.tier, place, limit))
+            raise ApiError(says(first.slice.generation, first.tier, place, limit))
 
 
 def _draws_on(spec: NodeSpec, pool: str) -> bool:

@@ -38,7 +38,7 @@ _NAMES_AND_HTTP = {
 
 
 @dataclass(frozen=True)
-class Status:
+class RpcStatus:
     """google.rpc.Status: what a failed request or operation carries."""
 
     code: int
@@ -51,10 +51,10 @@ class Status:
         return shown | ({"details": list(self.details)} if self.details else {})
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A call that the API answers with an error."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: RpcStatus) -> None:
         """Keep the status, which is the whole answer."""
         super().__init__(status.message)
         self.status = status
@@ -73,33 +73,33 @@ class Refused(Exception):
         return {"error": body}
 
 
-def invalid(message: str, field: str = "") -> Refused:
+def invalid(message: str, field: str = "") -> ApiError:
     """The call itself is wrong; it will be wrong next time too."""
     details: list[Json] = []
     if field:
         violation = {"field": field, "description": message}
         details = [{"@type": _type("BadRequest"), "fieldViolations": [violation]}]
-    return Refused(Status(INVALID_ARGUMENT, message, details))
+    return ApiError(RpcStatus(INVALID_ARGUMENT, message, details))
 
 
-def not_found(resource: str) -> Refused:
+def not_found(resource: str) -> ApiError:
     """Nothing of that name, or not any more."""
-    return Refused(Status(NOT_FOUND, f"Resource '{resource}' was not found", [_info(resource)]))
+    return ApiError(RpcStatus(NOT_FOUND, f"Resource '{resource}' was not found", [_info(resource)]))
 
 
-def already_exists(resource: str) -> Refused:
+def already_exists(resource: str) -> ApiError:
     """The name is taken, by what waits, runs, failed or is being deleted."""
     message = f"Resource '{resource}' already exists"
-    return Refused(Status(ALREADY_EXISTS, message, [_info(resource)]))
+    return ApiError(RpcStatus(ALREADY_EXISTS, message, [_info(resource)]))
 
 
-def unknown_location(zone: str) -> Refused:
+def unknown_location(zone: str) -> ApiError:
     """A zone that does not exist, and one that is not granted, look alike."""
     message = f"Location {zone} is not found or access is unauthorized."
-    return Refused(Status(PERMISSION_DENIED, message))
+    return ApiError(RpcStatus(PERMISSION_DENIED, message))
 
 
-def permission_denied(permission: str, resource: str) -> Refused:
+def permission_denied(permission: str, resource: str) -> ApiError:
     """The zone exists, but this project may do nothing there."""
     details = {
         "@type": _type("ErrorInfo"),
@@ -108,10 +108,10 @@ def permission_denied(permission: str, resource: str) -> Refused:
         "metadata": {"permission": permission, "resource": resource},
     }
     message = f"Permission '{permission}' denied on '{resource}' (or it may not exist)."
-    return Refused(Status(PERMISSION_DENIED, message, [details]))
+    return ApiError(RpcStatus(PERMISSION_DENIED, message, [details]))
 
 
-def node_in_the_way(request: str, nodes: Sequence[str]) -> Refused:
+def node_in_the_way(request: str, nodes: Sequence[str]) -> ApiError:
     """A request that still has a node is deleted with force, or not at all."""
     message = (
         f"Queued resource '{request}' still has the node '{nodes[0]}'; delete the node first, "
@@ -119,10 +119,10 @@ def node_in_the_way(request: str, nodes: Sequence[str]) -> Refused:
     )
     violation = {"type": "NODE_EXISTS", "subject": nodes[0], "description": message}
     details = {"@type": _type("PreconditionFailure"), "violations": [violation]}
-    return Refused(Status(FAILED_PRECONDITION, message, [details]))
+    return ApiError(RpcStatus(FAILED_PRECONDITION, message, [details]))
 
 
-def not_allowed_now(resource: str, verb: str, state: str, wanted: str) -> Refused:
+def not_allowed_now(resource: str, verb: str, state: str, wanted: str) -> ApiError:
     """The resource would have to be in another state."""
     message = (
         f"Cloud TPU received a bad request. {verb} is not supported while in state {state}; "
@@ -130,34 +130,34 @@ def not_allowed_now(resource: str, verb: str, state: str, wanted: str) -> Refuse
     )
     violation = {"type": "STATE", "subject": resource, "description": message}
     details = {"@type": _type("PreconditionFailure"), "violations": [violation]}
-    return Refused(Status(FAILED_PRECONDITION, message, [details]))
+    return ApiError(RpcStatus(FAILED_PRECONDITION, message, [details]))
 
 
-def not_supported(resource: str, verb: str, why: str) -> Refused:
+def not_supported(resource: str, verb: str, why: str) -> ApiError:
     """This kind of node does not take that call in any state."""
     return invalid(f"Cloud TPU received a bad request. Cannot {verb} '{resource}': {why}", "name")
 
 
-def login_expired() -> Refused:
+def login_expired() -> ApiError:
     """The caller's credentials are no longer good."""
     return _unauthenticated(
         "Request had invalid authentication credentials.", "ACCESS_TOKEN_EXPIRED"
     )
 
 
-def login_missing() -> Refused:
+def login_missing() -> ApiError:
     """The caller shows no credentials at all."""
     return _unauthenticated(
         "Request is missing required authentication credential.", "CREDENTIALS_MISSING"
     )
 
 
-def unknown_path() -> Refused:
+def unknown_path() -> ApiError:
     """There is no such method of the API."""
-    return Refused(Status(NOT_FOUND, "Method not found."))
+    return ApiError(RpcStatus(NOT_FOUND, "Method not found."))
 
 
-def _unauthenticated(trouble: str, reason: str) -> Refused:
+def _unauthenticated(trouble: str, reason: str) -> ApiError:
     message = (
         f"{trouble} Expected OAuth 2 access token, login cookie or other valid authentication "
         "credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
@@ -168,54 +168,54 @@ def _unauthenticated(trouble: str, reason: str) -> Refused:
         "domain": "googleapis.com",
         "metadata": {"service": "tpu.googleapis.com"},
     }
-    return Refused(Status(UNAUTHENTICATED, message, [details]))
+    return ApiError(RpcStatus(UNAUTHENTICATED, message, [details]))
 
 
-def passing_troubles() -> tuple[Refused, ...]:
+def passing_troubles() -> tuple[ApiError, ...]:
     """What any call may meet on a bad day, and will not meet again if repeated."""
     rate = (
         "Quota exceeded for quota metric 'CreateNode requests' and limit 'Maximum number of "
         "CreateNode requests per minute' of service 'tpu.googleapis.com'"
     )
     return (
-        Refused(Status(UNAVAILABLE, "The service is currently unavailable.")),
-        Refused(Status(INTERNAL, "Internal error encountered.")),
-        Refused(Status(RESOURCE_EXHAUSTED, rate)),
+        ApiError(RpcStatus(UNAVAILABLE, "The service is currently unavailable.")),
+        ApiError(RpcStatus(INTERNAL, "Internal error encountered.")),
+        ApiError(RpcStatus(RESOURCE_EXHAUSTED, rate)),
     )
 
 
-def stockout(zone: str, *, reserved: bool) -> Status:
+def stockout(zone: str, *, reserved: bool) -> RpcStatus:
     """No chips left in the zone, or none in the reservation."""
     if reserved:
-        return Status(FAILED_PRECONDITION, f"Insufficient reserved capacity in zone {zone}.")
+        return RpcStatus(FAILED_PRECONDITION, f"Insufficient reserved capacity in zone {zone}.")
     message = (
         f'There is no more capacity in the zone "{zone}"; you can try in another zone where '
         "Cloud TPU Nodes are offered (see https://cloud.google.com/tpu/docs/regions)"
     )
-    return Status(RESOURCE_EXHAUSTED, message)
+    return RpcStatus(RESOURCE_EXHAUSTED, message)
 
 
-def preempted_while_created() -> Status:
+def preempted_while_created() -> RpcStatus:
     """The chips were taken before the node was ready."""
     message = (
         "Cloud TPU received a bad request. update is not supported while in state PREEMPTED "
         "[EID: 0x73013519f5b7feb2]"
     )
-    return Status(INVALID_ARGUMENT, message)
+    return RpcStatus(INVALID_ARGUMENT, message)
 
 
-def zone_quota(generation: str, tier: str, zone: str, limit: int) -> Status:
+def zone_quota(generation: str, tier: str, zone: str, limit: int) -> RpcStatus:
     """The zone's allowance is used up, by what runs and by what was never deleted."""
     quota = f"{_quota_name(generation, tier)}PerProjectPerZoneForTPUAPI"
     message = f"Quota '{quota}' exhausted. Limit {limit} in zone {zone}"
-    return Status(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
+    return RpcStatus(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
 
 
-def region_quota(generation: str, tier: str, region: str, limit: int) -> Status:
+def region_quota(generation: str, tier: str, region: str, limit: int) -> RpcStatus:
     """The region's allowance is used up, whatever the zone's says."""
     quota = f"{_quota_name(generation, tier)}PerProjectPerRegionForTPUAPI"
     message = f"Quota limit '{quota}' has been exceeded. Limit: {limit} in region {region}."
-    return Status(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
+    return RpcStatus(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
 
 
 # v5e and v6e as the service names them; the others formed alike.

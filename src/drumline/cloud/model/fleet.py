@@ -21,8 +21,8 @@ from dataclasses import replace
 from drumline.cloud.model.capacity import check_quota, fits
 from drumline.cloud.model.errors import (
     FAILED_PRECONDITION,
-    Refused,
-    Status,
+    ApiError,
+    RpcStatus,
     already_exists,
     node_in_the_way,
     not_allowed_now,
@@ -37,6 +37,7 @@ from drumline.cloud.model.resources import (
     ENDED,
     LOST,
     By,
+    CloudTiming,
     EndHosts,
     HostAddress,
     Limits,
@@ -51,7 +52,6 @@ from drumline.cloud.model.resources import (
     RestartHosts,
     StartHosts,
     Tier,
-    Timing,
 )
 
 
@@ -62,12 +62,12 @@ class Fleet:
         self,
         clock: Callable[[], float],
         limits: Limits | None = None,
-        timing: Timing | None = None,
+        timing: CloudTiming | None = None,
         seed: int = 0,
     ) -> None:
         """Begin with nothing."""
         self.limits = limits or Limits()
-        self.timing = timing or Timing()
+        self.timing = timing or CloudTiming()
         self.requests: dict[str, Request] = {}
         self.nodes: dict[str, Node] = {}
         self.orders: list[Order] = []
@@ -162,8 +162,10 @@ class Fleet:
         """Replace a node's labels, which a node that is not ready does not allow."""
         node = self.node(name)
         if node.state is not NodeState.READY:
-            raise Refused(
-                Status(FAILED_PRECONDITION, f"update is not supported while in state {node.state}")
+            raise ApiError(
+                RpcStatus(
+                    FAILED_PRECONDITION, f"update is not supported while in state {node.state}"
+                )
             )
         shown = node.spec.shown | {"labels": dict(labels)}
         node.spec = replace(node.spec, labels=dict(labels), shown=shown)
@@ -307,7 +309,7 @@ class Fleet:
     def _enter(self, request: Request, state: RequestState, by: By, stay: float = 0.0) -> None:
         request.state, request.by, request.due = state, by, self._clock() + stay
 
-    def _fail(self, request: Request, error: Status) -> None:
+    def _fail(self, request: Request, error: RpcStatus) -> None:
         self._enter(request, RequestState.FAILED, By.SERVICE)
         request.error = error
         for node in self.nodes_under(request):
@@ -377,7 +379,7 @@ def _all_ready(request: Request, nodes: list[Node]) -> bool:
     )
 
 
-def _stockout(spec: NodeSpec | RequestSpec) -> Status:
+def _stockout(spec: NodeSpec | RequestSpec) -> RpcStatus:
     return stockout(spec.zone, reserved=spec.tier is Tier.RESERVED)
 
 

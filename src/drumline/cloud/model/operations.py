@@ -7,7 +7,7 @@ operation again, and nothing is done twice.
 import random
 from collections.abc import Callable
 
-from drumline.cloud.model.errors import ABORTED, Status, invalid, preempted_while_created
+from drumline.cloud.model.errors import ABORTED, RpcStatus, invalid, preempted_while_created
 from drumline.cloud.model.resources import (
     LOST,
     Node,
@@ -38,7 +38,9 @@ class Operations:
         self._clock = clock
         self._chance = chance
 
-    def begin(self, verb: str, subject: Request | Node, error: Status | None = None) -> Operation:
+    def begin(
+        self, verb: str, subject: Request | Node, error: RpcStatus | None = None
+    ) -> Operation:
         """A change that starts now, or has failed already."""
         parent = subject.spec.name.rsplit("/", 2)[0]
         identity = f"{self._chance.getrandbits(128):032x}"
@@ -87,12 +89,12 @@ def _is_done(operation: Operation) -> bool:
     return subject.state is not RequestState.CREATING
 
 
-def _trouble(operation: Operation) -> Status | None:
+def _trouble(operation: Operation) -> RpcStatus | None:
     subject = operation.subject
     if isinstance(subject, Request) or operation.verb not in {"create", "start"}:
         return None
     if subject.state in LOST:
         return preempted_while_created()
     if subject.state is NodeState.DELETING:
-        return Status(ABORTED, f"The node was deleted during its {operation.verb}.")
+        return RpcStatus(ABORTED, f"The node was deleted during its {operation.verb}.")
     return None

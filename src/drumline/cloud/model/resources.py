@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drumline.chips import Slice
-from drumline.cloud.model.errors import Json, Status
+from drumline.cloud.model.errors import Json, RpcStatus
 
 
 class Tier(StrEnum):
@@ -134,7 +134,7 @@ class Request:
     """Before then it does not leave its state."""
     state: RequestState = RequestState.CREATING
     by: By = By.USER
-    error: Status | None = None
+    error: RpcStatus | None = None
     gone: bool = False
 
 
@@ -147,7 +147,7 @@ class Operation:
     subject: Request | Node
     created: float
     ended: float | None = None
-    error: Status | None = None
+    error: RpcStatus | None = None
     nodes: tuple[Node, ...] = ()
     """Those under a request that it is about."""
     request_id: str = ""
@@ -192,7 +192,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Timing:
+class CloudTiming:
     """How long things take, in seconds."""
 
     waiting: float = 0.0

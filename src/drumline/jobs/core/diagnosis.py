@@ -16,9 +16,9 @@ from drumline.jobs.core.state import (
     Effect,
     EffectKind,
     Job,
-    Patience,
     Seen,
     Slice,
+    Thresholds,
 )
 
 AT_THE_EDGES = 3.0
@@ -26,7 +26,7 @@ AT_THE_EDGES = 3.0
 compile and restore, evaluate and export, which takes longer than any pause in between."""
 
 
-def silent(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision | None:
+def silent(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision | None:
     """A host that has not been heard for too long makes the slice lost or the host bad."""
     look, reports = seen.look, seen.hosts
     for report in reports:
@@ -64,7 +64,7 @@ def _silent_since(report: HostReport, seen: Seen) -> float | None:
 
 
 def failure(
-    job: Job, held: Slice, seen: Seen, failed: list[HostReport], now: float, patience: Patience
+    job: Job, held: Slice, seen: Seen, failed: list[HostReport], now: float, patience: Thresholds
 ) -> Decision:
     """Some host failed: wait for its siblings and the cloud, then name the cause and stop all."""
     attempt = attempt_of(job)
@@ -91,7 +91,7 @@ def failure(
     return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
 
 
-def stuck(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision | None:
+def stuck(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision | None:
     """A program whose steps stopped coming is ended, to be started again."""
     attempt, course = attempt_of(job), seen.course
     since = course.stepped_at if course else attempt.running_at

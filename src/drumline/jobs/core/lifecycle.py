@@ -40,17 +40,17 @@ from drumline.jobs.core.state import (
     Job,
     Look,
     Outcome,
-    Patience,
     Seen,
     Slice,
     SlicePhase,
     Status,
+    Thresholds,
     Wish,
     Zone,
 )
 
 
-def decide(job: Job, seen: Seen, now: float, patience: Patience) -> Decision:
+def decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:
     """The next state of a job. Without anything new the job comes back as it is."""
     if job.wish is Wish.RESTART and (job.slice is None or job.slice.phase is not SlicePhase.READY):
         return resumed(job)
@@ -136,7 +136,7 @@ def asked(job: Job) -> Job:
     return replace(job, slice=replace(job.slice, phase=SlicePhase.WAITING))
 
 
-def refused(job: Job, code: int | None, text: str, now: float, patience: Patience) -> Decision:
+def refused(job: Job, code: int | None, text: str, now: float, patience: Thresholds) -> Decision:
     """The cloud did not take the request."""
     wanted = job.slice
     if wanted is None or wanted.phase is not SlicePhase.ASKING:
@@ -150,7 +150,7 @@ def refused(job: Job, code: int | None, text: str, now: float, patience: Patienc
 
 
 def _failed_request(
-    job: Job, wanted: Slice, look: Look, lost: str, now: float, patience: Patience
+    job: Job, wanted: Slice, look: Look, lost: str, now: float, patience: Thresholds
 ) -> Decision:
     """A request that was taken came to nothing before its slice was ready."""
     trouble = look.request.trouble if look.request else None
@@ -169,7 +169,7 @@ _TAKEN_BACK = Fault(FaultKind.PREEMPTED, Scope.ZONE)
 
 
 def _without_it(
-    job: Job, wanted: Slice, fault: Fault, said: str, now: float, patience: Patience
+    job: Job, wanted: Slice, fault: Fault, said: str, now: float, patience: Thresholds
 ) -> Decision:
     """What follows when this slice will not come. What is left of the request is released."""
     match fault.action:
@@ -191,7 +191,7 @@ def _without_it(
             return finish(done, Status.FAILED, said, now, effects=released, ended=ended)
 
 
-def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
     if job.wish is not Wish.RUN:
         return give_up_slice(job, wanted, now)
     look = seen.look
@@ -243,7 +243,7 @@ def _next_choice(job: Job, wanted: Slice, why: str) -> Decision:
 # --- on a slice -------------------------------------------------------------------------------
 
 
-def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
     look = seen.look
     lost = why_lost(look) if look else None
     if lost is not None:
@@ -273,7 +273,7 @@ def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Patience)
     return _progress(job, held, seen, now, patience)
 
 
-def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
     attempt, reports = attempt_of(job), seen.hosts
     drive = (Effect(EffectKind.DRIVE, held),)
     if attempt.sent_at is None and all(_has_code(r) for r in reports):

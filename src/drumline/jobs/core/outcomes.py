@@ -16,10 +16,10 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Outcome,
-    Patience,
     Seen,
     Slice,
     Status,
+    Thresholds,
 )
 
 DEPARTURES = {
@@ -33,7 +33,7 @@ RETRY_LIMIT = 120.0
 should not wait long for that to be noticed."""
 
 
-def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Patience) -> Decision:
+def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
     """The program has been ended everywhere, for the cause noted: start it again, or give up."""
     if not seen.stopped:
         return Decision(job, effects=(Effect(EffectKind.STOP, held),))
@@ -43,7 +43,7 @@ def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Patience
     return _failed(job, held, job.cause, now, patience)
 
 
-def _left(job: Job, how: str, now: float, patience: Patience) -> Decision:
+def _left(job: Job, how: str, now: float, patience: Thresholds) -> Decision:
     """The program went of itself. That is no failure, but one that goes at once is slowed down.
 
     On a slice that is being taken this is never reached: `troubles` waits for the host to go.
@@ -65,7 +65,7 @@ def _left(job: Job, how: str, now: float, patience: Patience) -> Decision:
     )
 
 
-def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Patience) -> Decision:
+def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Thresholds) -> Decision:
     where = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
     outcome = Outcome.PROGRAM_FAILED
     if cause.kind == "set-up failed":
@@ -93,11 +93,11 @@ def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Patience)
     return Decision(note(resting, again, Status.RECOVERING), events=(event,), ended=(ended,))
 
 
-def _rest(times: int, patience: Patience) -> float:
+def _rest(times: int, patience: Thresholds) -> float:
     return min(_REST_LIMIT, patience.rest * 2.0 ** min(times - 1, 10))
 
 
-def asks_later(job: Job, now: float, patience: Patience) -> Job:
+def asks_later(job: Job, now: float, patience: Thresholds) -> Job:
     """The job after one more request in a row came to nothing: the next waits longer."""
     refusals = job.refusals + 1
     pause = min(RETRY_LIMIT, patience.retry * 2.0 ** min(refusals - 1, 10))

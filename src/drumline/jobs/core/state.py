@@ -206,7 +206,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Thresholds:
     """Thresholds in seconds. The defaults are for Google's cloud."""
 
     waiting: float = 600.0

@@ -74,7 +74,7 @@ class LostSlices:
         kept |= {"archive": None, "origin": {"adopted": stray.name}}
         choices = (Choice(stray.accelerator, stray.zone),)
         job = verbs.adopted(
-            verbs.Settings.of(spec, choices), stray, self._supervisor.store.owner, time.time()
+            verbs.JobTerms.of(spec, choices), stray, self._supervisor.store.owner, time.time()
         )
         record = self._supervisor.store.add(
             user or getpass.getuser(), name, kept, lambda job_id: replace(job, id=job_id)

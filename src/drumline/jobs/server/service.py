@@ -154,7 +154,7 @@ class Desk:
         along = await self.files.companion(spec)
         archive = await self.files.pack(spec, along)
         kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
-        settings = verbs.Settings.of(spec, choices)
+        settings = verbs.JobTerms.of(spec, choices)
         now = time.time()
         until_written = contextlib.ExitStack()
 
@@ -264,11 +264,11 @@ class Desk:
     def _change(
         self,
         job_id: str,
-        verb: Callable[[Record], verbs.Answer],
+        verb: Callable[[Record], verbs.VerbResult],
         spec: Mapping[str, Any] | None = None,
     ) -> str:
         """Apply a verb to the job as it is now, and return what the user is told."""
-        answers: list[verbs.Answer] = []
+        answers: list[verbs.VerbResult] = []
 
         def decided(record: Record) -> Decision | None:
             answers.append(verb(record))
@@ -312,7 +312,7 @@ class Desk:
             self._may_change_now(asked, before, after)
         archive = await self.files.pack(spec, await self.files.companion(spec))
         kept = after | {"archive": archive, "origin": origin}
-        settings = verbs.Settings.of(spec, choices)
+        settings = verbs.JobTerms.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.
         folder = checkpoint_of(kept, job_id)
         if folder is not None:

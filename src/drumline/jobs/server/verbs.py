@@ -41,7 +41,7 @@ class Mistake(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class VerbResult:
     """What becomes of the job, None where it stays as it is, and what the user is told."""
 
     text: str
@@ -49,7 +49,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Settings:
+class JobTerms:
     """What of a job file decides how its job goes on."""
 
     choices: tuple[Choice, ...]
@@ -59,7 +59,7 @@ class Settings:
     stuck_after: float | None
 
     @classmethod
-    def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "Settings":
+    def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "JobTerms":
         """Out of a job file, with the slices that would do."""
         retry = spec.retry
         counts = (retry.failures, retry.bad_hosts, retry.preemptions)
@@ -84,16 +84,16 @@ class Settings:
         )
 
 
-def cancel(record: Record) -> Answer:
+def cancel(record: Record) -> VerbResult:
     """End the program and keep the slice. A delete that was asked for before outranks it."""
     job = record.job
     if job.status.ended:
-        return Answer(f"{job.id} is {job.status} already")
+        return VerbResult(f"{job.id} is {job.status} already")
     if job.wish is Wish.DELETE:
-        return Answer(f"{job.id} is being deleted already; its slice is not kept")
+        return VerbResult(f"{job.id} is being deleted already; its slice is not kept")
     decision = Decision(replace(job, wish=Wish.CANCEL), events=(Event("note", "cancel asked for"),))
     if job.slice is None or job.slice.ready_at is None:
-        return Answer(f"{job.id} is cancelled; it held no slice", decision)
+        return VerbResult(f"{job.id} is cancelled; it held no slice", decision)
     chips = slice_of(job.slice.accelerator).chips
     rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
@@ -104,10 +104,10 @@ def cancel(record: Record) -> Answer:
             f"{of_it} is kept {in_minutes(job.keep)} for a resume{cost};"
             f" drumline delete {job.id} releases it now"
         )
-    return Answer(f"{job.id} is being stopped; {becomes}", decision)
+    return VerbResult(f"{job.id} is being stopped; {becomes}", decision)
 
 
-def delete(record: Record) -> Answer:
+def delete(record: Record) -> VerbResult:
     """End the program and release the slice."""
     job = record.job
     decision = None
@@ -115,9 +115,11 @@ def delete(record: Record) -> Answer:
         event = Event("note", "delete asked for")
         decision = Decision(replace(job, wish=Wish.DELETE), events=(event,))
     if job.slice is None:
-        return Answer(f"{job.id} holds no slice", decision)
+        return VerbResult(f"{job.id} holds no slice", decision)
     chips = slice_of(job.slice.accelerator).chips
-    return Answer(f"{job.id} ends; {chips} chips in {job.slice.zone} are being released", decision)
+    return VerbResult(
+        f"{job.id} ends; {chips} chips in {job.slice.zone} are being released", decision
+    )
 
 
 def resumable(job: Job) -> str | None:
@@ -136,7 +138,9 @@ def resumable(job: Job) -> str | None:
     return f"{job.id} is {job.status} already"
 
 
-def resume(record: Record, asked: Job, settings: Settings, changed: Sequence[str] = ()) -> Answer:
+def resume(
+    record: Record, asked: Job, settings: JobTerms, changed: Sequence[str] = ()
+) -> VerbResult:
     """Run a job again by these settings; `asked` is the job as it was when the user asked for it.
 
     One whose program is being stopped for a `cancel` goes on when that is done, on its slice.
@@ -156,13 +160,13 @@ def resume(record: Record, asked: Job, settings: Settings, changed: Sequence[str
         where = _where(job)
         event = Event("note", "resume asked for; it goes on once its program has stopped")
         later = Decision(replace(job, wish=Wish.RESTART), events=(*notes, event))
-        return Answer(
+        return VerbResult(
             f"{job.id} goes on {where}, with the code as it is now, once its program has stopped",
             later,
         )
     decision = lifecycle.resumed(job)
     told = replace(decision, events=(*notes, *decision.events))
-    return Answer(f"{job.id} goes on {_where(job)}, with the code as it is now", told)
+    return VerbResult(f"{job.id} goes on {_where(job)}, with the code as it is now", told)
 
 
 def _where(job: Job) -> str:
@@ -174,7 +178,7 @@ def _where(job: Job) -> str:
     return f"on the slice {kept} in {job.slice.zone}"
 
 
-def adopted(settings: Settings, stray: Stray, owner: str, now: float) -> Job:
+def adopted(settings: JobTerms, stray: Stray, owner: str, now: float) -> Job:
     """A job that holds a slice of a database that was lost, as one that was cancelled does."""
     held = Slice(
         stray.name, stray.zone, stray.accelerator, stray.hosts,

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from drumline.chips import UnknownName
 from drumline.cloud.emulator.config import Faults, first_problem, known_zones, pool_name
-from drumline.cloud.emulator.service import Mistake, Service
+from drumline.cloud.emulator.service import ControlMistake, Service
 from drumline.cloud.model.errors import Json
 
 PREFIX = "/emulator/"
@@ -74,7 +74,9 @@ async def _preempt(service: Service, body: object) -> Json:
 async def _capacity(service: Service, body: object) -> Json:
     given = _Capacity.model_validate(body)
     if given.zone not in known_zones():
-        raise Mistake(f"{given.zone!r} is no zone with TPUs; local-a is one, us-central2-b another")
+        raise ControlMistake(
+            f"{given.zone!r} is no zone with TPUs; local-a is one, us-central2-b another"
+        )
     pools = service.fleet.limits.capacity.setdefault(given.zone, {})
     name = pool_name(given.accelerator)
     if given.chips is None:
@@ -93,7 +95,7 @@ async def _faults(service: Service, body: object) -> Json:
     for zone in service.faults.deny:
         if zone not in known_zones():
             service.faults = Faults.model_validate(before)
-            raise Mistake(f"{zone!r} is no zone with TPUs")
+            raise ControlMistake(f"{zone!r} is no zone with TPUs")
     return service.faults.model_dump()
 
 
@@ -134,7 +136,7 @@ def _handler(service: Service, answer: _Answer) -> Callable[[HttpRequest], Await
             return JSONResponse(await answer(service, body))
         except ValidationError as wrong:
             return JSONResponse({"error": first_problem(wrong)}, 400)
-        except (Mistake, UnknownName) as wrong:
+        except (ControlMistake, UnknownName) as wrong:
             return JSONResponse({"error": str(wrong)}, 400)
 
     return handle

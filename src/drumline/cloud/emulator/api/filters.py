@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from drumline.cloud.model.errors import Json, Refused, invalid
+from drumline.cloud.model.errors import ApiError, Json, invalid
 
 Test = Callable[[Json], bool]
 _TOKEN = re.compile(
@@ -91,7 +91,7 @@ class _Reader:
             raise self._wrong("it ends too early")
         return self._words.pop()
 
-    def _wrong(self, why: str) -> Refused:
+    def _wrong(self, why: str) -> ApiError:
         return invalid(f"Invalid filter '{self._text}': {why}", "filter")
 
 

@@ -14,7 +14,7 @@ from drumline.cloud.emulator.api.call import ANY_ZONE, Call
 from drumline.cloud.emulator.config import known_zones
 from drumline.cloud.emulator.service import Service
 from drumline.cloud.model import errors
-from drumline.cloud.model.errors import Json, Refused, Status, invalid
+from drumline.cloud.model.errors import ApiError, Json, RpcStatus, invalid
 
 LOCATION = "/v2/projects/{project}/locations/{zone}"
 
@@ -208,7 +208,7 @@ async def _unknown_path(http: HttpRequest, _: Exception) -> JSONResponse:
 
 
 async def _internal(_: HttpRequest, __: Exception) -> JSONResponse:
-    refused = Refused(Status(errors.INTERNAL, "Internal error encountered."))
+    refused = ApiError(RpcStatus(errors.INTERNAL, "Internal error encountered."))
     return JSONResponse(refused.as_json(), refused.http_status)
 
 
@@ -237,7 +237,7 @@ def _handler(
             if trouble is not None:
                 raise trouble
             return JSONResponse(shown)
-        except Refused as refused:
+        except ApiError as refused:
             return JSONResponse(refused.as_json(), refused.http_status)
 
     return handle
@@ -247,7 +247,7 @@ def _changes(method: str) -> bool:
     return method.rpartition(".")[2] in _CHANGES
 
 
-def _may_pass(service: Service, trouble: Refused) -> bool:
+def _may_pass(service: Service, trouble: ApiError) -> bool:
     # A call that came too often was never looked at; any other may have been carried out.
     return trouble.http_status >= 500 and service.takes_effect()
 
