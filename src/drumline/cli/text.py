@@ -85,12 +85,10 @@ def width(text: str) -> int:
     """How many columns the text takes on a terminal."""
     if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
-    import unicodedata
+    from wcwidth import wcswidth
 
-    return sum(
-        0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF")
-        for one in text
-    )
+    columns = wcswidth(text)
+    return len(text) if columns < 0 else columns  # it does not count what holds a control character
 
 
 def cut(text: str, columns: int) -> str:
