@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from drumline.hosts.kept_log import SMALLEST, KeptLog
+from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.core.state import Attempt, Choice, Job, Slice, SlicePhase, Status
 from drumline.jobs.folders import Folders
-from drumline.jobs.server.logs import Wanted, stream_logs, trim, wanted_of
+from drumline.jobs.server.logs import Wanted, stream_logs, wanted_of
 from drumline.jobs.server.service import Desk
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record

@@ -21,6 +21,7 @@ from drumline.hosts.values import Address, HostPhase, HostReport
 from drumline.jobs.config import Config
 from drumline.jobs.controller.actions import Actions, Budget
 from drumline.jobs.controller.heartbeats import Pulses
+from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.controller.polling import Looks
 from drumline.jobs.controller.program import program_of, told_events
 from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER, Releases
@@ -39,7 +40,6 @@ from drumline.jobs.core.state import (
 )
 from drumline.jobs.core.zone_backoff import ZoneBook
 from drumline.jobs.folders import Folders
-from drumline.jobs.server.logs import trim
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store
 

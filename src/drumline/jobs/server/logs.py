@@ -6,10 +6,8 @@ goes on through preemptions and failures until the job has ended.
 """
 
 import asyncio
-import contextlib
 import heapq
 import json
-import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,23 +16,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drumline.hosts.kept_log import Moments, parts_of, place_since, read
+from drumline.jobs.controller.log_limit import TRIMMED
 from drumline.jobs.core.state import Job
+from drumline.jobs.server.log_tail import LogTail, Timed, line_since
 
 if TYPE_CHECKING:
     from drumline.jobs.server.service import Desk
 
-CHUNK = 1 << 18
-"""Bytes that are read at once, of one host."""
 BATCH = 1 << 18
 """Bytes that are sent at once."""
-LONGEST_LINE = 1 << 16
-"""A longer line is shown as several, where lines are put in order or given a prefix."""
 POLL = 0.2
-TRIMMED = "trimmed"
-"""Stands in the folder of an attempt whose logs were removed to keep a job within its limit."""
 
-Timed = tuple[float, bytes]
 _MOMENT = itemgetter(0)
 
 
@@ -189,16 +181,16 @@ class _Reading:
         """Goes before the first bytes, where one attempt follows another."""
         self._folder = folder
         self._wanted = wanted
-        self._tails: dict[Path, _Tail] = {}
+        self._tails: dict[Path, LogTail] = {}
         self._skip = 0
         self._all()
 
-    def _all(self) -> "list[_Tail]":
+    def _all(self) -> "list[LogTail]":
         """Every log there is by now."""
         for path in _files(self._folder, self._wanted.host):
             if path not in self._tails:
                 since = self._wanted.since
-                self._tails[path] = _Tail(path, 0 if since is None else _line_since(path, since))
+                self._tails[path] = LogTail(path, 0 if since is None else line_since(path, since))
         return list(self._tails.values())
 
     def begin_at_tail(self, lines: int) -> int:
@@ -266,11 +258,11 @@ class _Reading:
     def _several(self) -> bool:
         return len(self._tails) > 1 or len(_files(self._folder, "all")) > 1
 
-    def _marked(self, tail: "_Tail") -> Iterator[Timed]:
+    def _marked(self, tail: "LogTail") -> Iterator[Timed]:
         while lines := tail.lines():
             yield from self._mark(tail, lines)
 
-    def _mark(self, tail: "_Tail", lines: list[Timed]) -> list[Timed]:
+    def _mark(self, tail: "LogTail", lines: list[Timed]) -> list[Timed]:
         """Put the time and the host before each line, as far as they are wanted."""
         if self._wanted.json:
             return [(at, _object(self.attempt, tail.number, at, line)) for at, line in lines]
@@ -279,95 +271,6 @@ class _Reading:
         if not self._wanted.times:
             return [(at, host + line) for at, line in lines]
         return [(at, _clock(at) + b" " + host + line) for at, line in lines]
-
-
-class _Tail:
-    """One host's log, read as far as it has come."""
-
-    def __init__(self, path: Path, place: int) -> None:
-        self.number = int(path.stem.rpartition("-")[2])
-        self._path = path
-        self._place = place
-        """Where reading goes on."""
-        self._rest = b""
-        self._rest_at = 0.0
-        self._moments: Moments | None = None
-        self._latest = 0.0
-        self._whole = True
-        """Whether what was read last ended a line."""
-
-    def begin_at_tail(self, lines: int) -> int:
-        """Move on to the last so many lines; how many there are."""
-        self._place, found = _last_lines(self._path, lines, self._place)
-        return found
-
-    def raw(self) -> bytes:
-        """Some bytes as they were written, none at the end."""
-        stretch = read(self._path, self._place, CHUNK)
-        if not stretch.data:
-            return b""
-        gap = self._gap(stretch.start)
-        self._place = stretch.start + len(stretch.data)
-        self._whole = stretch.data.endswith(b"\n")
-        return gap + stretch.data
-
-    def _gap(self, start: int) -> bytes:
-        """What is said in the place of bytes that were not kept."""
-        left_out = start - self._place
-        if left_out <= 0:
-            return b""
-        told = b"--- %d bytes are not kept: the log has reached its limit\n"
-        return (b"" if self._whole else b"\n") + told % left_out
-
-    def lines(self) -> list[Timed]:
-        """Whole lines, each with when it was begun; none at the end."""
-        found: list[Timed] = []
-        while not found:
-            stretch = read(self._path, self._place, CHUNK)
-            if stretch.part is None or not stretch.data:
-                break
-            if self._moments is None or self._moments.part.start != stretch.part.start:
-                self._moments = Moments(stretch.part)
-            self._whole = not self._rest
-            if gap := self._gap(stretch.start):
-                found += [*self.rest(), (self._at(stretch.start), gap.lstrip(b"\n"))]
-            found += self._split(stretch.data, stretch.start)
-            self._place = stretch.start + len(stretch.data)
-        return found
-
-    def _split(self, data: bytes, place: int) -> list[Timed]:
-        """The lines that begin or end in these bytes; one that does not end is held back."""
-        found: list[Timed] = []
-        at, until = self._at(place), self._moments.next_place if self._moments else 0
-        *whole, last = data.split(b"\n")
-        for line in whole:
-            # Most lines were written in the same moment as the one before.
-            if place >= until:
-                at, until = self._at(place), self._moments.next_place if self._moments else 0
-            place += len(line) + 1
-            if self._rest:
-                found.append((self._rest_at, self._rest + line + b"\n"))
-                self._rest = b""
-            else:
-                found.append((at, line + b"\n"))
-        if last:
-            if not self._rest:
-                self._rest_at = self._at(place)
-            self._rest += last
-        if len(self._rest) > LONGEST_LINE:
-            found += self.rest()
-        return found
-
-    def rest(self) -> list[Timed]:
-        """The last line, where nothing ended it."""
-        rest, self._rest = self._rest, b""
-        return [(self._rest_at, rest + b"\n")] if rest else []
-
-    def _at(self, place: int) -> float:
-        """When a byte was written; never before one that stands before it."""
-        found = self._moments.at(place) if self._moments else None
-        self._latest = max(self._latest, found or 0.0)
-        return self._latest
 
 
 @lru_cache(maxsize=1024)
@@ -382,65 +285,6 @@ def _object(attempt: int, host: int, at: float, line: bytes) -> bytes:
     text = line.decode("utf-8", "replace").removesuffix("\n")
     told = {"attempt": attempt, "host": host, "time": at or None, "text": text}
     return json.dumps(told).encode() + b"\n"
-
-
-def _line_since(path: Path, moment: float) -> int:
-    """Where the first line begins that was begun at or after a moment."""
-    place = place_since(path, moment)
-    if place == 0 or read(path, place - 1, 1).data == b"\n":
-        return place
-    while (stretch := read(path, place, CHUNK)).data:
-        end = stretch.data.find(b"\n")
-        if end >= 0:
-            return stretch.start + end + 1
-        place = stretch.start + len(stretch.data)
-    return place
-
-
-def _last_lines(path: Path, lines: int, first: int) -> tuple[int, int]:
-    """Where the last so many lines begin, not before `first`, and how many they are."""
-    place, found = first, 0
-    end = True
-    for part in reversed(parts_of(path)):
-        stop = max(part.start, first)
-        upper = part.end
-        with contextlib.suppress(FileNotFoundError), part.path.open("rb") as file:
-            while upper > stop:
-                lower = max(upper - CHUNK, stop)
-                file.seek(lower - part.start)
-                block = file.read(upper - lower)
-                at = len(block)
-                if end:
-                    # What nothing has ended yet is a line too.
-                    end = False
-                    found += not block.endswith(b"\n")
-                    if lines == 0:
-                        return upper, 0
-                while (at := block.rfind(b"\n", 0, at)) >= 0:
-                    found += 1
-                    if found > lines:
-                        return lower + at + 1, lines
-                upper = lower
-    return place, found
-
-
-def trim(folder: Path, newest: int, most: int) -> None:
-    """Remove logs of attempts between the first and the newest until a job's take up no more.
-
-    Why a job failed shows at both ends: how it began, and how it went at last.
-    """
-    kept = {}
-    for number in range(1, newest):
-        files = [file for file in (folder / str(number)).glob("host-*") if file.is_file()]
-        kept[number] = sum(file.stat().st_size for file in files)
-    for number in range(2, newest - 1):
-        if sum(kept.values()) <= most:
-            return
-        if kept[number]:
-            shutil.rmtree(folder / str(number), ignore_errors=True)
-            (folder / str(number)).mkdir(parents=True, exist_ok=True)
-            (folder / str(number) / TRIMMED).touch()
-            kept[number] = 0
 
 
 def _hosts(job: Job, attempt: int, folder: Path) -> int:
