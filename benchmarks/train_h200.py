@@ -77,7 +77,7 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     from drumline.train.data import arrays as in_memory
     from drumline.train.recipe import Recipe
     from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
-    from drumline.train.step import make_step
+    from drumline.train.steps.step import make_step
 
     case, random = CASES[name], np.random.default_rng(0)
     model: Any

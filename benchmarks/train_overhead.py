@@ -38,7 +38,7 @@ from drumline.train import Functions, Recipe, Settings, data, fit
 from drumline.train.batches import Batches, Placed
 from drumline.train.notice import Notice
 from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
-from drumline.train.step import make_step
+from drumline.train.steps.step import make_step
 
 STEP = 0.05
 SAVE_EVERY = 100

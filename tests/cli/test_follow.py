@@ -9,7 +9,7 @@ import pytest
 
 from drumline.cli.connect import runnable
 from drumline.cli.follow import Screen, Story, follow, progress_line
-from drumline.cli.text import harmless, width
+from drumline.cli.rendering.text import harmless, width
 from drumline.jobs.client import Client
 
 Run = Callable[..., int]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.text import width
-from drumline.cli.views import list_lines
+from drumline.cli.rendering.text import width
+from drumline.cli.rendering.views import list_lines
 from drumline.jobs.server.views import unreadable
 from drumline.jobs.store.records import SetAside
 
@@ -129,7 +129,7 @@ def test_at_80_columns_a_list_still_says_what_a_job_does_and_why(
 
 
 def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:
-    from drumline.cli.text import harmless
+    from drumline.cli.rendering.text import harmless
 
     coloured = list_lines(afternoon, colour=True)
     assert "\x1b[32m" in coloured[1]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.chart import chart_lines
-from drumline.cli.curves import Drawing, draw, ticks
-from drumline.cli.svg import svg_of
-from drumline.cli.text import harmless, width
+from drumline.cli.rendering.chart import chart_lines
+from drumline.cli.rendering.curves import Drawing, draw, ticks
+from drumline.cli.rendering.svg import svg_of
+from drumline.cli.rendering.text import harmless, width
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.show import show_lines
+from drumline.cli.rendering.show import show_lines
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]

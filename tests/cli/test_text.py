@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from drumline.cli.text import (
+from drumline.cli.rendering.text import (
     HarmlessStream,
     clock,
     count,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import QueryParams
 
-from drumline.cli.views import is_number, list_lines
+from drumline.cli.rendering.views import is_number, list_lines
 from drumline.hosts.messages import from_line
 from drumline.jobs.client import Client, Refused
 from drumline.jobs.controller.heartbeats import plain

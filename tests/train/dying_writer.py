@@ -18,7 +18,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from drumline.train.checkpoint import Checkpoints, Saved
+from drumline.train.checkpoints.checkpoint import Checkpoints, Saved
 from drumline.train.state import State, everywhere, make_mesh
 from tests.compiling import quick_flags
 

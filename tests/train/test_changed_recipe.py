@@ -14,19 +14,12 @@ import optax  # type: ignore[import-untyped]
 import pytest
 
 from drumline.models import MLP
-from drumline.train import (
-    Data,
-    Mistake,
-    Recipe,
-    checkpoint,
-    data,
-    fingerprint,
-    fit,
-)
+from drumline.train import Data, Mistake, Recipe, data, fingerprint, fit
 from drumline.train.batches import Placed
-from drumline.train.loss import trace_loss
-from drumline.train.provenance import changes, provenance, sampled
+from drumline.train.checkpoints import checkpoint
+from drumline.train.checkpoints.provenance import changes, provenance, sampled
 from drumline.train.state import layout, make_mesh
+from drumline.train.steps.loss import trace_loss
 from tests.train import toy as toys
 from tests.train.toy import ROWS, SHARDED
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from drumline.train import Mistake, Settings, fit
-from drumline.train.checkpoint import COMMITTED, Checkpoints, Saved, kept
+from drumline.train.checkpoints.checkpoint import COMMITTED, Checkpoints, Saved, kept
 from drumline.train.state import State, make_mesh
 from tests.train.dying_writer import saved, state_of, write
 from tests.train.toy import SHARDED, toy

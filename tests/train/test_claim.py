@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from drumline.train import Ending, Mistake, claim, fit
+from drumline.train import Ending, Mistake, fit
+from drumline.train.checkpoints import claim
 from tests.train.test_resume import start, wait_for_step
 from tests.train.toy import toy
 
 HOLDER = """
 import os, sys
-from drumline.train.claim import claim
+from drumline.train.checkpoints.claim import claim
 claim(sys.argv[1])
 reader = os.fork()
 if reader == 0:

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from drumline.train import Functions, Mistake, Recipe, Settings, data, fit
-from drumline.train.checkpoint import COMMITTED
+from drumline.train.checkpoints.checkpoint import COMMITTED
 from drumline.train.state import layout, make_mesh
 from tests.train.toy import ROWS, SHARDED, Slow, toy
 

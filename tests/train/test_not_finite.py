@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from drumline.train import Ending, Functions, Recipe, data, fingerprint, fit
-from drumline.train.finite import Blame, find_host
+from drumline.train.steps.finite import Blame, find_host
 from tests.train.toy import ROWS, toy
 
 BATCH, BAD = 16, 5

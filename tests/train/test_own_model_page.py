@@ -10,7 +10,7 @@ import pytest
 from drumline.jobs.spec import parse
 from drumline.train import Evaluation, fit
 from drumline.train.__main__ import main
-from drumline.train.provenance import changes
+from drumline.train.checkpoints.provenance import changes
 from tests.train.test_changed_recipe import origin
 
 DOCS = Path(__file__).parents[2] / "docs"

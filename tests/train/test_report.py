@@ -16,9 +16,9 @@ import pytest
 
 from drumline.heartbeat import flush
 from drumline.train import Evaluation, Result, fit
-from drumline.train.files import grow
-from drumline.train.goodput import Clock, History, begin_attempt
-from drumline.train.throughput import mfu, peak_flops
+from drumline.train.checkpoints.files import grow
+from drumline.train.reporting.goodput import Clock, History, begin_attempt
+from drumline.train.reporting.throughput import mfu, peak_flops
 from tests.train.toy import COUNT, ROWS, toy
 
 pulse = sys.modules["drumline.heartbeat"]

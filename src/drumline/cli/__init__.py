@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except _mistakes() as mistake:
-        from drumline.cli.text import harmless_lines
+        from drumline.cli.rendering.text import harmless_lines
 
         typer.echo(harmless_lines(str(mistake)), err=True)
         sys.exit(MISTAKE)

@@ -10,7 +10,7 @@ import typer
 
 from drumline.cli.connect import connect, echo_json, interruptible, on_terminal
 from drumline.cli.jobs import AsJson, Id
-from drumline.cli.text import HarmlessStream, harmless
+from drumline.cli.rendering.text import HarmlessStream, harmless
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -50,7 +50,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print what the program wrote, on one host or all."""
-    from drumline.cli.text import moment
+    from drumline.cli.rendering.text import moment
     from drumline.jobs.client import Refused
     from drumline.jobs.client import job_id as six_digits
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from drumline.cli.table import print_table
+from drumline.cli.rendering.table import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

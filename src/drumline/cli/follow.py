@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from drumline.cli.connect import runnable
-from drumline.cli.show import after_what, cause_lines, next_steps, result_lines
-from drumline.cli.text import cut, duration, harmless, width, wrapped
-from drumline.cli.views import (
+from drumline.cli.rendering.show import after_what, cause_lines, next_steps, result_lines
+from drumline.cli.rendering.text import cut, duration, harmless, width, wrapped
+from drumline.cli.rendering.views import (
     ENDED,
     Job,
     figure,

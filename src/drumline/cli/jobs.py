@@ -58,7 +58,7 @@ def create(
     dry_run: DryRun = False,
 ) -> None:
     """Hand over a job file; it runs until it is done."""
-    from drumline.cli.text import harmless, harmless_lines
+    from drumline.cli.rendering.text import harmless, harmless_lines
     from drumline.jobs.spec import SpecError
 
     client = connect()
@@ -133,7 +133,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs: where they run, how far they are, why they wait."""
-    from drumline.cli.views import list_lines
+    from drumline.cli.rendering.views import list_lines
 
     client = connect()
     states = [one.strip().upper() for text in status or () for one in text.split(",")]
@@ -156,7 +156,7 @@ def _watch(look: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
     """Redraw on a terminal; elsewhere print again whenever something changed."""
     import json
 
-    from drumline.cli.views import list_lines
+    from drumline.cli.rendering.views import list_lines
 
     before = ""
     while True:
@@ -180,7 +180,7 @@ def show(job_id: Id, as_json: AsJson = False) -> None:
     if as_json:
         echo_json(job)
         return
-    from drumline.cli.show import show_lines
+    from drumline.cli.rendering.show import show_lines
 
     echo_lines(show_lines(job, time.time(), coloured()))
 
@@ -198,7 +198,7 @@ def wait(
     It is 1 if one did not, and 124 when the time is up.
     """
     from drumline.cli.follow import Screen
-    from drumline.cli.views import COLOURS, ENDED
+    from drumline.cli.rendering.views import COLOURS, ENDED
     from drumline.jobs.client import Refused
 
     if timeout is not None and not timeout <= LONGEST_WAIT:
@@ -330,7 +330,7 @@ class _Task:
 
 def _chosen(client: "Client", verb: str, typed: list[str] | None, every: bool) -> list[str]:
     """The ids that were typed, or those of every job that the verb is for."""
-    from drumline.cli.views import ENDED
+    from drumline.cli.rendering.views import ENDED
     from drumline.jobs.client import Refused, job_id
 
     if bool(typed) == every:
@@ -349,8 +349,8 @@ def _chosen(client: "Client", verb: str, typed: list[str] | None, every: bool) -
 
 def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
     """Do a verb to each job; all ids are looked up before the first is acted on."""
-    from drumline.cli.plans import loss, standing, would
-    from drumline.cli.text import count, harmless, harmless_lines
+    from drumline.cli.rendering.plans import loss, standing, would
+    from drumline.cli.rendering.text import count, harmless, harmless_lines
     from drumline.jobs.client import Refused
 
     if not numbers:
@@ -391,6 +391,6 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
 
 def _told_changes(changes: "Sequence[str]") -> list[str]:
     """What changed of a job file since the job was made, as it is shown."""
-    from drumline.cli.text import harmless
+    from drumline.cli.rendering.text import harmless
 
     return [f"  changed  {harmless(line)}" for line in changes]

@@ -9,7 +9,7 @@ from drumline.cli.connect import coloured, connect, echo_json, echo_lines, on_te
 from drumline.cli.jobs import AsJson, Id
 
 if TYPE_CHECKING:
-    from drumline.cli.curves import Drawing
+    from drumline.cli.rendering.curves import Drawing
 
 PIPE_COLUMNS, PIPE_ROWS = 80, 20
 MOST_ROWS = 26
@@ -30,7 +30,7 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw the loss or another metric across all attempts."""
-    from drumline.cli.curves import NothingToDraw, draw
+    from drumline.cli.rendering.curves import NothingToDraw, draw
     from drumline.jobs.client import Refused
 
     if output is not None and output.suffix.lower() != ".svg":
@@ -46,8 +46,8 @@ def plot(
     if output is not None:
         _write(drawing, output)
         return
-    from drumline.cli.chart import chart_lines
     from drumline.cli.connect import terminal_size
+    from drumline.cli.rendering.chart import chart_lines
 
     columns, rows = PIPE_COLUMNS, PIPE_ROWS
     if on_terminal():
@@ -57,7 +57,7 @@ def plot(
 
 
 def _write(drawing: "Drawing", output: Path) -> None:
-    from drumline.cli.svg import svg_of
+    from drumline.cli.rendering.svg import svg_of
     from drumline.jobs.client import Refused
 
     try:

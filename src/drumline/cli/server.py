@@ -30,7 +30,7 @@ def run() -> None:
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Say whether a server runs, which, and when it leaves."""
-    from drumline.cli.text import duration, harmless
+    from drumline.cli.rendering.text import duration, harmless
 
     client = connect(autostart=False)
     found = client.server_status()
@@ -85,7 +85,7 @@ def strays(
 
 
 def _stray_lines(found: dict[str, Any]) -> list[str]:
-    from drumline.cli.text import harmless
+    from drumline.cli.rendering.text import harmless
 
     lines = [_stray_line(stray) for stray in found["strays"]]
     if lines:
@@ -99,7 +99,7 @@ def _stray_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _stray_line(stray: dict[str, Any]) -> str:
-    from drumline.cli.text import harmless
+    from drumline.cli.rendering.text import harmless
 
     was = f"job {stray['job']} of database {stray['owner']}"
     place = f"{stray['accelerator']} in {stray['zone']}"
@@ -124,7 +124,7 @@ def stop(as_json: AsJson = False) -> None:
 
 def _leaves(found: dict[str, Any]) -> str:
     """When it ends by itself."""
-    from drumline.cli.text import duration
+    from drumline.cli.rendering.text import duration
 
     if found.get("stays"):
         return "not while a job lives or a slice is held"

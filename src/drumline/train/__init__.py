@@ -22,8 +22,8 @@ from drumline.train.mistakes import Mistake
 
 if TYPE_CHECKING:
     from drumline.train import data
+    from drumline.train.checkpoints.digest import fingerprint
     from drumline.train.data import Data
-    from drumline.train.digest import fingerprint
     from drumline.train.loop import fit
     from drumline.train.recipe import (
         Batch,
@@ -59,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "data": ("Data",),
-    "digest": ("fingerprint",),
+    "checkpoints.digest": ("fingerprint",),
     "loop": ("fit",),
     "recipe": (
         "Batch",

@@ -81,10 +81,10 @@ def _train(asked: argparse.Namespace) -> int:
     import jax
 
     import drumline.distributed
+    from drumline.train.checkpoints.digest import fingerprint
     from drumline.train.config import load_config
-    from drumline.train.digest import fingerprint
     from drumline.train.loop import fit
-    from drumline.train.report import described
+    from drumline.train.reporting.report import described
     from drumline.train.result import Ending
 
     # JAX's own handler of SIGTERM would take ours' place and only remember that it came.

@@ -26,22 +26,22 @@ from jax.sharding import Mesh
 from drumline.heartbeat import heartbeat
 from drumline.train.agree import hosts_without, meet
 from drumline.train.batches import Batches, Placed
-from drumline.train.checkpoint import Checkpoints, Saved, kept
-from drumline.train.claim import claim
-from drumline.train.evaluate import Measure
-from drumline.train.files import usable
-from drumline.train.finite import Blame, Finite, find_host, groups_of, make_finite
-from drumline.train.goodput import Clock, History, open_history, write_history
-from drumline.train.loss import trace_loss
+from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
+from drumline.train.checkpoints.claim import claim
+from drumline.train.checkpoints.files import usable
+from drumline.train.checkpoints.provenance import compare, provenance
 from drumline.train.mistakes import Mistake
 from drumline.train.notice import Notice, listening
-from drumline.train.provenance import compare, provenance
 from drumline.train.recipe import Recipe
-from drumline.train.report import Reports, described
+from drumline.train.reporting.goodput import Clock, History, open_history, write_history
+from drumline.train.reporting.report import Reports, described
+from drumline.train.reporting.throughput import mfu
 from drumline.train.result import Ending, Result
 from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
-from drumline.train.step import FINITE, LOSS, PASSING, STOP, WATCHING, make_step
-from drumline.train.throughput import mfu
+from drumline.train.steps.evaluate import Measure
+from drumline.train.steps.finite import Blame, Finite, find_host, groups_of, make_finite
+from drumline.train.steps.loss import trace_loss
+from drumline.train.steps.step import FINITE, LOSS, PASSING, STOP, WATCHING, make_step
 
 LAG = 2
 """Steps between starting one and reading what it told. The devices always have the next at hand,

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from drumline.cli.curves import Axis, Break, Drawing, Spot
+from drumline.cli.rendering.curves import Axis, Break, Drawing, Spot
 
 WIDTH, HEIGHT = 900, 480
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 64, 56

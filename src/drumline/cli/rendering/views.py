@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 
 import typer
 
-from drumline.cli.table import table_lines
-from drumline.cli.text import NOTHING, count, cut, dollars, harmless, short, width
+from drumline.cli.rendering.table import table_lines
+from drumline.cli.rendering.text import NOTHING, count, cut, dollars, harmless, short, width
 
 Job = Mapping[str, Any]
 

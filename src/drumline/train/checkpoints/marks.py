@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath  # type: ignore[import-untyped]
 
-from drumline.train.files import read_json, write_json
+from drumline.train.checkpoints.files import read_json, write_json
 
 FOLDER = "drumline"
 

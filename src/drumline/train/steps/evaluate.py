@@ -17,10 +17,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from drumline.train.batches import Placed, once_through
-from drumline.train.loss import TracedLoss, loss_of
 from drumline.train.mistakes import Mistake
 from drumline.train.recipe import Batch, Model, Params, Recipe
 from drumline.train.state import on_all
+from drumline.train.steps.loss import TracedLoss, loss_of
 
 AHEAD = 2
 """Batches that are under way before the first is waited for."""

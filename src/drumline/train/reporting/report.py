@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from drumline.train.files import grow, still_writable
-from drumline.train.tensorboard import EventFile
+from drumline.train.checkpoints.files import grow, still_writable
+from drumline.train.reporting.tensorboard import EventFile
 
 PRINT_EVERY = 1.0
 """Seconds between two lines where there is no progress bar: a log is read afterwards."""

@@ -2,8 +2,8 @@
 
 import typer
 
-from drumline.cli.curves import Drawing, Spot
-from drumline.cli.text import cut, width
+from drumline.cli.rendering.curves import Drawing, Spot
+from drumline.cli.rendering.text import cut, width
 
 NARROWEST, LOWEST = 20, 4
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

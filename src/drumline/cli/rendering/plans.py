@@ -1,7 +1,7 @@
 """What a verb would do to a job, told before it is done: for the question, and for `--dry-run`."""
 
-from drumline.cli.text import count, dollars, harmless
-from drumline.cli.views import ENDED, Job, progress_count
+from drumline.cli.rendering.text import count, dollars, harmless
+from drumline.cli.rendering.views import ENDED, Job, progress_count
 
 
 def standing(job: Job) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 
 from drumline.train.agree import hosts_without
-from drumline.train.files import in_bucket, open_folder, usable
-from drumline.train.marks import FOLDER
+from drumline.train.checkpoints.files import in_bucket, open_folder, usable
+from drumline.train.checkpoints.marks import FOLDER
 from drumline.train.mistakes import Mistake
 
 PATIENCE = 10.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from drumline.cli.text import count, harmless
-from drumline.cli.views import is_number
+from drumline.cli.rendering.text import count, harmless
+from drumline.cli.rendering.views import is_number
 
 History = Mapping[str, Any]
 Spot = tuple[float, float]

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Mapping
 
-from drumline.train.files import grow
+from drumline.train.checkpoints.files import grow
 
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION = 1, 2, 3, 5, 7
 _VALUE, _TAG, _SIMPLE_VALUE, _STATUS = 1, 1, 2, 1

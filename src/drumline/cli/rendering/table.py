@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from drumline.cli.text import harmless, width
+from drumline.cli.rendering.text import harmless, width
 
 
 def table_lines(

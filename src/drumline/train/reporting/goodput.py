@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from drumline.train.agree import as_host_0_says, hosts_without
-from drumline.train.files import exists, open_folder, read_json, write_json
+from drumline.train.checkpoints.files import exists, open_folder, read_json, write_json
 from drumline.train.mistakes import Mistake
 
 _REMEMBERED = 1000

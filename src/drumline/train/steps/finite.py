@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from drumline.train.loss import loss_of
 from drumline.train.recipe import Batch, Model, Params
 from drumline.train.state import dotted
+from drumline.train.steps.loss import loss_of
 
 
 def squares(grads: Params) -> dict[str, jax.Array]:

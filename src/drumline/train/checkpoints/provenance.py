@@ -21,8 +21,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from drumline import __version__
+from drumline.train.checkpoints.program import program
 from drumline.train.data import Data
-from drumline.train.program import program
 from drumline.train.recipe import Recipe
 from drumline.train.state import State
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import typer
 
-from drumline.cli.text import NOTHING, clock, count, dollars, duration, harmless
-from drumline.cli.views import (
+from drumline.cli.rendering.text import NOTHING, clock, count, dollars, duration, harmless
+from drumline.cli.rendering.views import (
     COLOURS,
     ENDED,
     Job,

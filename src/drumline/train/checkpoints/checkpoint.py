@@ -29,9 +29,9 @@ from etils import epath  # type: ignore[import-untyped]
 from jax.sharding import Mesh
 
 from drumline.train.agree import as_host_0_says, hosts_without
-from drumline.train.digest import digest
-from drumline.train.files import still_writable, why_unwritable
-from drumline.train.marks import Marks
+from drumline.train.checkpoints.digest import digest
+from drumline.train.checkpoints.files import still_writable, why_unwritable
+from drumline.train.checkpoints.marks import Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax  # type: ignore[import-untyped]
 from jax.sharding import Mesh
 
-from drumline.train.finite import squares
-from drumline.train.loss import loss_of
 from drumline.train.recipe import Batch, Recipe
 from drumline.train.state import State, on_all, shardings
+from drumline.train.steps.finite import squares
+from drumline.train.steps.loss import loss_of
 
 STOP, FINITE, LOSS = 0, 1, 2
 """Where things stand in what a step tells: whether a host was told to stop, whether all was

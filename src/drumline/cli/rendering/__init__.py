@@ -1,0 +1,1 @@
+"""From the server's answers to text and drawings. Pure."""

@@ -1,0 +1,1 @@
+"""One step under jit, its loss, its not-a-numbers, and evaluation."""
