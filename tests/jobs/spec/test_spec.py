@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drumline.jobs.spec import JobSpec, Problem, SpecError, load, parse, validate
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 GOOD = "accelerator: v4-8\nrun: python train.py\n"
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from drumline.jobs.spec import JobSpec, parse
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 SCHEMA = JobSpec.model_json_schema()
 
 
