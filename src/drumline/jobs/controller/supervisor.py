@@ -8,23 +8,24 @@ Everything slow runs in tasks of its own, one per slice and purpose, and wakes t
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from drumline.chips import slice_of
 from drumline.clock import SteadyClock
-from drumline.cloud.protocol import Cloud, CloudError, Node, SliceRequest
-from drumline.hosts.values import Address, HostPhase, HostReport
+from drumline.cloud.protocol import Cloud, Node
+from drumline.hosts.values import HostPhase
 from drumline.jobs.config import Config
 from drumline.jobs.controller.actions import Actions, Budget
+from drumline.jobs.controller.availability import Availability, Zones
 from drumline.jobs.controller.heartbeats import Pulses
 from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.controller.polling import Looks
-from drumline.jobs.controller.program import program_of, told_events
-from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER, Releases
+from drumline.jobs.controller.program import told_events
+from drumline.jobs.controller.releases import Releases
+from drumline.jobs.controller.requests import Requests
+from drumline.jobs.controller.sessions import Run, Sessions, run_of
 from drumline.jobs.controller.strays import Owners, Strays
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (
@@ -36,15 +37,13 @@ from drumline.jobs.core.state import (
     Seen,
     Slice,
     SlicePhase,
-    Zone,
 )
-from drumline.jobs.core.zone_backoff import ZoneBook
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store
 
 if TYPE_CHECKING:
-    from drumline.hosts.session import SliceSession
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ ROUND_PAUSE = 0.02
 """Seconds between two rounds at least, so that a burst of news is one round and not many."""
 
 
-Standing = tuple[Job, Mapping[Choice, Zone], bool, bool]
+Standing = tuple[Job, Zones, bool, bool]
 
 
 class Supervisor:
@@ -92,20 +91,15 @@ class Supervisor:
         self.looks = Looks(cloud, config.look_seconds, clock)
         self.pulses = Pulses(store, self.folders, clock)
         self.changed = asyncio.Condition()
-        self._public_key = public_key
         self.actions = Actions(clock, self.wake)
         self._clock = clock
         self._wall = wall
-        self._owner = store.owner
-        self._asks = Budget(config.asks_a_minute, clock)
-        self._book = ZoneBook(scale=config.zone_rest_scale)
-        self._open_zones: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
-        self._zones_before: dict[tuple[Choice, ...], dict[Choice, Zone]] = {}
+        budget = Budget(config.asks_a_minute, clock)
+        self._requests = Requests(cloud, store.owner, public_key, budget)
+        self._availability = Availability(config.zone_rest_scale, clock)
         self._waiting: dict[str, Standing] = {}
         """What the last decision on a job without a slice went by."""
-        self._sessions: dict[tuple[str, int], SliceSession] = {}
-        self._listening_since: dict[tuple[str, int], float] = {}
-        self._stopped: set[tuple[str, int]] = set()
+        self.sessions = Sessions(cloud, config, self.folders, clock)
         self._wake = asyncio.Event()
         self._swept_at = float("-inf")
         self._prune_at = clock() + FIRST_PRUNE
@@ -131,10 +125,9 @@ class Supervisor:
             attempt("releasing slices", self._release_slices)
             attempt("pruning", self._prune)
             attempt("writing what programs told", self.pulses.write)
-            pending = self._pending()
-            self._open_zones.clear()
+            self._availability.begin_round(record.job for record in self.records.values())
             for number, job_id in enumerate(list(self.records)):
-                attempt(f"deciding {job_id}", partial(self._settle, job_id, pending), job_id)
+                attempt(f"deciding {job_id}", partial(self._settle, job_id), job_id)
                 if number % BREATH == BREATH - 1:
                     await asyncio.sleep(0)
             async with self.changed:
@@ -166,13 +159,12 @@ class Supervisor:
     def _woke_up(self, overslept: float) -> None:
         """We could not listen: the machine slept, or was too busy. Nobody was silent meanwhile."""
         log.info("nothing was heard for %.0f s, by no fault of the hosts", overslept)
-        now = self._clock()
-        self._listening_since = dict.fromkeys(self._listening_since, now)
+        self.sessions.listen_anew()
 
     async def close(self) -> None:
         """Let go of everything; programs and slices go on without us."""
         await self.actions.close()
-        await asyncio.gather(*(s.close() for s in self._sessions.values()), return_exceptions=True)
+        await self.sessions.close()
         await self.cloud.close()
         self.pulses.write(everything=True)
 
@@ -236,35 +228,19 @@ class Supervisor:
         slices = (record.job.slice for record in self.records.values())
         return {held.name for held in slices if held and held.zone == zone}
 
-    def _seen(self, job: Job, pending: Counter[Choice]) -> Seen:
+    def _seen(self, job: Job) -> Seen:
         waits = job.slice is None or job.slice.phase is not SlicePhase.READY
         return Seen(
             look=self.looks.of(job.slice) if job.slice else None,
-            hosts=self.reports(job),
-            listening_since=self._listening_since.get((job.id, job.attempt.number))
-            if job.attempt
-            else None,
-            zones=self._zones(job.choices, pending) if waits else {},
+            hosts=self.sessions.reports(job),
+            listening_since=self.sessions.listening_since(job),
+            zones=self._availability.zones(job.choices) if waits else {},
             old_slice_alive=job.slice is None and self.releases.may_still_run(job.id),
-            stopped=job.attempt is not None and (job.id, job.attempt.number) in self._stopped,
+            stopped=self.sessions.stopped(job),
             course=self.pulses.course(job.id, job.attempt.number) if job.attempt else None,
         )
 
-    def _zones(
-        self, choices: tuple[Choice, ...], pending: Counter[Choice]
-    ) -> Mapping[Choice, Zone]:
-        """Where one may ask now; jobs with the same choices share the answer until one asks."""
-        found = self._open_zones.get(choices)
-        if found is None:
-            now = self._clock()
-            found = {choice: self._book.zone(choice, pending[choice], now) for choice in choices}
-            before = self._zones_before.get(choices)
-            # The same object for the same answer, so that comparing two is quick.
-            found = before if before is not None and before == found else found
-            self._open_zones[choices] = self._zones_before[choices] = found
-        return found
-
-    def _standing(self, job: Job, pending: Counter[Choice]) -> Standing | None:
+    def _standing(self, job: Job) -> Standing | None:
         """All that `decide` goes by for a job without a slice; None for the others.
 
         Where it is as it was at the last decision there is nothing to decide, and that is so for
@@ -274,36 +250,17 @@ class Supervisor:
             return None
         return (
             job,
-            self._zones(job.choices, pending),
+            self._availability.zones(job.choices),
             self.releases.may_still_run(job.id),
             self._clock() >= job.not_before,
         )
 
-    def _pending(self) -> Counter[Choice]:
-        """Requests of ours that wait in the cloud."""
-        return Counter(
-            Choice(r.job.slice.accelerator, r.job.slice.zone)
-            for r in self.records.values()
-            if r.job.slice and r.job.slice.phase in {SlicePhase.ASKING, SlicePhase.WAITING}
-        )
-
-    def reports(self, job: Job) -> tuple[HostReport, ...]:
-        """The newest word from the hosts of the attempt under way."""
-        if job.attempt is None:
-            return ()
-        session = self._sessions.get((job.id, job.attempt.number))
-        return session.reports() if session else ()
-
     def _listen_to(self, job: Job) -> None:
         """Take in what the program tells of its steps."""
-        reports = self.reports(job)
+        reports = self.sessions.reports(job)
         if job.attempt is not None and reports:
             pattern = self.records[job.id].spec.get("progress")
             self.pulses.listen(job.id, job.attempt.number, reports, pattern)
-
-    def session(self, job: Job) -> "SliceSession | None":
-        """The open connections of the attempt under way."""
-        return self._sessions.get((job.id, job.attempt.number)) if job.attempt else None
 
     def node(self, job: Job) -> Node | None:
         """The slice a job holds, as last seen."""
@@ -318,22 +275,19 @@ class Supervisor:
 
     # --- decide -----------------------------------------------------------------------------
 
-    def _settle(self, job_id: str, pending: Counter[Choice]) -> None:
+    def _settle(self, job_id: str) -> None:
         record = self.records.get(job_id)
         if record is None:
             return  # it went while others were decided on
         job = record.job
-        standing = self._standing(job, pending)
+        standing = self._standing(job)
         if standing is not None and standing == self._waiting.get(job_id):
             return
         self._listen_to(job)
-        decision = lifecycle.decide(
-            job, self._seen(job, pending), self._clock(), self.config.patience
-        )
+        decision = lifecycle.decide(job, self._seen(job), self._clock(), self.config.patience)
         asked = decision.job.slice
         if asked is not None and asked.phase is SlicePhase.ASKING and job.slice is None:
-            pending[Choice(asked.accelerator, asked.zone)] += 1
-            self._open_zones.clear()
+            self._availability.requested(Choice(asked.accelerator, asked.zone))
         self.apply(job, decision)
         if standing is not None and job_id in self.records:
             self._waiting[job_id] = standing
@@ -391,7 +345,7 @@ class Supervisor:
         if (changed and not only_told) or decision.events or decision.ended or spec is not None:
             events = told_events(decision.events, job, record.spec)
             told = replace(decision, events=events)
-            self.store.save(told, self._wall(), self.reports(before), spec)
+            self.store.save(told, self._wall(), self.sessions.reports(before), spec)
             self.wake()
         if changed or spec is not None:
             given = record.spec if spec is None else spec
@@ -403,16 +357,14 @@ class Supervisor:
         if job.status.ended and not before.status.ended:
             self.folders.forget_secrets(job.id)
         if job.slice and job.slice.phase is SlicePhase.READY and before.slice != job.slice:
-            self._book.filled(Choice(job.slice.accelerator, job.slice.zone))
+            self._availability.filled(Choice(job.slice.accelerator, job.slice.zone))
         for effect in decision.effects:
             self._act(job, effect)
         if job.status.ended and job.slice is None:
             self.forget(job.id)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
-        session = self._sessions.pop((job_id, attempt), None)
-        self._stopped.discard((job_id, attempt))
-        self._listening_since.pop((job_id, attempt), None)
+        session = self.sessions.end((job_id, attempt))
         if session is not None:
             self.actions.start(f"close {job_id}/{attempt}", session.close)
 
@@ -423,51 +375,39 @@ class Supervisor:
         match effect.kind:
             case EffectKind.ASK:
                 key = f"ask {held.name}"
-                if self.actions.may_start(key) and self._asks.take():
+                if self.actions.may_start(key) and self._requests.may_ask():
                     self.actions.start(key, lambda: self._ask(job.id, held), job.id)
             case EffectKind.DRIVE:
-                if job.attempt and (job.id, job.attempt.number) in self._sessions:
-                    self._keep_listening(job.id, job.attempt.number, held.zone)
-                elif job.attempt:
+                run = run_of(job)
+                if run and self.sessions.get(run):
+                    self._keep_listening(run, held.zone)
+                elif run:
                     key = f"drive {held.name}"
                     self.actions.start(key, lambda: self._drive(job.id, held), job.id)
             case EffectKind.STOP:
-                if job.attempt and (job.id, job.attempt.number) not in self._stopped:
-                    self._stop_soon(job.id, job.attempt.number, held)
+                if job.attempt and not self.sessions.stopped(job):
+                    self._stop_soon((job.id, job.attempt.number), held)
             case EffectKind.LOOK:
                 self.looks.soon(held.zone)
             case EffectKind.SHORT:
-                self._book.short(Choice(held.accelerator, held.zone), effect.why, self._clock())
-                self._open_zones.clear()
+                self._availability.short(Choice(held.accelerator, held.zone), effect.why)
             case EffectKind.RELEASE:
                 self.looks.soon(held.zone)
 
-    def _stop_soon(self, job_id: str, number: int, held: Slice) -> None:
+    def _stop_soon(self, run: Run, held: Slice) -> None:
         """Stop the program; a server that has just started must first see where its hosts are."""
-        if (job_id, number) not in self._sessions and self.looks.of(held) is None:
+        if self.sessions.get(run) is None and self.looks.of(held) is None:
             self.looks.soon(held.zone)
             return
-        key = f"stop {job_id}/{number}"
-        self.actions.start(key, lambda: self._stop(job_id, number, held), job_id)
+        job_id, number = run
+        self.actions.start(f"stop {job_id}/{number}", lambda: self._stop(run, held), job_id)
 
     async def _ask(self, job_id: str, held: Slice) -> None:
         record = self.records.get(job_id)
         if record is None:
             return
-        wanted = slice_of(held.accelerator)
-        request = SliceRequest(
-            name=held.name,
-            zone=held.zone,
-            accelerator=held.accelerator,
-            image=wanted.runtime_image or "",
-            tier=str(record.spec.get("capacity", "spot")),
-            labels={LABEL_OWNER: self._owner, LABEL_JOB: job_id},
-            # With OS Login on, the hosts would not read the key from the metadata.
-            metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},
-        )
-        try:
-            await self.cloud.ask(request)
-        except CloudError as trouble:
+        trouble = await self._requests.ask(record, held)
+        if trouble is not None:
             code, said = trouble.code, str(trouble)
 
             def refused(record: Record) -> Decision | None:
@@ -487,60 +427,37 @@ class Supervisor:
 
     async def _drive(self, job_id: str, held: Slice) -> None:
         """Open connections to the hosts and have them run the attempt."""
-        # Here, because SSH takes longer to load than all the rest of the server.
-        from drumline.hosts.session import SliceSession
-
         record = self.records.get(job_id)
         if record is None:
             return
         attempt, node = record.job.attempt, self.node(record.job)
         if attempt is None or node is None or len(node.endpoints) != held.hosts:
             return
-        try:
-            keys = await self.cloud.host_keys(held.zone, held.name)
-        except CloudError:
-            keys = []
-        keys = [*keys, *[None] * held.hosts][: held.hosts]
+        addresses = await self.sessions.addresses(held, node)
         if attempt.number > 3:
             logs, most = self.folders.logs(job_id), 3 * self.config.log_bytes // 4
             await asyncio.to_thread(trim, logs, attempt.number, most)
-        addresses = [
-            Address(e.ssh_ip, e.ssh_port, e.internal_ip, key)
-            for e, key in zip(node.endpoints, keys, strict=True)
-        ]
         now = self.records.get(job_id)
         if now is None or now.job.slice is None or now.job.slice.name != held.name:
             return
         if now.job.attempt != attempt:
             return
-        self._sessions[(job_id, attempt.number)] = session = SliceSession(
-            program_of(record, attempt.number, held, self.folders),
-            addresses,
-            key=self.folders.key,
-            known_hosts=self.folders.all_known_hosts,
-            node=held.name,
-            logs=self.folders.logs(job_id, attempt.number),
-            clock=self._clock,
-            timing=self.config.timing,
-            log_limit=self.config.log_limit(held.hosts),
-        )
-        self._listening_since[(job_id, attempt.number)] = self._clock()
-        session.start()
-        self._keep_listening(job_id, attempt.number, held.zone)
+        self.sessions.begin(record, held, addresses)
+        self._keep_listening((job_id, attempt.number), held.zone)
 
-    def _keep_listening(self, job_id: str, number: int, zone: str) -> None:
-        session = self._sessions[(job_id, number)]
-        key = f"listen {job_id}/{number}"
-        self.actions.start(key, lambda: self._listen(job_id, number, zone, session), job_id)
+    def _keep_listening(self, run: Run, zone: str) -> None:
+        job_id, number = run
+        self.actions.start(f"listen {job_id}/{number}", lambda: self._listen(run, zone), job_id)
 
-    async def _listen(self, job_id: str, number: int, zone: str, session: "SliceSession") -> None:
+    async def _listen(self, run: Run, zone: str) -> None:
         """Wake the loop when a host has news; news of trouble brings the next look forward.
 
         A heartbeat alone is taken in here: with ten a second from each job, a round for every one
         would be all that the server does.
         """
+        session = self.sessions.get(run)
         before: list[tuple[HostPhase, str, int | None, str, str]] = []
-        while self._sessions.get((job_id, number)) is session:
+        while session is not None and self.sessions.get(run) is session:
             try:
                 async with asyncio.timeout(1.0):
                     await session.changed.wait()
@@ -550,7 +467,7 @@ class Supervisor:
             state = [
                 (r.phase, r.detail, r.exit_code, r.error, r.going_down) for r in session.reports()
             ]
-            record = self.records.get(job_id)
+            record = self.records.get(run[0])
             if state == before and record is not None:
                 self._listen_to(record.job)
                 continue
@@ -559,27 +476,15 @@ class Supervisor:
             before = state
             self.wake()
 
-    async def _stop(self, job_id: str, number: int, held: Slice) -> None:
-        record, session = self.records.get(job_id), self._sessions.get((job_id, number))
+    async def _stop(self, run: Run, held: Slice) -> None:
+        record = self.records.get(run[0])
         if record is None:
             return
-        if session is None:
-            await self._drive(job_id, held)
-            session = self._sessions.get((job_id, number))
-        grace = record.job.grace
-        if session is not None:
-            try:
-                async with asyncio.timeout(grace + STOP_LIMIT):
-                    await session.stop(grace)
-            except TimeoutError:
-                log.warning("job %s: some hosts did not confirm the stop", job_id)
-        self._stopped.add((job_id, number))
+        if self.sessions.get(run) is None:
+            await self._drive(run[0], held)
+        await self.sessions.stop(run, record.job.grace)
 
     def _release_slices(self) -> None:
         asking = self.actions.under_way("ask ")
         for row in self.releases.due(self._clock(), asking):
             self.actions.start(f"release {row.name}", partial(self.releases.release, row))
-
-
-STOP_LIMIT = 10.0
-"""Seconds beyond the grace that the hosts have to confirm that a program was ended."""

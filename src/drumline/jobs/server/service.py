@@ -16,6 +16,7 @@ from typing import Any
 from drumline.hosts.messages import working_copy
 from drumline.hosts.values import HostPhase
 from drumline.jobs.controller.program import checkpoint_of
+from drumline.jobs.controller.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
@@ -355,7 +356,7 @@ class Desk:
     ) -> Execution:
         """A command to be run on one host or all; each gets all of `stdin`."""
         record = self.record(job_id)
-        session = self.supervisor.session(record.job)
+        session = self.supervisor.sessions.get(run_of(record.job))
         if session is None:
             raise Mistake(f"{record.job.id} is {record.job.status}: no host is connected", 409)
         count = len(session.reports())

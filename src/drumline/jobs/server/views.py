@@ -116,7 +116,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
                 "error": r.error,
                 "tail": list(r.tail),
             }
-            for r in supervisor.reports(job)
+            for r in supervisor.sessions.reports(job)
         ]
     held, slices = job.slice, store.slices(job.id)
     return summary(supervisor, record) | {

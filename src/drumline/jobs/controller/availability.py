@@ -1,0 +1,59 @@
+"""Where a job may ask now: which zones rest after they were short, and what waits there already."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from drumline.jobs.core.state import Choice, Job, SlicePhase, Zone
+from drumline.jobs.core.zone_backoff import ZoneBook
+
+Zones = Mapping[Choice, Zone]
+
+
+class Availability:
+    """The zones as one round of the loop goes by them."""
+
+    def __init__(self, scale: float, clock: Callable[[], float]) -> None:
+        """Rests are multiplied by `scale`."""
+        self._book = ZoneBook(scale=scale)
+        self._clock = clock
+        self._pending: Counter[Choice] = Counter()
+        """Requests of ours that wait in the cloud."""
+        self._known: dict[tuple[Choice, ...], Zones] = {}
+        self._before: dict[tuple[Choice, ...], Zones] = {}
+
+    def begin_round(self, jobs: Iterable[Job]) -> None:
+        """Count anew what waits."""
+        self._pending = Counter(
+            Choice(job.slice.accelerator, job.slice.zone)
+            for job in jobs
+            if job.slice and job.slice.phase in {SlicePhase.ASKING, SlicePhase.WAITING}
+        )
+        self._known.clear()
+
+    def zones(self, choices: tuple[Choice, ...]) -> Zones:
+        """Where one may ask now; jobs with the same choices share the answer until one asks."""
+        found = self._known.get(choices)
+        if found is None:
+            now = self._clock()
+            found = {
+                choice: self._book.zone(choice, self._pending[choice], now) for choice in choices
+            }
+            before = self._before.get(choices)
+            # The same object for the same answer, so that comparing two is quick.
+            found = before if before is not None and before == found else found
+            self._known[choices] = self._before[choices] = found
+        return found
+
+    def requested(self, choice: Choice) -> None:
+        """One more request waits there."""
+        self._pending[choice] += 1
+        self._known.clear()
+
+    def short(self, choice: Choice, why: str) -> None:
+        """A request there was not filled."""
+        self._book.short(choice, why, self._clock())
+        self._known.clear()
+
+    def filled(self, choice: Choice) -> None:
+        """A request there was filled."""
+        self._book.filled(choice)

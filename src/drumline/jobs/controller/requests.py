@@ -1,0 +1,42 @@
+"""Asking the cloud for slices, so many a minute."""
+
+from drumline.chips import slice_of
+from drumline.cloud.protocol import Cloud, CloudError, SliceRequest
+from drumline.jobs.controller.actions import Budget
+from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER
+from drumline.jobs.core.state import Slice
+from drumline.jobs.store.records import Record
+
+
+class Requests:
+    """Each slice is asked for in our name, with our key for its hosts."""
+
+    def __init__(self, cloud: Cloud, owner: str, public_key: str, budget: Budget) -> None:
+        """`owner` is the label that all of this database's slices bear."""
+        self._cloud = cloud
+        self._owner = owner
+        self._public_key = public_key
+        self._budget = budget
+
+    def may_ask(self) -> bool:
+        """Whether one more may be asked for now; if so, it counts."""
+        return self._budget.take()
+
+    async def ask(self, record: Record, held: Slice) -> CloudError | None:
+        """Ask for a slice; why it was refused, if it was."""
+        wanted = slice_of(held.accelerator)
+        request = SliceRequest(
+            name=held.name,
+            zone=held.zone,
+            accelerator=held.accelerator,
+            image=wanted.runtime_image or "",
+            tier=str(record.spec.get("capacity", "spot")),
+            labels={LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
+            # With OS Login on, the hosts would not read the key from the metadata.
+            metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},
+        )
+        try:
+            await self._cloud.ask(request)
+        except CloudError as trouble:
+            return trouble
+        return None

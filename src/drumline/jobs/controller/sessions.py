@@ -1,0 +1,123 @@
+"""The open connections to the hosts of every attempt that is under way."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from drumline.cloud.protocol import Cloud, CloudError, Node
+from drumline.hosts.values import Address, HostReport
+from drumline.jobs.config import Config
+from drumline.jobs.controller.program import program_of
+from drumline.jobs.core.state import Job, Slice
+from drumline.jobs.folders import Folders
+from drumline.jobs.store.records import Record
+
+if TYPE_CHECKING:
+    from drumline.hosts.session import SliceSession
+
+log = logging.getLogger(__name__)
+
+STOP_LIMIT = 10.0
+"""Seconds beyond the grace that the hosts have to confirm that a program was ended."""
+
+Run = tuple[str, int]
+"""A job's id and the number of its attempt."""
+
+
+def run_of(job: Job) -> Run | None:
+    """The attempt that is under way."""
+    return (job.id, job.attempt.number) if job.attempt else None
+
+
+class Sessions:
+    """By attempt: its connections, since when its hosts are listened to, whether it was stopped."""
+
+    def __init__(
+        self, cloud: Cloud, config: Config, folders: Folders, clock: Callable[[], float]
+    ) -> None:
+        """`clock` orders what the hosts say."""
+        self._cloud = cloud
+        self._config = config
+        self._folders = folders
+        self._clock = clock
+        self._open: dict[Run, SliceSession] = {}
+        self._since: dict[Run, float] = {}
+        self._stopped: set[Run] = set()
+
+    def get(self, run: Run | None) -> "SliceSession | None":
+        """The connections of an attempt, where they are open."""
+        return self._open.get(run) if run else None
+
+    def reports(self, job: Job) -> tuple[HostReport, ...]:
+        """The newest word from the hosts of the attempt under way."""
+        session = self.get(run_of(job))
+        return session.reports() if session else ()
+
+    def listening_since(self, job: Job) -> float | None:
+        """Since when silence of its hosts is theirs and not ours."""
+        run = run_of(job)
+        return self._since.get(run) if run else None
+
+    def stopped(self, job: Job) -> bool:
+        """Whether its program was told to end, and did or had its time."""
+        return run_of(job) in self._stopped
+
+    async def addresses(self, held: Slice, node: Node) -> list[Address]:
+        """How to reach each host, with the key it proves itself by where the cloud knows it."""
+        try:
+            keys = await self._cloud.host_keys(held.zone, held.name)
+        except CloudError:
+            keys = []
+        keys = [*keys, *[None] * held.hosts][: held.hosts]
+        return [
+            Address(end.ssh_ip, end.ssh_port, end.internal_ip, key)
+            for end, key in zip(node.endpoints, keys, strict=True)
+        ]
+
+    def begin(self, record: Record, held: Slice, addresses: Sequence[Address]) -> None:
+        """Open connections to the hosts and have them run the attempt under way."""
+        # Here, because SSH takes longer to load than all the rest of the server.
+        from drumline.hosts.session import SliceSession
+
+        run = run_of(record.job)
+        assert run is not None
+        job_id, number = run
+        self._open[run] = session = SliceSession(
+            program_of(record, number, held, self._folders),
+            addresses,
+            key=self._folders.key,
+            known_hosts=self._folders.all_known_hosts,
+            node=held.name,
+            logs=self._folders.logs(job_id, number),
+            clock=self._clock,
+            timing=self._config.timing,
+            log_limit=self._config.log_limit(held.hosts),
+        )
+        self._since[run] = self._clock()
+        session.start()
+
+    async def stop(self, run: Run, grace: float) -> None:
+        """End the program on every host that can be reached; then it counts as stopped."""
+        session = self._open.get(run)
+        if session is not None:
+            try:
+                async with asyncio.timeout(grace + STOP_LIMIT):
+                    await session.stop(grace)
+            except TimeoutError:
+                log.warning("job %s: some hosts did not confirm the stop", run[0])
+        self._stopped.add(run)
+
+    def end(self, run: Run) -> "SliceSession | None":
+        """Forget an attempt that is over; its connections, to be closed."""
+        self._stopped.discard(run)
+        self._since.pop(run, None)
+        return self._open.pop(run, None)
+
+    def listen_anew(self) -> None:
+        """We could not listen for a while: nobody was silent meanwhile."""
+        self._since = dict.fromkeys(self._since, self._clock())
+
+    async def close(self) -> None:
+        """Let go of all; the programs go on."""
+        await asyncio.gather(*(s.close() for s in self._open.values()), return_exceptions=True)
