@@ -14,7 +14,7 @@ ifeq ($(JAX),pinned)
   VENV := .venv
 else ifeq ($(JAX),oldest)
   VENV := .venv-oldest
-  JAX_VERSION := 0.10.0
+  JAX_VERSION := 0.10.2
 else ifeq ($(JAX),newest)
   VENV := .venv-newest
   JAX_VERSION := 0.12.0.1

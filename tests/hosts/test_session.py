@@ -244,7 +244,7 @@ def test_the_failing_host_does_not_stop_its_siblings(tmp_path: Path) -> None:
         session.start()
         await until(lambda: session.reports()[1].exit_code == 5, "host 1 failed")
         assert session.reports()[1].error == "broken"
-        assert session.reports()[0].phase is HostPhase.RUNNING
+        await until(lambda: session.reports()[0].phase is HostPhase.RUNNING, "host 0 runs on")
         await session.stop(grace=2)
         reports = session.reports()
         assert [report.phase for report in reports] == [HostPhase.EXITED, HostPhase.EXITED]

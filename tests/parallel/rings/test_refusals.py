@@ -116,8 +116,8 @@ def test_an_operand_over_an_explicit_axis_that_is_not_manual(function: Any) -> N
     rows, columns = (8, 16), (16, 8)
     with jax.set_mesh(mesh):
         x = jax.device_put(jnp.ones(rows), spec("X", "Y"))
-        w = jnp.ones(columns)
         weights = spec(None, "Y") if function is allgather_matmul else spec("Y")
+        w = jax.device_put(jnp.ones(columns), weights)
         run = jax.shard_map(
             lambda x, w: function(x, w, axis_name="Y"),
             axis_names={"Y"},

@@ -306,10 +306,10 @@ class Store:
     def long_histories(self, most: int, of_old: int, old: float) -> list[tuple[str, int]]:
         """Jobs with more events than `most`, or `of_old` where they ended before; how many stay."""
         rows = self._db.execute(
-            "SELECT events.job AS job, count(*) AS count, coalesce(max(ended), ?1) < ?1 AS is_old"
-            " FROM events LEFT JOIN jobs ON jobs.number = CAST(events.job AS INTEGER)"
-            " GROUP BY events.job HAVING count(*) > ?2",
-            (old, of_old),
+            "SELECT events.job AS job, count(*) AS count,"
+            " coalesce(max(ended), :old) < :old AS is_old FROM events LEFT JOIN jobs ON jobs.number = CAST(events.job AS INTEGER)"
+            " GROUP BY events.job HAVING count(*) > :most",
+            {"old": old, "most": of_old},
         )
         kept = [(row["job"], of_old if row["is_old"] else most, row["count"]) for row in rows]
         return [(job, keep) for job, keep, count in kept if count > keep + 1]
@@ -317,19 +317,19 @@ class Store:
     def prune_events(self, job_id: str, keep: int) -> None:
         """Forget the events of a job but its first and the newest `keep`."""
         self._db.execute(
-            "DELETE FROM events WHERE job = ?1 AND id <="
-            " (SELECT id FROM events WHERE job = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)"
-            " AND id > (SELECT min(id) FROM events WHERE job = ?1)",
-            (job_id, keep),
+            "DELETE FROM events WHERE job = :job AND id <="
+            " (SELECT id FROM events WHERE job = :job ORDER BY id DESC LIMIT 1 OFFSET :keep)"
+            " AND id > (SELECT min(id) FROM events WHERE job = :job)",
+            {"job": job_id, "keep": keep},
         )
 
     def prune_slices(self, keep: int, before: float) -> None:
         """Forget slices that went before then: of cleaned jobs, and beyond `keep` of those that
         never came."""
         self._db.execute(
-            "DELETE FROM slices WHERE gone < ?1 AND (name IN (SELECT name FROM (SELECT name,"
+            "DELETE FROM slices WHERE gone < ? AND (name IN (SELECT name FROM (SELECT name,"
             " row_number() OVER (PARTITION BY job ORDER BY asked DESC, name DESC) AS place"
-            " FROM slices WHERE ready IS NULL AND gone IS NOT NULL) WHERE place > ?2)"
+            " FROM slices WHERE ready IS NULL AND gone IS NOT NULL) WHERE place > ?)"
             " OR NOT EXISTS (SELECT 1 FROM jobs WHERE number = CAST(slices.job AS INTEGER)))",
             (before, keep),
         )
