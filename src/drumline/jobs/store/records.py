@@ -307,7 +307,8 @@ class Store:
         """Jobs with more events than `most`, or `of_old` where they ended before; how many stay."""
         rows = self._db.execute(
             "SELECT events.job AS job, count(*) AS count,"
-            " coalesce(max(ended), :old) < :old AS is_old FROM events LEFT JOIN jobs ON jobs.number = CAST(events.job AS INTEGER)"
+            " coalesce(max(ended), :old) < :old AS is_old"
+            " FROM events LEFT JOIN jobs ON jobs.number = CAST(events.job AS INTEGER)"
             " GROUP BY events.job HAVING count(*) > :most",
             {"old": old, "most": of_old},
         )
