@@ -22,7 +22,7 @@ from drumline.cloud.protocol import (
 from drumline.hosts.values import Address, HostPhase, HostReport, Program
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
-from drumline.jobs.server.service import Desk
+from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
 
 ZONE = "us-central2-b"
@@ -242,7 +242,7 @@ class Office:
             wall=self.wall,
             monotonic=self.clock,
         )
-        self.desk = Desk(self.supervisor)
+        self.desk = JobService(self.supervisor)
         self.running = asyncio.create_task(self.supervisor.run())
 
     async def close(self) -> None:
@@ -282,14 +282,14 @@ class Office:
     def rounds(self) -> Callable[[], int]:
         """Counts the rounds of the loop from now on."""
         count = 0
-        look = self.supervisor.looks.next_due
+        look = self.supervisor.polls.next_due
 
         def counted() -> float:
             nonlocal count
             count += 1
             return look()
 
-        self.supervisor.looks.next_due = counted  # type: ignore[method-assign]
+        self.supervisor.polls.next_due = counted  # type: ignore[method-assign]
         return lambda: count
 
     async def until(self, condition: Callable[[], bool], within: float = 60.0) -> None:

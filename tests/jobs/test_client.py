@@ -23,7 +23,8 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.server.process import ssh_key
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
-# /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude.
+# /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it keep
+# the lock after its stop until somebody else has found it taken.
 SERVER = r"""
 import fcntl, json, os, socket, socketserver, sys, threading, time
 from http.server import BaseHTTPRequestHandler
@@ -36,6 +37,12 @@ lock = open(home + "/server.lock", "a")
 try: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError: sys.exit(0)
 time.sleep(float(os.environ.get("DRUMLINE_TEST_SLOW", 0)))
+def leave():
+    while "DRUMLINE_TEST_LINGERS" in os.environ and not came_and_went(): time.sleep(0.01)
+    os._exit(0)
+def came_and_went():
+    later = [json.loads(line)["pid"] for line in open(home + "/starts")][1:]
+    return bool(later) and not os.path.exists("/proc/%d" % later[0])
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def answer(self, value):
@@ -51,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         if self.path == "/stop":
             self.answer({}); os.unlink(home + "/server.sock")
-            threading.Timer(float(os.environ.get("DRUMLINE_TEST_SLOW", 0)), os._exit, [0]).start()
+            threading.Timer(float(os.environ.get("DRUMLINE_TEST_SLOW", 0)), leave).start()
         else: os._exit(9)
     def address_string(self): return "unix"
 if os.path.exists(home + "/server.sock"): os.unlink(home + "/server.sock")
@@ -136,7 +143,7 @@ def test_the_socket_of_a_killed_server_is_no_hindrance(home: Path) -> None:
 
 def test_a_server_on_its_way_out_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It listens no more and still holds the lock: the first that we start finds it taken."""
-    monkeypatch.setenv("DRUMLINE_TEST_SLOW", "0.5")
+    monkeypatch.setenv("DRUMLINE_TEST_LINGERS", "1")
     Client(home).list()
     Caller(home).once("POST", "/stop")
     assert Client(home).list() == []

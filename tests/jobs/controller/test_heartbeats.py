@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.values import HostPhase, HostReport
-from drumline.jobs.controller.heartbeats import WRITE_SECONDS, Pulses
+from drumline.jobs.controller.heartbeats import WRITE_SECONDS, Heartbeats
 from drumline.jobs.core.state import Attempt, Choice, Decision, Ended, Job, Outcome
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Store
@@ -34,7 +34,7 @@ class Listening:
 
     def start(self) -> None:
         """A server takes up what the one before left."""
-        self.pulses = Pulses(self.store, Folders(self.home), lambda: self.now)
+        self.heartbeats = Heartbeats(self.store, Folders(self.home), lambda: self.now)
 
     def begin(self, attempt: int) -> None:
         self.store.save(Decision(Job(**vars(self.job) | {"attempt": Attempt(attempt, 1.0)})), 1.0)
@@ -44,15 +44,15 @@ class Listening:
         reports = [
             HostReport(n, HostPhase.RUNNING, self.now, heartbeat=one) for n, one in enumerate(beats)
         ]
-        self.pulses.listen(self.job.id, attempt, reports, self.pattern)
+        self.heartbeats.listen(self.job.id, attempt, reports, self.pattern)
 
     def end(self, attempt: int) -> None:
         ended = Ended(Attempt(attempt, 1.0), Outcome.PREEMPTED, "")
         self.store.save(Decision(self.job, ended=(ended,)), self.now)
-        self.pulses.end(self.job.id, attempt)
+        self.heartbeats.end(self.job.id, attempt)
 
     def steps(self) -> list[tuple[int, float]]:
-        return [(point.attempt, point.step) for point in self.pulses.history(self.job.id)]
+        return [(point.attempt, point.step) for point in self.heartbeats.history(self.job.id)]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def told(tmp_path: Path) -> Iterator[Listening]:
 def test_what_a_later_report_leaves_out_stays_as_it_was_told(told: Listening) -> None:
     told.tell(1, {"step": 299, "loss": 0.1, "rate": 9800.0, "mfu": 0.4, "checkpoint": 290})
     told.tell(1, {"step": 300, "loss": 0.09, "mfu": None, "result": "97.1 %"})
-    assert told.pulses.progress(told.job.id) == {
+    assert told.heartbeats.progress(told.job.id) == {
         "step": 300, "loss": 0.09, "rate": 9800.0, "mfu": None, "checkpoint": 290,
         "result": "97.1 %",
     }  # fmt: skip
@@ -79,15 +79,15 @@ def test_another_attempt_begins_afresh_but_until_it_tells_the_last_one_stands(
     told.end(1)
     told.begin(2)
     told.tell(2, None)
-    assert told.pulses.progress(told.job.id) == {"step": 151, "result": "half"}
+    assert told.heartbeats.progress(told.job.id) == {"step": 151, "result": "half"}
     told.tell(2, {"step": 150})
-    assert told.pulses.progress(told.job.id) == {"step": 150}
+    assert told.heartbeats.progress(told.job.id) == {"step": 150}
 
 
 def test_whatever_a_program_writes_can_be_kept_and_sent_on(told: Listening) -> None:
     odd = {"step": 3, "loss": math.nan, "rate": math.inf, "list": [math.nan], "long": "x" * 10**6}
     told.tell(1, odd | {f"metric {n}": n for n in range(1000)})
-    progress = told.pulses.progress(told.job.id)
+    progress = told.heartbeats.progress(told.job.id)
     assert progress is not None
     assert (progress["loss"], progress["rate"], progress["list"]) == ("nan", "inf", "[nan]")
     assert len(json.dumps(progress, allow_nan=False)) < 10_000
@@ -104,7 +104,7 @@ def test_the_history_tells_the_attempts_apart_and_leaves_out_what_is_no_number(
             told.tell(attempt, {"step": step, "loss": 7.0})
         told.end(attempt)
     assert told.steps() == [(1, 149), (1, 150), (1, 151), (2, 151), (2, 152)]
-    losses = [point.metrics for point in told.pulses.history(told.job.id)]
+    losses = [point.metrics for point in told.heartbeats.history(told.job.id)]
     assert losses == [{"loss": 0.5}, {}, {"loss": 0.5}, {"loss": 0.5}, {"loss": 0.5}]
 
 
@@ -120,7 +120,7 @@ def test_a_month_of_heartbeats_stays_small_and_even(told: Listening) -> None:
             attempt += 1
             told.begin(attempt)
         told.tell(attempt, {"step": step, "loss": chance.random()})
-    points = told.pulses.history(told.job.id)
+    points = told.heartbeats.history(told.job.id)
     assert 1000 < len(points) < 4000
     widest = max(after.time - before.time for before, after in pairwise(points))
     assert widest < 0.02 * (told.now - begin)
@@ -131,11 +131,11 @@ def test_a_killed_server_loses_seconds_and_the_next_one_goes_on(told: Listening)
     for step in range(1, 101):
         told.now += WRITE_SECONDS / 10
         told.tell(1, {"step": step, "resumed": 0})
-        told.pulses.write()
+        told.heartbeats.write()
     told.start()
-    assert told.pulses.course(told.job.id, 1) is None, "nobody has listened yet"
+    assert told.heartbeats.course(told.job.id, 1) is None, "nobody has listened yet"
     told.tell(1, {"step": 100, "resumed": 0})
-    course = told.pulses.course(told.job.id, 1)
+    course = told.heartbeats.course(told.job.id, 1)
     assert course is not None
     assert (course.step, course.resumed) == (100, 0)
     steps = [step for _, step in told.steps()]
@@ -148,11 +148,11 @@ def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
 ) -> None:
     told.tell(1, {"step": 151})
     began = told.now
-    told.pulses.write(everything=True)
+    told.heartbeats.write(everything=True)
     told.now += HOUR
     told.start()
     told.tell(1, {"step": 151})
-    course = told.pulses.course(told.job.id, 1)
+    course = told.heartbeats.course(told.job.id, 1)
     assert course is not None
     assert course.stepped_at == began
 
@@ -170,7 +170,7 @@ def test_the_disk_is_not_asked_for_every_heartbeat(told: Listening) -> None:
     for step in range(600):
         told.now += 0.1
         told.tell(1, {"step": step})
-        told.pulses.write()
+        told.heartbeats.write()
     assert writes <= 60 / WRITE_SECONDS + 1
 
 
@@ -190,15 +190,15 @@ def test_a_program_is_heard_by_its_log_where_it_has_no_heartbeat(told: Listening
     log.parent.mkdir(parents=True)
     log.write_text("step 1 loss 2.5\nstep 2 loss 2.25\n")
     told.tell(1, None)
-    assert told.pulses.progress(told.job.id) == {"step": 2, "loss": 2.25}
-    course = told.pulses.course(told.job.id, 1)
+    assert told.heartbeats.progress(told.job.id) == {"step": 2, "loss": 2.25}
+    course = told.heartbeats.course(told.job.id, 1)
     assert course is not None
     assert course.moving
-    told.pulses.write(everything=True)
+    told.heartbeats.write(everything=True)
     told.now += HOUR
     told.start()
     told.tell(1, None)
-    assert told.pulses.course(told.job.id, 1) == course, "what the next server reads is no news"
+    assert told.heartbeats.course(told.job.id, 1) == course, "what the next server reads is no news"
     with log.open("a") as more:
         more.write("step 3 loss 2.0\nstep 4 loss 1.9\n")
     told.now += HOUR
@@ -209,5 +209,5 @@ def test_a_program_is_heard_by_its_log_where_it_has_no_heartbeat(told: Listening
 def test_a_job_that_is_cleaned_is_forgotten(told: Listening) -> None:
     told.tell(1, {"step": 1})
     told.store.remove(told.job.id)
-    told.pulses.forget(told.job.id)
-    assert told.pulses.progress(told.job.id) is None
+    told.heartbeats.forget(told.job.id)
+    assert told.heartbeats.progress(told.job.id) is None

@@ -1,11 +1,11 @@
 from drumline.jobs.core.state import Choice
-from drumline.jobs.core.zone_backoff import FIRST_REST, LONGEST_REST, PENDING_LIMIT, ZoneBook
+from drumline.jobs.core.zone_backoff import FIRST_REST, LONGEST_REST, PENDING_LIMIT, ZoneBackoff
 
 HERE = Choice("v4-8", "us-central2-b")
 
 
 def test_a_short_zone_rests_longer_each_time_up_to_a_limit() -> None:
-    book, now, rests = ZoneBook(), 0.0, []
+    book, now, rests = ZoneBackoff(), 0.0, []
     for _ in range(8):
         book.short(HERE, "no capacity", now)
         began = now
@@ -18,21 +18,21 @@ def test_a_short_zone_rests_longer_each_time_up_to_a_limit() -> None:
 
 
 def test_many_requests_that_fail_together_count_as_one_shortage() -> None:
-    book = ZoneBook()
+    book = ZoneBackoff()
     for _ in range(50):
         book.short(HERE, "no capacity", 0.0)
     assert book.zone(HERE, 0, FIRST_REST + 1).open
 
 
 def test_a_filled_request_opens_the_zone_and_shortens_its_rest() -> None:
-    book = ZoneBook()
+    book = ZoneBackoff()
     book.short(HERE, "no capacity", 0.0)
     book.filled(HERE)
     assert book.zone(HERE, 0, 1.0).open
 
 
 def test_a_long_queue_in_one_zone_is_not_made_longer() -> None:
-    book = ZoneBook()
+    book = ZoneBackoff()
     assert book.zone(HERE, PENDING_LIMIT - 1, 0.0).open
     full = book.zone(HERE, PENDING_LIMIT, 0.0)
     assert not full.open
@@ -40,6 +40,6 @@ def test_a_long_queue_in_one_zone_is_not_made_longer() -> None:
 
 
 def test_another_size_in_the_same_zone_is_judged_by_itself() -> None:
-    book = ZoneBook()
+    book = ZoneBackoff()
     book.short(HERE, "no capacity", 0.0)
     assert book.zone(Choice("v4-128", HERE.zone), 0, 1.0).open

@@ -15,7 +15,7 @@ from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.core.state import Attempt, Choice, Job, Slice, SlicePhase, Status
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.logs import Wanted, stream_logs, wanted_of
-from drumline.jobs.server.service import Desk
+from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record
 from tests.jobs.pretend import Office, play
@@ -129,7 +129,7 @@ class Shelf:
         log.close()
 
     def stream(self, **wanted: Any) -> Any:
-        return stream_logs(cast(Desk, self), "000001", Wanted(**wanted))
+        return stream_logs(cast(JobService, self), "000001", Wanted(**wanted))
 
     def read(self, **wanted: Any) -> bytes:
         async def all_of_it() -> bytes:

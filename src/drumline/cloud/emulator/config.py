@@ -87,7 +87,7 @@ class EmulatorConfig(BaseModel):
             raise ValueError(str(wrong)) from wrong
 
     def limits(self) -> Limits:
-        """What `state` decides by, to be changed while it runs."""
+        """What the fleet decides by, to be changed while it runs."""
         return Limits(
             capacity={zone: dict(pools) for zone, pools in self.capacity.items()},
             quota={place: dict(tiers) for place, tiers in self.quota.items()},

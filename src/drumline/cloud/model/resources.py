@@ -1,6 +1,6 @@
 """The things of the emulated cloud: requests, nodes, operations, and what there is of chips.
 
-Values only; `state` decides what becomes of them.
+Values only; `fleet` decides what becomes of them.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from drumline.jobs.core.state import Choice, Job, SlicePhase, Zone
-from drumline.jobs.core.zone_backoff import ZoneBook
+from drumline.jobs.core.zone_backoff import ZoneBackoff
 
 Zones = Mapping[Choice, Zone]
 
@@ -14,7 +14,7 @@ class Availability:
 
     def __init__(self, scale: float, clock: Callable[[], float]) -> None:
         """Rests are multiplied by `scale`."""
-        self._book = ZoneBook(scale=scale)
+        self._book = ZoneBackoff(scale=scale)
         self._clock = clock
         self._pending: Counter[Choice] = Counter()
         """Requests of ours that wait in the cloud."""

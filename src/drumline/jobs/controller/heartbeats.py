@@ -37,7 +37,7 @@ _NOT_PLOTTED = frozenset({"step", "time", "total", "resumed"})
 
 
 @dataclass
-class _Pulse:
+class _Current:
     """One attempt under way."""
 
     number: int
@@ -66,8 +66,8 @@ class _Written:
     """When the first thing that is not on disk was seen."""
 
 
-class Pulses:
-    """The pulse of every job."""
+class Heartbeats:
+    """What every job that runs told last, and how that goes on disk."""
 
     def __init__(self, store: Store, folders: Folders, clock: Callable[[], float]) -> None:
         """What earlier servers wrote down is read from the store when it is asked for."""
@@ -77,7 +77,7 @@ class Pulses:
         self._progress: dict[str, dict[str, Any]] = {}
         self._silent: set[str] = set()
         """Jobs of which the store has no report: a list asks for each of a thousand that wait."""
-        self._pulses: dict[str, _Pulse] = {}
+        self._current: dict[str, _Current] = {}
         self._written: dict[str, _Written] = {}
         self.trouble: dict[str, str] = {}
         """Job → why its steps are not read."""
@@ -93,64 +93,64 @@ class Pulses:
 
     def course(self, job_id: str, attempt: int) -> Course | None:
         """How an attempt has gone so far."""
-        pulse = self._pulses.get(job_id)
-        return pulse.course if pulse and pulse.number == attempt else None
+        current = self._current.get(job_id)
+        return current.course if current and current.number == attempt else None
 
     def listen(
         self, job_id: str, attempt: int, reports: Sequence[HostReport], pattern: str | None
     ) -> None:
         """Take in what the hosts of an attempt tell now."""
-        pulse = self._pulses.get(job_id)
-        if pulse is None or pulse.number != attempt:
+        current = self._current.get(job_id)
+        if current is None or current.number != attempt:
             logs = self._folders.logs(job_id, attempt)
             known = self._store.told.course(job_id, attempt)
             reader = LogReader(logs, pattern, known is not None) if pattern else None
-            pulse = self._pulses[job_id] = _Pulse(attempt, known, reader)
+            current = self._current[job_id] = _Current(attempt, known, reader)
         found = heartbeat_of(reports)
-        news = self._read(job_id, pulse) if found is None else self._news(pulse, *found)
+        news = self._read(job_id, current) if found is None else self._news(current, *found)
         for told in news:
-            self._take(job_id, pulse, plain(told))
+            self._take(job_id, current, plain(told))
 
-    def _read(self, job_id: str, pulse: _Pulse) -> list[dict[str, Any]]:
-        if pulse.reader is None:
+    def _read(self, job_id: str, current: _Current) -> list[dict[str, Any]]:
+        if current.reader is None:
             return []
         try:
-            return pulse.reader.news()
+            return current.reader.news()
         except TooSlow:
             # Not tried again in this attempt: each try would hold up every other job.
-            pulse.reader = None
+            current.reader = None
             if job_id not in self.trouble:
                 self._store.note(job_id, Event("warning", SLOW_PATTERN), self._clock())
             self.trouble[job_id] = SLOW_PATTERN
             return []
 
-    def _news(self, pulse: _Pulse, teller: int, said: dict[str, Any]) -> list[dict[str, Any]]:
+    def _news(self, current: _Current, teller: int, said: dict[str, Any]) -> list[dict[str, Any]]:
         """What a heartbeat adds. Where host 1 was quicker to tell than host 0, host 0 follows."""
-        if said == pulse.heard:
+        if said == current.heard:
             return []
-        if teller != pulse.teller:
-            switched = pulse.teller is not None and pulse.course is not None
-            pulse.behind = pulse.course.step if switched and pulse.course else None
-            pulse.teller = teller
-        pulse.heard = said
-        if pulse.behind is not None:
+        if teller != current.teller:
+            switched = current.teller is not None and current.course is not None
+            current.behind = current.course.step if switched and current.course else None
+            current.teller = teller
+        current.heard = said
+        if current.behind is not None:
             step = number(said.get("step"))
-            if step is None or step < pulse.behind:
+            if step is None or step < current.behind:
                 return []
-            pulse.behind = None
+            current.behind = None
         return [said]
 
-    def _take(self, job_id: str, pulse: _Pulse, told: dict[str, Any]) -> None:
+    def _take(self, job_id: str, current: _Current, told: dict[str, Any]) -> None:
         now = self._clock()
-        pulse.told = self._progress[job_id] = pulse.told | told
-        before, pulse.course = pulse.course, advance(pulse.course, told, now)
+        current.told = self._progress[job_id] = current.told | told
+        before, current.course = current.course, advance(current.course, told, now)
         written = self._history(job_id)
         if written.since is None:
             written.since = now
-        if pulse.course is None or (before and before.step == pulse.course.step):
+        if current.course is None or (before and before.step == current.course.step):
             return
-        pulse.latest = Point(pulse.number, now, pulse.course.step, metrics_of(told))
-        self._keep(written, pulse.latest, at_an_end=before is None)
+        current.latest = Point(current.number, now, current.course.step, metrics_of(told))
+        self._keep(written, current.latest, at_an_end=before is None)
 
     def _keep(self, written: _Written, point: Point, at_an_end: bool) -> None:
         if written.first is not None and written.last is not None:
@@ -168,14 +168,14 @@ class Pulses:
 
     def end(self, job_id: str, attempt: int) -> None:
         """An attempt is over: write down how far it came."""
-        pulse = self._pulses.get(job_id)
-        if pulse is None or pulse.number != attempt:
+        current = self._current.get(job_id)
+        if current is None or current.number != attempt:
             return
         written = self._history(job_id)
-        if pulse.latest is not None and pulse.latest != written.last:
-            self._keep(written, pulse.latest, at_an_end=True)
+        if current.latest is not None and current.latest != written.last:
+            self._keep(written, current.latest, at_an_end=True)
         self._write(job_id)
-        del self._pulses[job_id]
+        del self._current[job_id]
 
     def write(self, everything: bool = False) -> None:
         """Write down what has waited long enough."""
@@ -190,8 +190,8 @@ class Pulses:
             raise failed
 
     def _write(self, job_id: str) -> None:
-        written, pulse = self._history(job_id), self._pulses.get(job_id)
-        courses = {pulse.number: pulse.course} if pulse and pulse.course else {}
+        written, current = self._history(job_id), self._current.get(job_id)
+        courses = {current.number: current.course} if current and current.course else {}
         told = self._progress.get(job_id)
         self._store.told.put(job_id, told, courses, written.points)
         written.points, written.since = [], None
@@ -202,16 +202,16 @@ class Pulses:
         if written is not None and written.since is not None:
             self._write(job_id)
         points = self._store.told.points(job_id)
-        pulse = self._pulses.get(job_id)
-        if pulse and pulse.latest and (not points or points[-1] != pulse.latest):
-            points.append(pulse.latest)
+        current = self._current.get(job_id)
+        if current and current.latest and (not points or points[-1] != current.latest):
+            points.append(current.latest)
         return points
 
     def forget(self, job_id: str) -> None:
         """The job is gone, or has ended and all it told is written down."""
         self._progress.pop(job_id, None)
         self._silent.discard(job_id)
-        self._pulses.pop(job_id, None)
+        self._current.pop(job_id, None)
         self._written.pop(job_id, None)
         self.trouble.pop(job_id, None)
 

@@ -22,7 +22,7 @@ CONFIRMATIONS = 20
 
 
 @dataclass(frozen=True)
-class ZoneLook:
+class ZonePoll:
     """One successful look at a zone."""
 
     zone: str
@@ -43,7 +43,7 @@ class ZoneLook:
 
 
 @dataclass
-class Looks:
+class ZonePolls:
     """The newest look at each zone, and when the next is due."""
 
     cloud: Cloud
@@ -51,7 +51,7 @@ class Looks:
     clock: Callable[[], float]
     trouble: dict[str, str] = field(default_factory=dict)
     """Zone → why the last look at it failed."""
-    _newest: dict[str, ZoneLook] = field(default_factory=dict)
+    _newest: dict[str, ZonePoll] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
     """Zone → when the last look at it began, whether it succeeded or not."""
     _failures: dict[str, int] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Looks:
         soonest = self._began.get(zone, 0.0) + pause
         self._due[zone] = min(self._due.get(zone, 0.0), soonest)
 
-    async def look(self, zone: str, expected: Collection[str] = ()) -> ZoneLook | None:
+    async def look(self, zone: str, expected: Collection[str] = ()) -> ZonePoll | None:
         """Look at a zone; None where that failed. `expected` are slices that should be there."""
         began = self.clock()
         expected = [name for name in expected if self._asked.get(name, 0.0) < began]
@@ -108,13 +108,13 @@ class Looks:
                 nodes[name] = node
         self.trouble.pop(zone, None)
         self._failures.pop(zone, None)
-        look, known = ZoneLook(zone, began, requests, nodes, unsure), self._newest.get(zone)
+        look, known = ZonePoll(zone, began, requests, nodes, unsure), self._newest.get(zone)
         # Where two were under way, the one that began last knows most, whichever ends last.
         if known is None or known.at <= began:
             self._newest[zone] = look
         return look
 
-    def newest(self, zone: str) -> ZoneLook | None:
+    def newest(self, zone: str) -> ZonePoll | None:
         """The newest successful look at a zone."""
         return self._newest.get(zone)
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 
 from drumline.cloud.protocol import Cloud, CloudError
-from drumline.jobs.controller.polling import Looks, ZoneLook
+from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.core.faults import classify, explain
 from drumline.jobs.core.signs import may_be_running
 from drumline.jobs.folders import Folders
@@ -29,14 +29,14 @@ class Releases:
         self,
         store: Store,
         cloud: Cloud,
-        looks: Looks,
+        polls: ZonePolls,
         folders: Folders,
         wall: Callable[[], float],
     ) -> None:
         """Take up what earlier servers left to be released; `wall` is the time to write down."""
         self._store = store
         self._cloud = cloud
-        self._looks = looks
+        self._polls = polls
         self._folders = folders
         self._wall = wall
         self._again_at: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Releases:
         for row in self.rows:
             if row.job != job_id or row.ready is None:
                 continue
-            look = self._looks.newest(row.zone)
+            look = self._polls.newest(row.zone)
             if look is None or may_be_running(look.nodes.get(row.name)):
                 return True
         return False
@@ -73,36 +73,36 @@ class Releases:
     def due(self, now: float, asking: Collection[str]) -> Iterator[SliceRow]:
         """Those to delete now; what has gone is crossed off, unless it is just being asked for."""
         for row in self.rows:
-            look = self._looks.newest(row.zone)
+            look = self._polls.newest(row.zone)
             newer = look is not None and look.at > self._known_since[row.name]
             if look and newer and row.name not in asking and look.is_gone(row.name):
                 self._store.gone(row.name, self._wall())
                 self._folders.forget_known_hosts(row.name)
-                self._looks.forget(row.name)
+                self._polls.forget(row.name)
                 for kept in (self._again_at, self._failures, self.trouble):
                     kept.pop(row.name, None)
             elif now >= self._again_at.get(row.name, 0.0):
-                self._again_at[row.name] = now + self._looks.interval
+                self._again_at[row.name] = now + self._polls.interval
                 yield row
 
     async def release(self, row: SliceRow) -> None:
         """Delete a slice; one that is gone already is no error."""
         try:
             await self._cloud.release(row.zone, row.name)
-            look = self._looks.newest(row.zone)
+            look = self._polls.newest(row.zone)
             if look and row.name in look.nodes and row.name not in look.requests:
                 await self._cloud.remove_node(row.zone, row.name)
         except CloudError as error:
             failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
-            self._again_at[row.name] += self._looks.interval * (2.0 ** min(failures, MOST_DOUBLED))
+            self._again_at[row.name] += self._polls.interval * (2.0 ** min(failures, MOST_DOUBLED))
             self.trouble[row.name] = explain(classify(error.code, str(error)), row.zone, str(error))
             log.info("release %s: %s", row.name, error)
         else:
             self._failures.pop(row.name, None)
             self.trouble.pop(row.name, None)
-        self._looks.soon(row.zone)
+        self._polls.soon(row.zone)
 
-    def take_in_strays(self, look: ZoneLook, held: Collection[str]) -> None:
+    def take_in_strays(self, look: ZonePoll, held: Collection[str]) -> None:
         """What bears our label and belongs to no job is released."""
         owner = self._store.owner
         known = {*held, *(row.name for row in self._store.releasing())}

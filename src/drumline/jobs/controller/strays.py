@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cloud.protocol import Node
-from drumline.jobs.controller.polling import ZoneLook
+from drumline.jobs.controller.polling import ZonePoll
 from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER
 
 log = logging.getLogger(__name__)
@@ -109,12 +109,12 @@ class Strays:
         """This database has given a job that number."""
         self._owners.remember(self._owner, int(job_id))
 
-    def see(self, look: ZoneLook) -> None:
+    def see(self, look: ZonePoll) -> None:
         """Take in a look at a zone."""
         self._seen[look.zone] = [*self._found(look)]
         self._owners.remember(self._owner, zones=[look.zone])
 
-    def _found(self, look: ZoneLook) -> Iterator[Stray]:
+    def _found(self, look: ZonePoll) -> Iterator[Stray]:
         for name, seen in look.everything().items():
             owner, job = seen.labels.get(LABEL_OWNER, ""), seen.labels.get(LABEL_JOB, "")
             if seen.state != "DELETING" and self._unknown(owner, job):

@@ -19,9 +19,9 @@ from drumline.hosts.values import HostPhase
 from drumline.jobs.config import Config
 from drumline.jobs.controller.actions import Actions, Budget
 from drumline.jobs.controller.availability import Availability, Zones
-from drumline.jobs.controller.heartbeats import Pulses
+from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.log_limit import trim
-from drumline.jobs.controller.polling import Looks
+from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import told_events
 from drumline.jobs.controller.releases import Releases
 from drumline.jobs.controller.requests import Requests
@@ -88,8 +88,8 @@ class Supervisor:
         self.folders.forget_other_secrets(living)
         remove_drafts(self.folders.code)
         self.cloud = cloud
-        self.looks = Looks(cloud, config.look_seconds, clock)
-        self.pulses = Pulses(store, self.folders, clock)
+        self.polls = ZonePolls(cloud, config.look_seconds, clock)
+        self.heartbeats = Heartbeats(store, self.folders, clock)
         self.changed = asyncio.Condition()
         self.actions = Actions(clock, self.wake)
         self._clock = clock
@@ -103,7 +103,7 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._swept_at = float("-inf")
         self._prune_at = clock() + FIRST_PRUNE
-        self.releases = Releases(store, cloud, self.looks, self.folders, wall)
+        self.releases = Releases(store, cloud, self.polls, self.folders, wall)
         owners = Owners(self.folders.owners)
         self.strays = Strays(store.owner, owners, store.last_number())
         # No number is given twice in a home, not even by a new database or an older copy: logs are
@@ -124,7 +124,7 @@ class Supervisor:
             attempt("looking at zones", self._look_at_zones)
             attempt("releasing slices", self._release_slices)
             attempt("pruning", self._prune)
-            attempt("writing what programs told", self.pulses.write)
+            attempt("writing what programs told", self.heartbeats.write)
             self._availability.begin_round(record.job for record in self.records.values())
             for number, job_id in enumerate(list(self.records)):
                 attempt(f"deciding {job_id}", partial(self._settle, job_id), job_id)
@@ -144,7 +144,7 @@ class Supervisor:
     async def _rest(self, began: float) -> None:
         """Until there is news or something is due, after a round that began at that time."""
         await asyncio.sleep(ROUND_PAUSE)
-        waits = (self.looks.next_due(), self.actions.next_try())
+        waits = (self.polls.next_due(), self.actions.next_try())
         planned = max(0.01, min(wait for wait in waits if wait is not None))
         # Not wait_for, which in Python 3.11 swallows a cancellation that comes with the news.
         try:
@@ -166,7 +166,7 @@ class Supervisor:
         await self.actions.close()
         await self.sessions.close()
         await self.cloud.close()
-        self.pulses.write(everything=True)
+        self.heartbeats.write(everything=True)
 
     def busy(self) -> bool:
         """Whether anything needs us: a job that lives, a slice that is held or that is to go."""
@@ -198,7 +198,7 @@ class Supervisor:
         if now - self._swept_at > SWEEP_SECONDS:
             zones |= self._all_zones()
             self._swept_at = now
-        for zone in self.looks.due(zones):
+        for zone in self.polls.due(zones):
             self.actions.start(f"look {zone}", partial(self._look, zone))
 
     def _all_zones(self) -> set[str]:
@@ -217,7 +217,7 @@ class Supervisor:
 
     async def _look(self, zone: str) -> None:
         expected = self._held_in(zone) | {r.name for r in self.releases.rows if r.zone == zone}
-        look = await self.looks.look(zone, expected)
+        look = await self.polls.look(zone, expected)
         if look is not None:
             self.strays.see(look)
             held = self._held_in(zone) | self.store.held_aside() | self.strays.names()
@@ -231,13 +231,13 @@ class Supervisor:
     def _seen(self, job: Job) -> Seen:
         waits = job.slice is None or job.slice.phase is not SlicePhase.READY
         return Seen(
-            look=self.looks.of(job.slice) if job.slice else None,
+            look=self.polls.of(job.slice) if job.slice else None,
             hosts=self.sessions.reports(job),
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
             old_slice_alive=job.slice is None and self.releases.may_still_run(job.id),
             stopped=self.sessions.stopped(job),
-            course=self.pulses.course(job.id, job.attempt.number) if job.attempt else None,
+            course=self.heartbeats.course(job.id, job.attempt.number) if job.attempt else None,
         )
 
     def _standing(self, job: Job) -> Standing | None:
@@ -260,11 +260,11 @@ class Supervisor:
         reports = self.sessions.reports(job)
         if job.attempt is not None and reports:
             pattern = self.records[job.id].spec.get("progress")
-            self.pulses.listen(job.id, job.attempt.number, reports, pattern)
+            self.heartbeats.listen(job.id, job.attempt.number, reports, pattern)
 
     def node(self, job: Job) -> Node | None:
         """The slice a job holds, as last seen."""
-        look = self.looks.newest(job.slice.zone) if job.slice else None
+        look = self.polls.newest(job.slice.zone) if job.slice else None
         return look.nodes.get(job.slice.name) if look and job.slice else None
 
     def kept_for(self, job: Job) -> float | None:
@@ -307,7 +307,7 @@ class Supervisor:
         self.records.pop(job_id, None)
         self._waiting.pop(job_id, None)
         self.actions.forget(job_id)
-        self.pulses.forget(job_id)
+        self.heartbeats.forget(job_id)
 
     def change(
         self,
@@ -353,7 +353,7 @@ class Supervisor:
             self.records[job.id] = replace(record, job=job, spec=given, name=name)
         for ended in decision.ended:
             self._end_session(job.id, ended.attempt.number)
-            self.pulses.end(job.id, ended.attempt.number)
+            self.heartbeats.end(job.id, ended.attempt.number)
         if job.status.ended and not before.status.ended:
             self.folders.forget_secrets(job.id)
         if job.slice and job.slice.phase is SlicePhase.READY and before.slice != job.slice:
@@ -388,16 +388,16 @@ class Supervisor:
                 if job.attempt and not self.sessions.stopped(job):
                     self._stop_soon((job.id, job.attempt.number), held)
             case EffectKind.LOOK:
-                self.looks.soon(held.zone)
+                self.polls.soon(held.zone)
             case EffectKind.SHORT:
                 self._availability.short(Choice(held.accelerator, held.zone), effect.why)
             case EffectKind.RELEASE:
-                self.looks.soon(held.zone)
+                self.polls.soon(held.zone)
 
     def _stop_soon(self, run: Run, held: Slice) -> None:
         """Stop the program; a server that has just started must first see where its hosts are."""
-        if self.sessions.get(run) is None and self.looks.of(held) is None:
-            self.looks.soon(held.zone)
+        if self.sessions.get(run) is None and self.polls.of(held) is None:
+            self.polls.soon(held.zone)
             return
         job_id, number = run
         self.actions.start(f"stop {job_id}/{number}", lambda: self._stop(run, held), job_id)
@@ -418,7 +418,7 @@ class Supervisor:
 
             self.change(job_id, refused)
             return
-        self.looks.asked_for(held)
+        self.polls.asked_for(held)
 
         def asked(record: Record) -> Decision | None:
             return Decision(lifecycle.asked(record.job)) if record.job.slice == held else None
@@ -472,7 +472,7 @@ class Supervisor:
                 self._listen_to(record.job)
                 continue
             if [host[:2] for host in state] != [host[:2] for host in before]:
-                self.looks.soon(zone)
+                self.polls.soon(zone)
             before = state
             self.wake()
 

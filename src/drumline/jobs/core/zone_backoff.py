@@ -28,7 +28,7 @@ class _Rest:
 
 
 @dataclass
-class ZoneBook:
+class ZoneBackoff:
     """What is known of each zone and kind of slice."""
 
     scale: float = 1.0

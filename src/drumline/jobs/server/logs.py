@@ -21,7 +21,7 @@ from drumline.jobs.core.state import Job
 from drumline.jobs.server.log_tail import LogTail, Timed, line_since
 
 if TYPE_CHECKING:
-    from drumline.jobs.server.service import Desk
+    from drumline.jobs.server.service import JobService
 
 BATCH = 1 << 18
 """Bytes that are sent at once."""
@@ -80,15 +80,15 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def stream_logs(desk: "Desk", job_id: str, wanted: Wanted) -> AsyncIterator[bytes]:
+def stream_logs(service: "JobService", job_id: str, wanted: Wanted) -> AsyncIterator[bytes]:
     """The log of one host, or of all with the host's number before each line, merged by time.
 
     Raises Mistake at once for an attempt or a host there is not.
     """
     from drumline.jobs.server.verbs import Mistake
 
-    job = desk.record(job_id).job
-    folder = desk.folders.logs(job.id)
+    job = service.record(job_id).job
+    folder = service.folders.logs(job.id)
     latest = max(job.attempts, 1)
     first, last = latest, latest
     if wanted.attempt.isdecimal():
@@ -107,13 +107,13 @@ def stream_logs(desk: "Desk", job_id: str, wanted: Wanted) -> AsyncIterator[byte
     if wanted.host != "all" and int(wanted.host) >= hosts:
         has = "one host, 0" if hosts == 1 else f"hosts 0 to {hosts - 1}"
         raise Mistake(f"host: {job.id} has no host {int(wanted.host)}; it has {has}", 404)
-    return _stream(desk, job.id, wanted, range(first, last + 1))
+    return _stream(service, job.id, wanted, range(first, last + 1))
 
 
 async def _stream(
-    desk: "Desk", job_id: str, wanted: Wanted, attempts: range
+    service: "JobService", job_id: str, wanted: Wanted, attempts: range
 ) -> AsyncIterator[bytes]:
-    folder = desk.folders.logs(job_id)
+    folder = service.folders.logs(job_id)
     readings = await asyncio.to_thread(_opened, folder, wanted, attempts)
     for reading in readings:
         if len(readings) > 1 and not wanted.json:
@@ -126,7 +126,7 @@ async def _stream(
     reading = readings[-1]
     goes_on = not wanted.attempt.isdecimal()
     while True:
-        latest, over = _standing(desk, job_id)
+        latest, over = _standing(service, job_id)
         # What was written before it was over is read after we knew that it was.
         done = over or latest > reading.attempt
         while piece := await asyncio.to_thread(reading.news, done):
@@ -147,12 +147,12 @@ def _heading(attempt: int) -> bytes:
     return b"--- attempt %d\n" % attempt
 
 
-def _standing(desk: "Desk", job_id: str) -> tuple[int, bool]:
+def _standing(service: "JobService", job_id: str) -> tuple[int, bool]:
     """The number of the newest attempt, and whether the job has ended or is gone."""
     from drumline.jobs.server.verbs import Mistake
 
     try:
-        job = desk.record(job_id).job
+        job = service.record(job_id).job
     except Mistake:
         return 0, True
     return job.attempts, job.status.ended

@@ -16,7 +16,7 @@ from drumline.jobs.store.records import SliceRow
 
 
 class LostSlices:
-    """The desk for slices that no job here knows of."""
+    """What can be done about slices that no job here knows of."""
 
     def __init__(self, supervisor: Supervisor, files: JobFiles) -> None:
         """Serve what this supervisor sees."""
@@ -32,7 +32,7 @@ class LostSlices:
         await self._supervisor.look_everywhere()
         return {
             "strays": [stray.told() for stray in self.seen()],
-            "not_seen": dict(self._supervisor.looks.trouble),
+            "not_seen": dict(self._supervisor.polls.trouble),
         }
 
     async def settle(self, verb: str, names: Sequence[str], user: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from drumline.jobs.core.state import Status
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.exchange import Exchange, LinesResponse
 from drumline.jobs.server.logs import stream_logs, wanted_of
-from drumline.jobs.server.service import MOST_DIGITS, RECENT, Desk
+from drumline.jobs.server.service import MOST_DIGITS, RECENT, JobService
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Store
 from drumline.jobs.store.schema import SchemaError
@@ -54,46 +54,48 @@ HOME_CHECK_SECONDS = 5.0
 LeavesIn = Callable[[], float | None]
 
 
-def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn) -> list[Route]:
-    """The HTTP API: each handler turns a request into one call of the desk."""
+def routes(
+    service: JobService, stop: asyncio.Event, started: float, leaves_in: LeavesIn
+) -> list[Route]:
+    """The HTTP API: each handler turns a request into one call of the service."""
 
     def job_id(request: Request) -> str:
         return str(request.path_params["id"])
 
     async def list_jobs(request: Request) -> Response:
-        return JSONResponse(desk.overview(_search(request.query_params)))
+        return JSONResponse(service.overview(_search(request.query_params)))
 
     async def create(request: Request) -> Response:
         body = await request.json()
-        await asyncio.to_thread(start_emulator, desk.supervisor.config)
-        shown = await desk.create(
+        await asyncio.to_thread(start_emulator, service.supervisor.config)
+        shown = await service.create(
             body["spec"], body.get("secrets", {}), body.get("user", ""), body.get("origin")
         )
         return JSONResponse(shown, status_code=201)
 
     async def plan(request: Request) -> Response:
         body = await request.json()
-        return JSONResponse({"lines": await desk.plan(body["spec"], body.get("origin"))})
+        return JSONResponse({"lines": await service.plan(body["spec"], body.get("origin"))})
 
     async def show(request: Request) -> Response:
-        return JSONResponse(desk.show(job_id(request)))
+        return JSONResponse(service.show(job_id(request)))
 
     async def history(request: Request) -> Response:
-        return JSONResponse(desk.history(job_id(request)))
+        return JSONResponse(service.history(job_id(request)))
 
     async def events(request: Request) -> Response:
         after = int(request.query_params.get("after", 0))
         wait = min(float(request.query_params.get("wait", 0)), LONGEST_POLL)
-        return JSONResponse(await desk.events(job_id(request), after, wait))
+        return JSONResponse(await service.events(job_id(request), after, wait))
 
     async def logs(request: Request) -> Response:
-        text = stream_logs(desk, job_id(request), wanted_of(request.query_params))
+        text = stream_logs(service, job_id(request), wanted_of(request.query_params))
         return StreamingResponse(text, media_type="text/plain; charset=utf-8")
 
     async def verb(request: Request) -> Response:
         body = await request.json() if await request.body() else {}
         return JSONResponse(
-            await desk.verb(job_id(request), str(request.path_params["verb"]), body)
+            await service.verb(job_id(request), str(request.path_params["verb"]), body)
         )
 
     async def run_command(request: Request) -> Response:
@@ -101,25 +103,27 @@ def routes(desk: Desk, stop: asyncio.Event, started: float, leaves_in: LeavesIn)
         asked = await exchange.opening()
         fed = request.headers.get("content-type") == "application/octet-stream"
         stdin = exchange.input() if fed else None
-        execution = desk.execution(job_id(request), asked.get("host", 0), asked["command"], stdin)
+        execution = service.execution(
+            job_id(request), asked.get("host", 0), asked["command"], stdin
+        )
         return LinesResponse(exchange, execution.frames())
 
     async def hosts(request: Request) -> Response:
-        return JSONResponse(desk.hosts(job_id(request)))
+        return JSONResponse(service.hosts(job_id(request)))
 
     async def status(_: Request) -> Response:
         facts = {"pid": os.getpid(), "version": __version__, "started": started}
-        facts |= {"leaves_in": leaves_in(), "stays": desk.supervisor.busy()}
-        return JSONResponse(facts | desk.status())
+        facts |= {"leaves_in": leaves_in(), "stays": service.supervisor.busy()}
+        return JSONResponse(facts | service.status())
 
     async def strays(_: Request) -> Response:
-        return JSONResponse(await desk.lost.found())
+        return JSONResponse(await service.lost.found())
 
     async def settle_strays(request: Request) -> Response:
         body = await request.json() if await request.body() else {}
         verb = str(request.path_params["verb"])
         names, user = body.get("names", ()), body.get("user", "")
-        return JSONResponse(await desk.lost.settle(verb, names, user))
+        return JSONResponse(await service.lost.settle(verb, names, user))
 
     async def stop_server(_: Request) -> Response:
         stop.set()
@@ -174,9 +178,9 @@ class SelfTelling:
     So a command that was answered knows what else to tell its user without asking again.
     """
 
-    def __init__(self, app: ASGIApp, desk: Desk) -> None:
-        """`desk` knows what is to be told."""
-        self._app, self._desk = app, desk
+    def __init__(self, app: ASGIApp, service: JobService) -> None:
+        """`service` knows what is to be told."""
+        self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the application does, with our headers."""
@@ -185,7 +189,7 @@ class SelfTelling:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[VERSION] = __version__
-                headers[STRAYS] = str(len(self._desk.lost.seen()))
+                headers[STRAYS] = str(len(self._service.lost.seen()))
             await send(message)
 
         await self._app(scope, receive, telling)
@@ -278,9 +282,9 @@ async def serve(config: Config, stay: bool = False) -> None:
     cloud = await asyncio.to_thread(connect, config)
     supervisor = Supervisor(store, cloud, config, ssh_key(folders))
     stop = asyncio.Event()
-    desk = Desk(supervisor)
+    service = JobService(supervisor)
     app = Starlette(
-        routes=routes(desk, stop, time.time(), lambda: visits.leaves_in()),
+        routes=routes(service, stop, time.time(), lambda: visits.leaves_in()),
         exception_handlers={
             Mistake: _mistake,
             HTTPException: _http_error,
@@ -289,7 +293,7 @@ async def serve(config: Config, stay: bool = False) -> None:
         },
     )
     patience = None if stay else config.idle_seconds
-    visits = Visits(SelfTelling(app, desk), supervisor.busy, patience, unnoticed={"/status"})
+    visits = Visits(SelfTelling(app, service), supervisor.busy, patience, unnoticed={"/status"})
     folders.socket.unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(folders.socket))

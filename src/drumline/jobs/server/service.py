@@ -1,6 +1,6 @@
 """What the server does for its callers: each verb of the HTTP API, on plain values.
 
-The desk only records what the user wants; the supervisor brings it about.
+The service only records what the user wants; the supervisor brings it about.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record, SetAside, Unreadable
 from drumline.jobs.store.search import Search
 
-__all__ = ["Desk", "Mistake"]
+__all__ = ["JobService", "Mistake"]
 
 RECENT = 24 * 3600.0
 """Seconds an ended job stays in the plain list."""
@@ -37,7 +37,7 @@ MOST_DIGITS = 15
 """Of a job's number; more do not go into the database."""
 
 
-class Desk:
+class JobService:
     """The server's front."""
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -129,7 +129,7 @@ class Desk:
         """What is amiss, by place: a zone, a slice that cannot be released, or the disk."""
         supervisor = self.supervisor
         disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
-        return {**disk, **supervisor.looks.trouble, **supervisor.releases.trouble}
+        return {**disk, **supervisor.polls.trouble, **supervisor.releases.trouble}
 
     # --- new jobs ---------------------------------------------------------------------------
 

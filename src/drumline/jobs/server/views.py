@@ -35,7 +35,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
         "status": job.status.value,
         "reason": _reason(supervisor, job, record.spec),
-        "progress": supervisor.pulses.progress(job.id),
+        "progress": supervisor.heartbeats.progress(job.id),
         "created": job.created_at,
         "ended": job.ended_at,
         "attempts_made": job.attempts,
@@ -63,7 +63,7 @@ def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
     """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
     trouble = supervisor.actions.unwritable
     if job.slice and not trouble:
-        trouble = supervisor.looks.trouble.get(job.slice.zone, "")
+        trouble = supervisor.polls.trouble.get(job.slice.zone, "")
     trouble = trouble or supervisor.actions.trouble(job.id)
     unreleased = supervisor.releases.trouble_of(job.id)
     if job.status.ended and unreleased:
@@ -76,13 +76,13 @@ def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
         rate = per_hour(job.slice.accelerator, job.slice.zone, spec)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
         return f"{job.reason}, {in_minutes(left)} left{cost}"
-    return job.reason or supervisor.pulses.trouble.get(job.id, "")
+    return job.reason or supervisor.heartbeats.trouble.get(job.id, "")
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Everything `drumline plot` draws."""
     job_id = record.job.id
-    points = supervisor.pulses.history(job_id)
+    points = supervisor.heartbeats.history(job_id)
     told = ("number", "started", "running", "ended", "outcome", "course")
     return {
         "job": summary(supervisor, record),
@@ -100,7 +100,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     attempts = store.attempts(job.id)
     courses = store.told.courses(job.id)
     if job.attempt is not None and attempts:
-        live = supervisor.pulses.course(job.id, job.attempt.number)
+        live = supervisor.heartbeats.course(job.id, job.attempt.number)
         if live is not None:
             courses[job.attempt.number] = live
             attempts[-1]["course"] = asdict(live)

@@ -1,4 +1,4 @@
-"""What a caller sent, read and validated: from the JSON of the API to values `state` works with.
+"""What a caller sent, read and validated: from the JSON of the API to values `fleet` works with.
 
 Field names may be camelCase or snake_case and enums names or numbers, as protobuf's JSON allows;
 a field that does not exist is refused, as Google does.

@@ -1,4 +1,4 @@
-"""Starts and ends the hosts of nodes, as `state` orders, and passes `break` on to them.
+"""Starts and ends the hosts of nodes, as the fleet orders, and passes `break` on to them.
 
 Hosts are forked from a fork server that has their code loaded, one process each, and talk to us
 through a pipe. A host is gone when its process is.
