@@ -23,8 +23,8 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.server.process import ssh_key
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
-# /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it keep
-# the lock after its stop until somebody else has found it taken.
+# /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it
+# keep the lock after its stop until somebody else has found it taken.
 SERVER = r"""
 import fcntl, json, os, socket, socketserver, sys, threading, time
 from http.server import BaseHTTPRequestHandler
