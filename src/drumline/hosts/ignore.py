@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pathspec import GitIgnoreSpec
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 ALWAYS = frozenset({".git", ".venv", "__pycache__"})
 """Never part of the code, whatever a .gitignore says."""
@@ -15,8 +17,13 @@ def files_below(folder: Path) -> Iterator[str]:
     yield from _below(folder, "", ())
 
 
-def _below(root: Path, inside: str, above: tuple[tuple[str, GitIgnoreSpec], ...]) -> Iterator[str]:
+def _below(
+    root: Path, inside: str, above: "tuple[tuple[str, GitIgnoreSpec], ...]"
+) -> Iterator[str]:
     """`above` has the rules of this folder's parents, each with the folder that they stand in."""
+    # Here, because most folders are checkouts, and the server starts without it sooner.
+    from pathspec import GitIgnoreSpec
+
     here = root / inside
     own = here / ".gitignore"
     known = above
@@ -34,7 +41,7 @@ def _below(root: Path, inside: str, above: tuple[tuple[str, GitIgnoreSpec], ...]
             yield path
 
 
-def _ignored(path: str, known: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
+def _ignored(path: str, known: "tuple[tuple[str, GitIgnoreSpec], ...]") -> bool:
     # The deepest file that speaks of a path decides.
     for folder, rules in reversed(known):
         said = rules.check_file(path[len(folder) + 1 :] if folder else path).include
