@@ -57,7 +57,8 @@ def einsum(
 
     On a mesh of Explicit axes the operands' types say how they are sharded, also inside
     `jax.jit`. On Auto axes, arrays with a value say it too; a traced one does not, and needs
-    `x_sharding` and `w_sharding`. Differentiable; sums are in float32 and cast once.
+    `x_sharding` and `w_sharding`. Differentiable. On a ring, sums are in float32 and cast once;
+    where none fits, this is `jnp.einsum` and sums as it does.
 
     Args:
         spec: two operands and a result, as `"bsd,df->bsf"`, `"bshk,hkd->bsd"` or
