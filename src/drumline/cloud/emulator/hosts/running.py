@@ -17,14 +17,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from drumline.cloud.emulator import processes
-from drumline.cloud.emulator.hosts.terms import (
-    ACKNOWLEDGED,
-    HOST_MODULE,
-    HostSpec,
-    Up,
-    be_host,
-    new_key,
-)
+from drumline.cloud.emulator.hosts.entry import PRELOADED, be_host
+from drumline.cloud.emulator.hosts.terms import ACKNOWLEDGED, HostSpec, Up, new_key
 from drumline.cloud.model.resources import HostAddress, Node
 
 # A host ends in milliseconds; one whose own process hangs is ended from outside after this long.
@@ -128,7 +122,7 @@ class Hosts:
         # run what they like (CVE-2022-42919); in a file of ours they may not.
         vars(multiprocessing.util)["abstract_sockets_supported"] = False
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([HOST_MODULE])
+        self._context.set_forkserver_preload(PRELOADED)
         # Starting a process blocks a little, and multiprocessing wants it done by one thread.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosts")
         self._tasks: set[asyncio.Task[None]] = set()

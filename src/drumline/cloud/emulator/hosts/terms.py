@@ -5,13 +5,11 @@ Apart from the host itself, which imports SSH: the emulator starts in half the t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-HOST_MODULE = "drumline.cloud.emulator.hosts.host"
 HOWS = ("silent", "reboot", "vfio", "slow", "heal")
 ACKNOWLEDGED = "acknowledged"
 """A host's word when it has done what it was told."""
@@ -48,10 +46,3 @@ def new_key() -> bytes:
     """A host key for a new host, in OpenSSH's format."""
     key = Ed25519PrivateKey.generate()
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-
-
-def be_host(spec: HostSpec, pipe: Connection) -> None:
-    """What a host's process runs; the process it is forked from has the module already."""
-    from drumline.cloud.emulator.hosts.host import main
-
-    main(spec, pipe)
