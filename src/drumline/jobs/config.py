@@ -57,7 +57,7 @@ class Config:
     """What the project may use; empty where nobody wrote it down."""
     endpoint: str | None
     look_seconds: float
-    """Between two looks at a zone: two calls each."""
+    """Between two polls of a zone: two calls each."""
     asks_a_minute: float
     patience: Thresholds
     timing: Timing
@@ -87,7 +87,7 @@ _LOOK_SECONDS = 10.0
 _ASKS_A_MINUTE = 30.0
 # The emulator answers at once and takes slices by the second, so everything is quicker there.
 _QUICK_LOOK_SECONDS = 0.5
-_QUICK_PATIENCE = Thresholds(
+_QUICK_THRESHOLDS = Thresholds(
     waiting=3.0,
     silence=4.0,
     bad_silence=8.0,
@@ -138,7 +138,7 @@ def read(home: Path) -> Config:
         endpoint=_endpoint(given),
         look_seconds=given.look_seconds or (_QUICK_LOOK_SECONDS if quick else _LOOK_SECONDS),
         asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
-        patience=replace(_QUICK_PATIENCE if quick else Thresholds(), **given.patience),
+        patience=replace(_QUICK_THRESHOLDS if quick else Thresholds(), **given.patience),
         timing=Timing(reconnect_most=1.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,
         idle_seconds=given.idle_minutes * 60,

@@ -16,7 +16,7 @@ from drumline.jobs.core.state import Look, Slice
 QUICKEST = 0.2
 """Of the interval: news from a host brings the next look forward, but not nearer than this."""
 SLOWEST = 6.0
-"""Intervals between two looks at a zone that fail, at the most."""
+"""Intervals between two polls of a zone that fail, at the most."""
 CONFIRMATIONS = 20
 """Slices asked for by name in one look: where a listing lost hundreds, the next look goes on."""
 
@@ -55,7 +55,7 @@ class ZonePolls:
     _began: dict[str, float] = field(default_factory=dict)
     """Zone → when the last look at it began, whether it succeeded or not."""
     _failures: dict[str, int] = field(default_factory=dict)
-    """Zone → looks in a row that failed."""
+    """Zone → polls in a row that failed."""
     _due: dict[str, float] = field(default_factory=dict)
     _asked: dict[str, float] = field(default_factory=dict)
     """Slice → when the cloud took the request for it."""
@@ -119,7 +119,7 @@ class ZonePolls:
         return self._newest.get(zone)
 
     def asked_for(self, held: Slice) -> None:
-        """The cloud has taken the request for a slice: looks from now on know of it."""
+        """The cloud has taken the request for a slice: polls from now on know of it."""
         self._asked[held.name] = self.clock()
         self.soon(held.zone)
 

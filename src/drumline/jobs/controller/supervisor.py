@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 300.0
-"""Between two looks at zones where nothing of ours should be; a forgotten slice costs money."""
+"""Between two polls of zones where nothing of ours should be; a forgotten slice costs money."""
 FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
 """After the start, and between two times: what grows takes weeks to matter."""
 BREATH = 100

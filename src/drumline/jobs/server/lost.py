@@ -24,7 +24,7 @@ class LostSlices:
         self._files = files
 
     def seen(self) -> list[Stray]:
-        """Those that the newest looks showed."""
+        """Those that the newest polls showed."""
         return self._supervisor.strays.all(self._supervisor.known_slices())
 
     async def found(self) -> dict[str, Any]:
