@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from .files import below_root, read_json
+from .files import below_root, read_json, remove
+from .wire import say
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:
@@ -67,3 +68,9 @@ def write_script(folder: str, name: str, text: str) -> str:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text if text.endswith("\n") else text + "\n")
     return path
+
+
+def forget(folder: str) -> None:
+    """Remove the secrets."""
+    remove(folder, "secrets.json")
+    say({"forgotten": True})

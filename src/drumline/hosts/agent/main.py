@@ -15,7 +15,7 @@ OF_ATTEMPT = {
     "watch": "watch:watch",
     "stop": "stopping:stop",
     "exec": "execute:execute",
-    "forget": "forget:forget",
+    "forget": "environment:forget",
 }
 OTHERS = {
     "receive": "code:receive",

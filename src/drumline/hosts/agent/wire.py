@@ -21,10 +21,7 @@ def say(value: Json) -> None:
 
 def heard() -> Json:
     """What the caller sent on standard input."""
-    value = json.load(sys.stdin)
-    if not isinstance(value, dict):
-        raise TypeError("expected an object")
-    return value
+    return _object(sys.stdin.read())
 
 
 def heard_line() -> Json:
@@ -35,7 +32,11 @@ def heard_line() -> Json:
         if not byte:
             break
         line += byte
-    value = json.loads(line)
+    return _object(line)
+
+
+def _object(text: str | bytes) -> Json:
+    value = json.loads(text)
     if not isinstance(value, dict):
         raise TypeError("expected an object")
     return value
