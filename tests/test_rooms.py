@@ -13,9 +13,10 @@ ALONE = {
     "drumline.chips": (),
     "drumline.parallel": (),
     "drumline.cloud.model": ("drumline.chips",),
-    "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol"),
+    "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.jobs.core"),
     "drumline.jobs.core": (
         "drumline.chips",
+        "drumline.cloud.google",
         "drumline.cloud.protocol",
         "drumline.hosts.values",
     ),

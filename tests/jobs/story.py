@@ -6,7 +6,7 @@ from drumline.cloud.protocol import Endpoint, Node, Request, Trouble
 from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.causes import GO_ON_LATER
-from drumline.jobs.core.course import Course, advance
+from drumline.jobs.core.progress import Course, advance
 from drumline.jobs.core.state import (
     Allowance,
     Choice,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.course import Course
+from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import (
     Attempt,
     Choice,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from drumline.chips import LOCAL_ZONES, price, slice_of
-from drumline.jobs.core.course import Course
+from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import Outcome
 from drumline.jobs.store.records import SliceRow
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from drumline.hosts.values import HostReport
 from drumline.jobs.controller.progress import LogReader, heartbeat_of
-from drumline.jobs.core.course import Course, advance, number
+from drumline.jobs.core.progress import Course, advance, number
 from drumline.jobs.core.state import Event
 from drumline.jobs.folders import Folders
 from drumline.jobs.spec.patterns import TooSlow

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from drumline.cloud.google.faults import classify, explain
 from drumline.cloud.protocol import Cloud, CloudError, Node, Request
-from drumline.jobs.core.faults import classify, explain
 from drumline.jobs.core.state import Look, Slice
 
 QUICKEST = 0.2

@@ -7,10 +7,10 @@ A delete that fails is tried again later each time, and what the cloud said abou
 import logging
 from collections.abc import Callable, Collection, Iterator
 
+from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.placements import may_be_running
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
-from drumline.jobs.core.faults import classify, explain
-from drumline.jobs.core.signs import may_be_running
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import SliceRow, Store
 

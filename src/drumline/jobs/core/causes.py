@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from drumline.cloud.google.faults import classify_host_output
 from drumline.hosts.values import HostPhase, HostReport
-from drumline.jobs.core.faults import classify_host_output
 from drumline.jobs.core.state import Cause
 
 GO_ON_LATER = 75

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.core.causes import by_signal, failing, find_cause, leaving
-from drumline.jobs.core.course import Course
 from drumline.jobs.core.outcomes import DEPARTURES, attempt_of, bad_host, in_minutes, note, taken
+from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import (
     Cause,
     Decision,

@@ -12,10 +12,11 @@ or a job is over.
 from dataclasses import replace
 
 from drumline.chips import slice_of
+from drumline.cloud.google.faults import Action, Fault, FaultKind, Scope, classify, explain
+from drumline.cloud.google.placements import why_lost
 from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.core.causes import failing
 from drumline.jobs.core.diagnosis import failure, silent, stuck
-from drumline.jobs.core.faults import Action, Fault, FaultKind, Scope, classify, explain
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
     after_stop,
@@ -28,7 +29,6 @@ from drumline.jobs.core.outcomes import (
     note,
     taken,
 )
-from drumline.jobs.core.signs import why_lost
 from drumline.jobs.core.state import (
     Attempt,
     Choice,

@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 
-from drumline.jobs.core.course import Course
+from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import (
     Attempt,
     Cause,

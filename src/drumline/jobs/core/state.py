@@ -8,7 +8,7 @@ from typing import NamedTuple
 from drumline.chips import slice_of
 from drumline.cloud.protocol import Node, Request
 from drumline.hosts.values import HostReport
-from drumline.jobs.core.course import Course
+from drumline.jobs.core.progress import Course
 
 
 class Choice(NamedTuple):

@@ -9,8 +9,8 @@ from drumline import __version__
 from drumline.chips import slice_of
 from drumline.jobs.billing.costs import cost, cost_lost, per_hour
 from drumline.jobs.controller.program import checkpoint_of
-from drumline.jobs.core.course import steps_again
 from drumline.jobs.core.outcomes import in_minutes
+from drumline.jobs.core.progress import steps_again
 from drumline.jobs.core.state import Choice, Job
 from drumline.jobs.store.records import Record, SetAside
 from drumline.jobs.store.search import UNREADABLE

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from drumline.jobs.core.course import Course
+from drumline.jobs.core.progress import Course
 from drumline.jobs.store.schema import transaction
 
 _COURSE = TypeAdapter(Course)

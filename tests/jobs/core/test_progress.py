@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from drumline.jobs.billing.costs import cost_lost, per_hour
-from drumline.jobs.core.course import Course, advance, steps_again
+from drumline.jobs.core.progress import Course, advance, steps_again
 from drumline.jobs.store.records import SliceRow
 
 ZONE = "us-central2-b"

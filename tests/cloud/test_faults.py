@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.jobs.core import faults
-from drumline.jobs.core.faults import (
+from drumline.cloud.google import faults
+from drumline.cloud.google.faults import (
     Action,
     Fault,
     FaultKind,
