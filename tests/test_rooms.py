@@ -13,13 +13,9 @@ ALONE = {
     "drumline.chips": (),
     "drumline.parallel": (),
     "drumline.cloud.model": ("drumline.chips",),
-    "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.jobs.core"),
-    "drumline.jobs.core": (
-        "drumline.chips",
-        "drumline.cloud.google",
-        "drumline.cloud.protocol",
-        "drumline.hosts.values",
-    ),
+    "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.observed"),
+    "drumline.observed": (),
+    "drumline.jobs.core": ("drumline.chips", "drumline.observed"),
     "drumline.models": ("drumline.parallel",),
     "drumline.cli.rendering": (),
 }

@@ -3,15 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.cloud.google import faults
-from drumline.cloud.google.faults import (
-    Action,
-    Fault,
-    FaultKind,
-    Scope,
-    classify,
-    classify_host_output,
-    explain,
-)
+from drumline.cloud.google.faults import classify, explain
+from drumline.jobs.core.bad_hosts import BAD_HOST_TEXTS
+from drumline.jobs.core.refusals import Action, action
+from drumline.observed.faults import Fault, FaultKind, Scope
 
 STOCKOUT = Fault(FaultKind.STOCKOUT, Scope.ZONE)
 ZONE_QUOTA = Fault(FaultKind.QUOTA, Scope.ZONE)
@@ -21,18 +16,9 @@ ZONE_DENIED = Fault(FaultKind.DENIED, Scope.ZONE)
 PROJECT_DENIED = Fault(FaultKind.DENIED, Scope.PROJECT)
 LOGIN = Fault(FaultKind.LOGIN, Scope.PROJECT)
 CONFLICT = Fault(FaultKind.CONFLICT, Scope.REQUEST)
-BAD_HOST = Fault(FaultKind.BAD_HOST, Scope.HOST)
 UNKNOWN = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 TRANSIENT = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
 INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
-
-BAD_HOST_TEXTS = (
-    "Couldn't open iommu group",
-    "open(/dev/vfio",
-    "Failed to initialize TPU system",
-    "TPU initialization failed",
-    "No accelerator found",
-)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +103,6 @@ BAD_HOST_TEXTS = (
         (13, "an internal error has occurred", TRANSIENT),
         (14, "The service is currently unavailable.", TRANSIENT),
         (4, "deadline", TRANSIENT),
-        *((None, text, BAD_HOST) for text in BAD_HOST_TEXTS),
-        (
-            None,
-            "libtpu.so already in use by another process",
-            Fault(FaultKind.CONFLICT, Scope.HOST),
-        ),
-        (None, "a left-over /tmp/libtpu_lockfile", Fault(FaultKind.CONFLICT, Scope.HOST)),
     ],
 )
 def test_a_text_that_was_seen_has_its_meaning(code: int | None, text: str, expected: Fault) -> None:
@@ -156,12 +135,11 @@ def test_a_near_miss_is_not_taken_for_it(code: int, text: str, expected: Fault) 
 def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
     for row in faults._CLOUD:
         assert classify(9, row.seen) == Fault(row.kind, row.scope), row.seen
-    for row in (*faults._STALE_HOLDER, *faults._BAD_HOST):
         assert classify(None, row.seen) == Fault(row.kind, row.scope), row.seen
 
 
 @pytest.mark.parametrize(
-    ("fault", "action"),
+    ("fault", "expected"),
     [
         (STOCKOUT, Action.NEXT_CHOICE),
         (ZONE_QUOTA, Action.NEXT_CHOICE),
@@ -171,7 +149,6 @@ def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
         (PROJECT_DENIED, Action.RETRY),
         (LOGIN, Action.RETRY),
         (Fault(FaultKind.PREEMPTED, Scope.ZONE), Action.PREEMPTION),
-        (BAD_HOST, Action.NEXT_CHOICE),
         (CONFLICT, Action.RETRY),
         (INVALID, Action.GIVE_UP),
         (Fault(FaultKind.INVALID, Scope.ZONE), Action.NEXT_CHOICE),
@@ -180,48 +157,8 @@ def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
         (UNKNOWN, Action.NEXT_CHOICE),
     ],
 )
-def test_the_kind_says_what_follows(fault: Fault, action: Action) -> None:
-    assert fault.action is action
-
-
-BACKEND = "RuntimeError: Unable to initialize backend 'tpu': UNKNOWN: "
-TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
-
-
-@pytest.mark.parametrize("text", BAD_HOST_TEXTS)
-def test_a_host_phrase_counts_only_when_the_program_failed(text: str) -> None:
-    log = f"step 1\n{TRACEBACK}{BACKEND}{text}: nope"
-    assert classify_host_output(1, log) == BAD_HOST
-    assert classify_host_output(-6, f"F0000 {text}") == BAD_HOST
-    assert classify_host_output(0, log) is None
-    assert classify_host_output(None, log) is None
-
-
-def test_a_warning_before_the_users_own_error_is_not_the_cause() -> None:
-    log = f"W0000 TPU initialization failed, trying again\nstep 100\n{TRACEBACK}ValueError: shapes"
-    assert classify_host_output(1, log) is None
-
-
-def test_the_library_may_log_the_reason_before_the_exception() -> None:
-    log = f"E0000 Couldn't open iommu group /dev/vfio/0\n{TRACEBACK}{BACKEND}INTERNAL"
-    assert classify_host_output(1, log) == BAD_HOST
-
-
-def test_the_reason_may_stand_in_the_first_of_two_chained_tracebacks() -> None:
-    log = (
-        f"{TRACEBACK}RuntimeError: TPU initialization failed\n\nDuring handling of the above "
-        f"exception, another exception occurred:\n\n{TRACEBACK}SystemError: gave up"
-    )
-    assert classify_host_output(1, log) == BAD_HOST
-
-
-def test_a_stale_holder_is_no_bad_host() -> None:
-    log = "TPU initialization failed: libtpu.so already in use by another process"
-    assert classify_host_output(1, log) is None
-
-
-def test_an_ordinary_failure_is_no_bad_host() -> None:
-    assert classify_host_output(1, f"{TRACEBACK}KeyError: 'accelerator'") is None
+def test_the_kind_says_what_follows(fault: Fault, expected: Action) -> None:
+    assert action(fault) is expected
 
 
 @pytest.mark.parametrize(
@@ -311,12 +248,13 @@ def test_every_kind_has_a_sentence_of_one_line(kind: FaultKind) -> None:
 codes = st.none() | st.integers(-5, 40)
 pieces = st.sampled_from(
     [
-        *(row.seen for row in (*faults._CLOUD, *faults._STALE_HOLDER, *faults._BAD_HOST)),
+        *(row.seen for row in faults._CLOUD),
+        *BAD_HOST_TEXTS,
         "Quota '",
         "Limit: ",
         "in region ",
         "Permission '",
-        TRACEBACK,
+        "Traceback (most recent call last):\n",
     ]
 )
 texts = st.lists(st.text() | pieces).map(" ".join)
@@ -327,17 +265,5 @@ def test_any_text_has_a_meaning_and_a_sentence(code: int | None, text: str) -> N
     fault = classify(code, text)
     assert fault.kind in FaultKind
     assert fault.scope in Scope
-    assert fault.action in Action
+    assert action(fault) in Action
     assert explain(fault, "us-central2-b", text)
-
-
-@given(st.none() | st.integers(-64, 255), texts)
-def test_any_log_is_a_bad_host_or_nothing(exit_code: int | None, text: str) -> None:
-    found = classify_host_output(exit_code, text)
-    assert found in {None, BAD_HOST}
-    assert exit_code or found is None
-
-
-@given(st.text(), st.sampled_from(['There is no more capacity in the zone "x"', *BAD_HOST_TEXTS]))
-def test_a_success_is_never_a_bad_host(around: str, phrase: str) -> None:
-    assert classify_host_output(0, f"{around}{phrase}{around}") is None

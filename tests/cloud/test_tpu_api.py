@@ -12,18 +12,13 @@ from google.auth import credentials as google_auth
 from google.auth.exceptions import RefreshError, TransportError
 from google.cloud import tpu_v2
 
+from drumline.cloud.google import placements
 from drumline.cloud.google.credentials import GoogleCredentials, find_project
+from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.cloud.google.rest import CallLimits, World
 from drumline.cloud.google.tpu_api import TpuApi
-from drumline.cloud.protocol import (
-    Cloud,
-    CloudError,
-    Endpoint,
-    Node,
-    Request,
-    SliceRequest,
-    Trouble,
-)
+from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
+from drumline.observed.placements import Endpoint
 
 Answer = httpx.Response | Exception
 Result = TypeVar("Result")
@@ -31,7 +26,7 @@ Result = TypeVar("Result")
 ZONE = "us-central2-b"
 PARENT = f"projects/p/locations/{ZONE}"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-WANTED = SliceRequest(
+WANTED = PlacementRequest(
     name="dl-ann-000012-1",
     zone=ZONE,
     accelerator="v4-16",
@@ -141,11 +136,11 @@ def fails(
     return caught.value
 
 
-def list_nodes(api: TpuApi) -> Coroutine[Any, Any, list[Node]]:
+def list_nodes(api: TpuApi) -> Coroutine[Any, Any, list[ListedNode]]:
     return api.nodes(ZONE)
 
 
-def list_requests(api: TpuApi) -> Coroutine[Any, Any, list[Request]]:
+def list_requests(api: TpuApi) -> Coroutine[Any, Any, list[ListedRequest]]:
     return api.requests(ZONE)
 
 
@@ -155,6 +150,13 @@ def ask(api: TpuApi) -> Coroutine[Any, Any, None]:
 
 def release(api: TpuApi) -> Coroutine[Any, Any, None]:
     return api.release(ZONE, "s")
+
+
+NO_REQUEST = refused(404, "NOT_FOUND", "no such request")
+
+
+def release_node(api: TpuApi) -> Coroutine[Any, Any, None]:
+    return api.release(ZONE, "s", ["s"])
 
 
 def test_it_is_a_cloud() -> None:
@@ -186,7 +188,7 @@ class TestAsking:
     )
     def test_each_tier_is_one_the_real_client_has(self, tier: str, oneof: str | None) -> None:
         script = Script([ok(name="op")])
-        wanted = SliceRequest("n", ZONE, "v4-8", "image", tier)
+        wanted = PlacementRequest("n", ZONE, "v4-8", "image", tier)
         run(script, lambda api: api.ask(wanted))
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
@@ -195,7 +197,7 @@ class TestAsking:
 
     def test_an_unknown_tier_is_not_sent(self) -> None:
         script = Script([ok()])
-        wanted = SliceRequest("n", ZONE, "v4-8", "image", "free")
+        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "free")
         error = fails(script, lambda api: api.ask(wanted))
         assert error.code == 3
         assert script.seen == []
@@ -477,7 +479,7 @@ class TestListingRequests:
         }
         entry = real_request(tpu={"node_spec": [spec]}, spot={}, state=failed)
         [request] = run(Script([ok(queuedResources=[entry])]), list_requests)
-        assert request == Request(
+        assert request == ListedRequest(
             name="dl-ann-000012-1",
             zone=ZONE,
             state="FAILED",
@@ -485,6 +487,7 @@ class TestListingRequests:
             labels={"a": "b"},
             trouble=Trouble(8, "no more capacity"),
             by_user=False,
+            nodes=("n",),
         )
 
     def test_tells_our_delete_from_theirs(self) -> None:
@@ -563,7 +566,7 @@ class TestListingNodes:
             ],
         )
         [node] = run(Script([ok(nodes=[entry])]), list_nodes)
-        assert node == Node(
+        assert node == ListedNode(
             name="dl-ann-000012-1",
             zone=ZONE,
             state="READY",
@@ -612,9 +615,9 @@ class TestDeleting:
         assert dict(sent.url.params) == {"force": "true"}
 
     def test_a_node_alone(self) -> None:
-        script = Script([httpx.Response(200, content=b"")])
-        run(script, lambda api: api.remove_node(ZONE, "s"))
-        [sent] = script.seen
+        script = Script([NO_REQUEST, httpx.Response(200, content=b"")])
+        run(script, release_node)
+        [_, sent] = script.seen
         assert (sent.method, sent.url.path) == ("DELETE", f"/v2/{PARENT}/nodes/s")
 
     @pytest.mark.parametrize(
@@ -629,7 +632,7 @@ class TestDeleting:
     )
     def test_what_is_gone_or_going_is_no_error(self, answer: httpx.Response) -> None:
         run(Script([answer]), release)
-        run(Script([answer]), lambda api: api.remove_node(ZONE, "s"))
+        run(Script([NO_REQUEST, answer]), release_node)
 
     @pytest.mark.parametrize(
         "answer",
@@ -656,7 +659,8 @@ class TestHostKeys:
 
     def keys(self, *answers: Answer) -> list[str | None]:
         self.script = Script(list(answers))
-        return run(self.script, lambda api: api.host_keys(ZONE, "n"))
+        node = ListedNode("n", ZONE, "READY", "v4-16", {})
+        return run(self.script, lambda api: api.host_keys(placements.one(None, [node])))
 
     def test_are_in_worker_order(self) -> None:
         first = guest(("ssh-rsa", "BBBB"), ("ssh-ed25519", "AAAA1"))

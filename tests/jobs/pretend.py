@@ -5,25 +5,24 @@ Store, desk, supervisor and lifecycle are the real ones, at the pace kept with G
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from drumline.cloud.protocol import (
-    CloudError,
-    Endpoint,
-    Node,
-    Request,
-    SliceRequest,
-    Trouble,
-)
-from drumline.hosts.values import Address, HostPhase, HostReport, Program
+from drumline.cloud.google import placements
+from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.hosts.values import Address, Program
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
+from drumline.observed.faults import Refusal
+from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed.placements import Endpoint, ListedPlacement
 
 ZONE = "us-central2-b"
 HOUR = 3600.0
@@ -91,8 +90,8 @@ class PretendedCloud:
         """Slices that are there and that listings leave out."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
-        self.requested: dict[str, Request] = {}
-        self.held: dict[str, Node] = {}
+        self.requested: dict[str, ListedRequest] = {}
+        self.held: dict[str, ListedNode] = {}
 
     def count(self, verb: str, since: float = 0.0) -> int:
         return sum(call.verb == verb and call.at >= since for call in self.calls)
@@ -110,36 +109,47 @@ class PretendedCloud:
         else:
             self.held[name] = replace(self.held[name], state=node)
 
-    async def requests(self, zone: str) -> list[Request]:
+    async def requests(self, zone: str) -> list[ListedRequest]:
         self._called("requests", zone)
         return [r for r in self.requested.values() if self._listed(r, zone)]
 
-    async def nodes(self, zone: str) -> list[Node]:
+    async def nodes(self, zone: str) -> list[ListedNode]:
         self._called("nodes", zone)
         return [n for n in self.held.values() if self._listed(n, zone)]
 
-    def _listed(self, entry: Request | Node, zone: str) -> bool:
+    def _listed(self, entry: ListedRequest | ListedNode, zone: str) -> bool:
         return entry.zone == zone and entry.name not in self.unlisted
 
-    async def find(self, zone: str, name: str) -> tuple[Request | None, Node | None]:
-        self._called("find", name)
-        found = self.requested.get(name), self.held.get(name)
-        return found if any(one and one.zone == zone for one in found) else (None, None)
+    async def placements(self, zone: str) -> list[ListedPlacement]:
+        return placements.listed(await self.requests(zone), await self.nodes(zone))
 
-    async def ask(self, request: SliceRequest) -> None:
+    async def find(self, zone: str, name: str) -> ListedPlacement | None:
+        self._called("find", name)
+        request, node = self.requested.get(name), self.held.get(name)
+        if not any(found and found.zone == zone for found in (request, node)):
+            return None
+        return placements.one(request, [node] if node else [])
+
+    def explain(self, error: CloudError, zone: str) -> Refusal:
+        fault = classify(error.code, str(error))
+        return Refusal(fault, explain(fault, zone, str(error)))
+
+    async def ask(self, request: PlacementRequest) -> None:
         self._called("ask", request.name)
         await asyncio.sleep(self.slow)
         if self.refusal:
             raise self.refusal
         state, node = self.given
         name, zone, kind = request.name, request.zone, request.accelerator
-        self.requested[name] = Request(name, zone, state, kind, request.labels, self.given_trouble)
+        self.requested[name] = ListedRequest(
+            name, zone, state, kind, request.labels, self.given_trouble
+        )
         ends = tuple(Endpoint(f"10.0.0.{n}", f"34.0.0.{n}") for n in range(2))
         if node:
-            self.held[name] = Node(name, zone, node, kind, request.labels, ends)
+            self.held[name] = ListedNode(name, zone, node, kind, request.labels, ends)
 
-    async def release(self, zone: str, name: str) -> None:
-        del zone
+    async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
+        del zone, slices
         self._called("release", name)
         if self.no_release:
             raise self.no_release
@@ -148,11 +158,8 @@ class PretendedCloud:
         self.requested.pop(name, None)
         self.held.pop(name, None)
 
-    async def remove_node(self, zone: str, name: str) -> None:
-        await self.release(zone, name)
-
-    async def host_keys(self, zone: str, node: str) -> list[str | None]:
-        del zone, node
+    async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
+        del placement
         return []
 
     async def bucket_location(self, bucket: str) -> str | None:

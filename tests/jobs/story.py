@@ -2,24 +2,28 @@
 
 from dataclasses import dataclass, field, replace
 
-from drumline.cloud.protocol import Endpoint, Node, Request, Trouble
-from drumline.hosts.values import HostPhase, HostReport
+from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.placements import one
+from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.causes import GO_ON_LATER
-from drumline.jobs.core.progress import Course, advance
 from drumline.jobs.core.state import (
     Allowance,
     Choice,
     Decision,
     EffectKind,
     Job,
-    Look,
     Outcome,
     Seen,
+    Sighting,
     Status,
     Thresholds,
     Zone,
 )
+from drumline.jobs.core.steps import Steps, advance
+from drumline.observed.faults import Refusal
+from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed.placements import Endpoint
 
 A = Choice("v4-16", "us-central2-b")
 B = Choice("v4-16", "local-b")
@@ -38,32 +42,34 @@ class Story:
         )
     )
     now: float = 1.0
-    request: Request | None = None
-    node: Node | None = None
+    request: ListedRequest | None = None
+    node: ListedNode | None = None
     looked_at: float | None = None
     hosts: tuple[HostReport, ...] = ()
     listening_since: float | None = 0.0
     zones: dict[Choice, Zone] = field(default_factory=dict)
     old_slice_alive: bool = False
     stopped: bool = False
-    course: Course | None = None
+    steps: Steps | None = None
     effects: list[tuple[EffectKind, str]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
     def seen(self) -> Seen:
-        look = None
-        if self.looked_at is not None and self.job.slice is not None:
-            look = Look(self.looked_at, self.request, self.node)
+        sighting = None
+        if self.looked_at is not None and self.job.placement is not None:
+            nodes = [self.node] if self.node else []
+            listed = one(self.request, nodes) if self.request or nodes else None
+            sighting = Sighting(self.looked_at, listed)
         return Seen(
-            look,
+            sighting,
             self.hosts,
             self.listening_since,
             self.zones,
             self.old_slice_alive,
             self.stopped,
-            self.course,
+            self.steps,
         )
 
     def settle(self) -> "Story":
@@ -78,13 +84,13 @@ class Story:
 
     def _take(self, decision: Decision) -> None:
         self.job = decision.job
-        self.effects += [(e.kind, e.slice.name) for e in decision.effects]
+        self.effects += [(e.kind, e.placement.name) for e in decision.effects]
         self.outcomes += [ended.outcome for ended in decision.ended]
         self.events += [event.kind for event in decision.events]
         self.told += [event.text for event in decision.events]
-        if decision.ended or self.job.slice is None:
-            self.hosts, self.stopped, self.course = (), False, None
-        if self.job.slice is None:
+        if decision.ended or self.job.placement is None:
+            self.hosts, self.stopped, self.steps = (), False, None
+        if self.job.placement is None:
             self.request = self.node = self.looked_at = None
 
     def passes(self, seconds: float) -> "Story":
@@ -96,7 +102,10 @@ class Story:
         return self
 
     def cloud_refuses(self, code: int | None, text: str) -> "Story":
-        self._take(lifecycle.refused(self.job, code, text, self.now, PATIENCE))
+        assert self.job.placement is not None
+        fault = classify(code, text)
+        refusal = Refusal(fault, explain(fault, self.job.placement.zone, text))
+        self._take(lifecycle.refused(self.job, refusal, self.now, PATIENCE))
         return self
 
     def look(
@@ -104,15 +113,17 @@ class Story:
     ) -> "Story":
         """A fresh look at the zone."""
         self.now += 1
-        held = self.job.slice
+        held = self.job.placement
         assert held is not None
         ends = tuple(Endpoint(f"10.0.0.{i}", f"34.0.0.{i}") for i in range(HOSTS))
         self.request = (
-            Request(held.name, held.zone, request, held.accelerator, {}, trouble)
+            ListedRequest(held.name, held.zone, request, held.accelerator, {}, trouble)
             if request
             else None
         )
-        self.node = Node(held.name, held.zone, node, held.accelerator, {}, ends) if node else None
+        self.node = (
+            ListedNode(held.name, held.zone, node, held.accelerator, {}, ends) if node else None
+        )
         self.looked_at = self.now
         return self.settle()
 
@@ -153,7 +164,7 @@ class Story:
 
     def tells(self, step: int, **more: object) -> "Story":
         """A heartbeat, from hosts that are all heard."""
-        self.course = advance(self.course, {"step": step, **more}, self.now)
+        self.steps = advance(self.steps, {"step": step, **more}, self.now)
         return self.everybody_is_heard()
 
     def hangs(self, seconds: float) -> "Story":

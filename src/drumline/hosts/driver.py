@@ -36,7 +36,8 @@ from drumline.hosts.messages import (
     work_folder,
 )
 from drumline.hosts.remote import AgentFailed, RemoteAgent
-from drumline.hosts.values import HostPhase, HostReport, Output, Program, Timing
+from drumline.hosts.values import Output, Program, Timing
+from drumline.observed.hosts import HostPhase, HostReport
 
 CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
 TAIL_LINES = 20

@@ -22,15 +22,8 @@ from pydantic import BaseModel, ValidationError
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostDriver, Means
 from drumline.hosts.messages import HostRank
-from drumline.hosts.values import (
-    Address,
-    HostPhase,
-    HostReport,
-    Output,
-    Program,
-    Step,
-    Timing,
-)
+from drumline.hosts.values import Address, Output, Program, Step, Timing
+from drumline.observed.hosts import HostPhase, HostReport
 
 __all__ = [
     "Address",

@@ -1,8 +1,7 @@
-"""The values that others know of hosts: where they are, what they run, what they report."""
+"""The values that others know of hosts: where they are, and what they run."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -47,42 +46,6 @@ class Program:
     checkpoint: str | None
     wrap: tuple[str, ...] = ()
     """Words put before `bash`, such as a container or an activated environment."""
-
-
-class HostPhase(StrEnum):
-    """How far a host is. A lost connection changes nothing here: only `heard` grows old."""
-
-    CONNECTING = "CONNECTING"
-    PREPARING = "PREPARING"
-    READY = "READY"
-    RUNNING = "RUNNING"
-    EXITED = "EXITED"
-    FAILED = "FAILED"
-    """It could not be prepared: a set-up step failed, or its chips are held."""
-    MISSING = "MISSING"
-    """It answers but knows nothing of a program we started: it was restarted or replaced."""
-
-
-@dataclass(frozen=True)
-class HostReport:
-    """What is known of one host."""
-
-    index: int
-    phase: HostPhase
-    heard: float | None
-    """When it last gave a sign of life, by our clock."""
-    detail: str = ""
-    """What it is doing, or why it cannot: `code`, `setup: uv`, `connection refused`."""
-    exit_code: int | None = None
-    """Negative is a signal."""
-    error_at: float | None = None
-    """When its first error showed, by its own clock."""
-    error: str = ""
-    tail: tuple[str, ...] = ()
-    started_at: float | None = None
-    going_down: str = ""
-    """Why the host will be gone in a moment, where it says so: `preempted`, `shutting down`."""
-    heartbeat: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,9 @@ def test_times_of_an_earlier_server_that_lie_in_the_future_are_drawn_back() -> N
     kept = replace(mended, kept_until=story.now + 24 * HOUR)
     assert lifecycle.drawn_back(kept, story.now).kept_until == story.now + kept.keep
     early = lifecycle.drawn_back(Story().runs().job, 0.5)
-    assert early.slice is not None
+    assert early.placement is not None
     assert early.attempt is not None
-    assert (early.slice.asked_at, early.attempt.started_at) == (0.5, 0.5)
+    assert (early.placement.asked_at, early.attempt.started_at) == (0.5, 0.5)
 
 
 def test_the_steady_clock_begins_with_the_wall_and_never_steps() -> None:

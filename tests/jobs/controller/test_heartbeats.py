@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.controller.heartbeats import WRITE_SECONDS, Heartbeats
 from drumline.jobs.core.state import Attempt, Choice, Decision, Ended, Job, Outcome
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Store
+from drumline.observed.hosts import HostPhase, HostReport
 
 HOUR = 3600.0
 
@@ -133,9 +133,9 @@ def test_a_killed_server_loses_seconds_and_the_next_one_goes_on(told: Listening)
         told.tell(1, {"step": step, "resumed": 0})
         told.heartbeats.write()
     told.start()
-    assert told.heartbeats.course(told.job.id, 1) is None, "nobody has listened yet"
+    assert told.heartbeats.steps(told.job.id, 1) is None, "nobody has listened yet"
     told.tell(1, {"step": 100, "resumed": 0})
-    course = told.heartbeats.course(told.job.id, 1)
+    course = told.heartbeats.steps(told.job.id, 1)
     assert course is not None
     assert (course.step, course.resumed) == (100, 0)
     steps = [step for _, step in told.steps()]
@@ -152,7 +152,7 @@ def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
     told.now += HOUR
     told.start()
     told.tell(1, {"step": 151})
-    course = told.heartbeats.course(told.job.id, 1)
+    course = told.heartbeats.steps(told.job.id, 1)
     assert course is not None
     assert course.stepped_at == began
 
@@ -191,14 +191,14 @@ def test_a_program_is_heard_by_its_log_where_it_has_no_heartbeat(told: Listening
     log.write_text("step 1 loss 2.5\nstep 2 loss 2.25\n")
     told.tell(1, None)
     assert told.heartbeats.progress(told.job.id) == {"step": 2, "loss": 2.25}
-    course = told.heartbeats.course(told.job.id, 1)
+    course = told.heartbeats.steps(told.job.id, 1)
     assert course is not None
     assert course.moving
     told.heartbeats.write(everything=True)
     told.now += HOUR
     told.start()
     told.tell(1, None)
-    assert told.heartbeats.course(told.job.id, 1) == course, "what the next server reads is no news"
+    assert told.heartbeats.steps(told.job.id, 1) == course, "what the next server reads is no news"
     with log.open("a") as more:
         more.write("step 3 loss 2.0\nstep 4 loss 1.9\n")
     told.now += HOUR

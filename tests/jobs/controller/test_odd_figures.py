@@ -12,7 +12,7 @@ from drumline.hosts.messages import from_line
 from drumline.jobs.client import Client, Refused
 from drumline.jobs.controller.heartbeats import plain
 from drumline.jobs.controller.progress import LogReader
-from drumline.jobs.core.progress import number
+from drumline.jobs.core.steps import number
 from drumline.jobs.server.process import _search
 from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import Office, play

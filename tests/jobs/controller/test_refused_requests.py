@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from drumline.cloud.protocol import CloudError, Trouble
+from drumline.cloud.google.resources import Trouble
+from drumline.cloud.protocol import CloudError
 from drumline.jobs.core.state import Choice, EffectKind, Status, Zone
 from tests.jobs.pretend import HOUR, LOGIN_EXPIRED, UNAVAILABLE, Office, play
 from tests.jobs.story import PATIENCE, A, B, Story
@@ -67,8 +68,8 @@ def test_a_zone_that_refuses_for_no_known_reason_gives_way_to_the_next() -> None
     story.cloud_refuses(9, STRANGE)
     assert story.did(EffectKind.SHORT) == ["dl-me-000001-1"]
     story.settle()
-    assert story.job.slice is not None
-    assert story.job.slice.zone == B.zone
+    assert story.job.placement is not None
+    assert story.job.placement.zone == B.zone
     assert STRANGE in " ".join(story.told)
     assert (story.job.preemptions, story.job.failures) == (0, 0)
 
@@ -81,8 +82,8 @@ def test_a_second_kind_of_slice_in_the_same_zone_is_tried() -> None:
     story.look("WAITING_FOR_RESOURCES", None)
     story.zones = {first: Zone(open=False, why="short"), second: Zone()}
     story.passes(PATIENCE.waiting + 1)
-    assert story.job.slice is not None
-    assert story.job.slice.accelerator == "v4-64"
+    assert story.job.placement is not None
+    assert story.job.placement.accelerator == "v4-64"
     assert story.status() is Status.WAITING
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from drumline.cloud.protocol import Node, Request
+from drumline.cloud.google.resources import ListedNode, ListedRequest
 from drumline.jobs.controller.strays import Owners
 from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import UNAVAILABLE, ZONE, Office, play
 
-Cloud = tuple[dict[str, Request], dict[str, Node]]
+Cloud = tuple[dict[str, ListedRequest], dict[str, ListedNode]]
 
 
 def lose_database(home: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_this_database_forgot_is_still_released_of_itself(tmp_path: Path) -
         job = await office.create()
         await office.reaches(job, "RUNNING")
         labels = {"drumline-owner": office.desk.store.owner, "drumline-job": job}
-        office.cloud.requested["dl-x"] = Request("dl-x", ZONE, "ACTIVE", "v4-16", labels)
+        office.cloud.requested["dl-x"] = ListedRequest("dl-x", ZONE, "ACTIVE", "v4-16", labels)
         await office.until(lambda: "dl-x" not in office.cloud.requested, within=400)
         assert office.status(job) == "RUNNING"
 

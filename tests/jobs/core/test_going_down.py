@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hosts.values import HostPhase
 from drumline.jobs.core.state import Allowance, EffectKind, Outcome
+from drumline.observed.hosts import HostPhase
 from tests.jobs.pretend import Office, play
 from tests.jobs.story import PATIENCE, Story
 

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.cloud.protocol import Trouble
-from drumline.hosts.values import HostPhase
+from drumline.cloud.google.resources import Trouble
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.state import Allowance, EffectKind, Outcome, SlicePhase, Status, Wish, Zone
+from drumline.jobs.core.state import (
+    Allowance,
+    EffectKind,
+    Outcome,
+    PlacementPhase,
+    Status,
+    Wish,
+    Zone,
+)
+from drumline.observed.hosts import HostPhase
 from tests.jobs.story import NO_CAPACITY, PATIENCE, A, B, Story
 
 
@@ -24,9 +32,9 @@ def test_an_undisturbed_job_asks_runs_and_releases() -> None:
 
 def test_the_name_of_a_slice_is_written_before_it_is_asked_for() -> None:
     story = Story().settle()
-    assert story.job.slice is not None
-    assert story.job.slice.phase is SlicePhase.ASKING
-    assert set(story.did(EffectKind.ASK)) == {story.job.slice.name}
+    assert story.job.placement is not None
+    assert story.job.placement.phase is PlacementPhase.ASKING
+    assert set(story.did(EffectKind.ASK)) == {story.job.placement.name}
 
 
 def test_one_host_that_is_done_early_does_not_end_the_job() -> None:
@@ -53,8 +61,8 @@ def test_a_taken_slice_is_released_and_the_job_asks_again(
     assert story.outcomes == [Outcome.PREEMPTED]
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
     assert story.status() is Status.RECOVERING
-    assert story.job.slice is not None
-    assert story.job.slice.name == "dl-me-000001-2"
+    assert story.job.placement is not None
+    assert story.job.placement.name == "dl-me-000001-2"
     assert (story.job.preemptions, story.job.failures, story.job.bad_hosts) == (1, 0, 0)
 
 
@@ -62,10 +70,10 @@ def test_a_job_preempted_while_it_waits_asks_again() -> None:
     story = Story().settle().cloud_takes_the_request()
     story.look("SUSPENDED", None, Trouble(3, "update is not supported while in state PREEMPTED"))
     assert story.job.preemptions == 1
-    assert story.job.slice is None
+    assert story.job.placement is None
     story.passes(PATIENCE.retry + 1)
-    assert story.job.slice is not None
-    assert story.job.slice.name == "dl-me-000001-2"
+    assert story.job.placement is not None
+    assert story.job.placement.name == "dl-me-000001-2"
 
 
 def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
@@ -80,7 +88,7 @@ def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
 def test_without_a_fresh_look_nothing_is_lost() -> None:
     story = Story().settle().cloud_takes_the_request()
     story.passes(100_000)
-    assert story.job.slice is not None
+    assert story.job.placement is not None
     assert story.did(EffectKind.RELEASE) == []
 
 
@@ -88,10 +96,10 @@ def test_a_new_slice_waits_until_the_old_one_can_no_longer_run() -> None:
     story = Story().runs()
     story.old_slice_alive = True
     story.look("SUSPENDING", "READY")
-    assert story.job.slice is None
+    assert story.job.placement is None
     story.old_slice_alive = False
     story.settle()
-    assert story.job.slice is not None
+    assert story.job.placement is not None
 
 
 def test_no_capacity_moves_to_the_next_zone_and_says_why() -> None:
@@ -101,8 +109,8 @@ def test_no_capacity_moves_to_the_next_zone_and_says_why() -> None:
     assert story.did(EffectKind.SHORT) == ["dl-me-000001-1"]
     assert "no capacity in us-central2-b" in story.job.reason
     story.settle()
-    assert story.job.slice is not None
-    assert story.job.slice.zone == "local-b"
+    assert story.job.placement is not None
+    assert story.job.placement.zone == "local-b"
     assert story.job.attempts == 1
 
 
@@ -111,14 +119,14 @@ def test_a_request_that_waits_too_long_moves_only_when_another_zone_is_open() ->
     story.zones = {A: Zone(), B: Zone(open=False, why="no capacity in local-b")}
     story.look("WAITING_FOR_RESOURCES", None)
     story.passes(700)
-    assert story.job.slice is not None
-    assert story.job.slice.zone == A.zone
+    assert story.job.placement is not None
+    assert story.job.placement.zone == A.zone
     assert story.status() is Status.WAITING
     story.zones = {A: Zone(), B: Zone()}
     story.zones[A] = Zone(open=False, why="short")
     story.settle()
-    assert story.job.slice is not None
-    assert story.job.slice.zone == B.zone
+    assert story.job.placement is not None
+    assert story.job.placement.zone == B.zone
 
 
 def test_all_zones_short_says_so_and_asks_for_nothing() -> None:
@@ -132,16 +140,16 @@ def test_all_zones_short_says_so_and_asks_for_nothing() -> None:
 @pytest.mark.parametrize("code", [None, 14, 16, 13])
 def test_a_call_that_fails_changes_nothing_but_the_reason(code: int | None) -> None:
     story = Story().settle()
-    before = story.job.slice
+    before = story.job.placement
     story.cloud_refuses(code, "backend error")
-    assert story.job.slice == before
+    assert story.job.placement == before
     assert story.job.status is not Status.FAILED
 
 
 def test_a_failing_program_is_retried_as_often_as_allowed_and_then_fails() -> None:
     story = Story().runs().program_fails(host=1, error="ValueError: batch 250").verdict()
     assert story.job.failures == 1
-    assert story.job.slice is not None
+    assert story.job.placement is not None
     story.passes(60)
     assert story.job.attempts == 2
     story.all_hosts(HostPhase.RUNNING).program_fails(
@@ -271,7 +279,7 @@ def test_delete_stops_the_program_and_releases() -> None:
     story.stopped = True
     story.settle()
     assert story.status() is Status.CANCELLED
-    assert story.job.slice is None
+    assert story.job.placement is None
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
@@ -294,10 +302,10 @@ def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[s
     for step in steps:
         story.settle()
         job = story.job
-        if job.slice is None:
+        if job.placement is None:
             story.passes(30)
             continue
-        ready = job.slice.phase is SlicePhase.READY
+        ready = job.placement.phase is PlacementPhase.READY
         match step:
             case "taken":
                 story.cloud_takes_the_request().look("SUSPENDED", "PREEMPTED")
@@ -326,7 +334,7 @@ def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[s
                 continue
     asked = set(story.did(EffectKind.ASK))
     released = set(story.did(EffectKind.RELEASE))
-    held = {story.job.slice.name} if story.job.slice else set()
+    held = {story.job.placement.name} if story.job.placement else set()
     assert asked - released == held
     assert held.isdisjoint(released)
 

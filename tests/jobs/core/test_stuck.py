@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drumline.hosts.values import HostPhase
 from drumline.jobs.core.causes import GO_ON_LATER
 from drumline.jobs.core.state import EffectKind, Outcome, Status
+from drumline.observed.hosts import HostPhase
 from tests.jobs.story import PATIENCE, Story
 
 HALF_AN_HOUR = 1800.0

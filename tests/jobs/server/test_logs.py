@@ -12,7 +12,7 @@ import pytest
 
 from drumline.hosts.kept_log import SMALLEST, KeptLog
 from drumline.jobs.controller.log_limit import trim
-from drumline.jobs.core.state import Attempt, Choice, Job, Slice, SlicePhase, Status
+from drumline.jobs.core.state import Attempt, Choice, Job, Placement, PlacementPhase, Status
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.logs import Wanted, stream_logs, wanted_of
 from drumline.jobs.server.service import JobService
@@ -95,7 +95,7 @@ class Shelf:
             status=Status.RUNNING,
             attempts=1,
             attempt=Attempt(1, 0.0),
-            slice=Slice("dl-1", "local-a", "v4-16", 2, 0.0, SlicePhase.READY, 0.0),
+            placement=Placement("dl-1", "local-a", "v4-16", 2, 0.0, PlacementPhase.READY, 0.0),
         )
     )
 
@@ -111,7 +111,7 @@ class Shelf:
         self.job = replace(self.job, attempts=number, attempt=Attempt(number, 0.0))
 
     def ends(self) -> None:
-        self.job = replace(self.job, status=Status.SUCCEEDED, attempt=None, slice=None)
+        self.job = replace(self.job, status=Status.SUCCEEDED, attempt=None, placement=None)
 
     def path(self, host: int = 0, attempt: int = 1) -> Path:
         return self.folders.logs("000001", attempt) / f"host-{host}.log"

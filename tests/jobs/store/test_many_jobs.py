@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.state import Choice, Decision, Effect, EffectKind, Event, Job, Slice, Status
+from drumline.jobs.core.state import (
+    Choice,
+    Decision,
+    Effect,
+    EffectKind,
+    Event,
+    Job,
+    Placement,
+    Status,
+)
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store import pruning
 from drumline.jobs.store.records import Store, Unreadable
@@ -161,12 +170,12 @@ def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path:
 
     async def after(office: Office) -> None:
         name = f"dl-{office.desk.store.owner}-{job}-1"
-        from drumline.cloud.protocol import Node, Request
+        from drumline.cloud.google.resources import ListedNode, ListedRequest
 
         labels = {"drumline-owner": office.desk.store.owner, "drumline-job": job}
         zone = "us-central2-b"
-        office.cloud.requested[name] = Request(name, zone, "ACTIVE", "v4-16", labels)
-        office.cloud.held[name] = Node(name, zone, "READY", "v4-16", labels, ())
+        office.cloud.requested[name] = ListedRequest(name, zone, "ACTIVE", "v4-16", labels)
+        office.cloud.held[name] = ListedNode(name, zone, "READY", "v4-16", labels, ())
         await asyncio.sleep(700)
         assert name in office.cloud.held, "nobody knows whether it is still wanted"
         (row,) = office.desk.overview()
@@ -225,7 +234,7 @@ def test_slices_that_never_came_are_forgotten_and_those_that_cost_are_not(store:
         for kind in ("cost", "free"):
             ready = 2.0 if kind == "cost" else None
             name = f"{kind}-{number:02}"
-            held = Slice(name, "local-a", "v4-8", 1, asked_at=float(number), ready_at=ready)
+            held = Placement(name, "local-a", "v4-8", 1, asked_at=float(number), ready_at=ready)
             store.save(Decision(job.job, effects=(Effect(EffectKind.RELEASE, held),)), 3.0)
             store.gone(name, 4.0)
     store.prune_slices(20, before=3.0)
@@ -295,7 +304,7 @@ def test_jobs_that_wait_are_decided_on_when_something_changed_and_not_at_every_r
     decide = lifecycle.decide
 
     def counted(job: Job, *given: Any) -> Decision:
-        if job.slice is None:
+        if job.placement is None:
             asked.append(job.id)
         return decide(job, *given)
 

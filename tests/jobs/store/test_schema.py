@@ -28,6 +28,8 @@ def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) 
     for _ in range(2):  # the second time there is nothing left to change
         store = Store(old)
         assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
+        held = [r.job.placement for r in store.living()]
+        assert [p.phase.value for p in held if p] == ["ready", "ready", "queued"]
         assert store.find(Search()) == ["000001", "000002", "000003", "000004", "000005"]
         assert store.find(Search(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
         done = store.record("000001")

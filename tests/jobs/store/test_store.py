@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import (
     Attempt,
     Choice,
@@ -21,11 +20,12 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Outcome,
+    Placement,
     Seen,
-    Slice,
     Status,
     Thresholds,
 )
+from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import SliceRow, Store
 
@@ -67,9 +67,9 @@ def test_the_owner_is_the_same_for_ever_and_different_elsewhere(tmp_path: Path) 
 
 def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
-    held = Slice("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
+    held = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
     release = Effect(EffectKind.RELEASE, held)
-    store.save(Decision(replace(job, slice=held)), 3.0)
+    store.save(Decision(replace(job, placement=held)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()
     assert (row.name, row.ready, row.released) == (held.name, 3.0, 10.0)
@@ -90,8 +90,8 @@ def test_a_stray_that_was_thought_gone_is_released_again(store: Store) -> None:
 def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     attempt = Attempt(1, started_at=2.0, running_at=3.0)
-    held = Slice("s", "local-a", "v4-8", 1, asked_at=2.0)
-    store.save(Decision(replace(job, attempt=attempt, slice=held)), 3.0)
+    held = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
+    store.save(Decision(replace(job, attempt=attempt, placement=held)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
     store.save(Decision(done, ended=(Ended(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)
@@ -165,9 +165,9 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
         assert store.told.progress("000001") == {"step": 3}
         store.close()
     store = Store(tmp_path / "jobs.db")
-    store.told.put("000001", {"step": 4}, {1: Course(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
+    store.told.put("000001", {"step": 4}, {1: Steps(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
     store.save(Decision(record.job), 10.0)
-    assert store.told.course("000001", 1) == Course(4, 9.0)
+    assert store.told.steps("000001", 1) == Steps(4, 9.0)
     assert [one.job.choices for one in store.living()] == [record.job.choices]
     store.close()
 

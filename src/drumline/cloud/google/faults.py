@@ -1,116 +1,32 @@
-"""What went wrong, from a code and a text: kind and scope, and with them what follows.
+"""What an error of Google's means, from its code and its text: kind, scope, and a sentence.
 
-One table holds the texts the cloud has been seen to send, one the consequences of each kind.
-RESOURCE_EXHAUSTED (8) covers stockout, quota and rate alike, so the text is asked first and the
-code only when no text is known. A text that nobody has seen is UNKNOWN, not the likeliest guess.
-Pure; `lifecycle` decides with it, `drumline list` prints what `explain` says.
+One table holds the texts that the cloud has been seen to send. RESOURCE_EXHAUSTED (8) covers
+stockout, quota and rate alike, so the text is asked first and the code only when no text is known.
+A text that nobody has seen is UNKNOWN, not the likeliest guess. Pure; `drumline list` prints what
+`explain` says, and `jobs.core.refusals` decides what follows.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
+from drumline.observed.faults import Fault, FaultKind, Scope
 
-class FaultKind(StrEnum):
-    """Why something did not succeed."""
-
-    STOCKOUT = "stockout"
-    QUOTA = "quota"
-    RATE = "rate"
-    DENIED = "denied"
-    """This zone, or this project altogether, is not granted."""
-    LOGIN = "login"
-    """Credentials that expired or are missing."""
-    PREEMPTED = "preempted"
-    BAD_HOST = "bad host"
-    CONFLICT = "conflict"
-    """Something else is under way there: try again."""
-    INVALID = "invalid"
-    """Our request is wrong."""
-    NOT_FOUND = "not found"
-    TRANSIENT = "transient"
-    """No answer, or the cloud's own error."""
-    UNKNOWN = "unknown"
-
-
-class Scope(StrEnum):
-    """How far a fault reaches."""
-
-    ZONE = "zone"
-    REGION = "region"
-    PROJECT = "project"
-    REQUEST = "request"
-    HOST = "host"
-
-
-class Action(StrEnum):
-    """What follows when a slice was refused, or a request for one failed."""
-
-    NEXT_CHOICE = "next choice"
-    """This zone rests, longer each time, and the job asks for its next choice."""
-    RETRY = "retry"
-    """The same is asked for again after a pause that grows: another zone would do no better."""
-    PREEMPTION = "preemption"
-    """The cloud took the slice back before it was ready."""
-    GIVE_UP = "give up"
-    """Nothing but a change of the job file can help."""
-
-
-@dataclass(frozen=True)
-class _Follows:
-    """What a kind leads to."""
-
-    action: Action
-    sentence: str
-    """For the user; {zone}, and {text} for what the cloud said."""
-
-
-_FOLLOWS = {
-    FaultKind.STOCKOUT: _Follows(Action.NEXT_CHOICE, "no capacity in {zone}"),
-    FaultKind.QUOTA: _Follows(Action.NEXT_CHOICE, "quota in {zone} is used up"),
-    FaultKind.RATE: _Follows(Action.RETRY, "too many calls to Google, slowing down"),
-    FaultKind.DENIED: _Follows(Action.NEXT_CHOICE, "the project may not use {zone}"),
-    # The user logs in elsewhere and the job goes on by itself: no reason to end it.
-    FaultKind.LOGIN: _Follows(
-        Action.RETRY,
-        "Google login is missing or expired: run gcloud auth application-default login",
+_SENTENCES = {
+    FaultKind.STOCKOUT: "no capacity in {zone}",
+    FaultKind.QUOTA: "quota in {zone} is used up",
+    FaultKind.RATE: "too many calls to Google, slowing down",
+    FaultKind.DENIED: "the project may not use {zone}",
+    FaultKind.LOGIN: (
+        "Google login is missing or expired: run gcloud auth application-default login"
     ),
-    FaultKind.PREEMPTED: _Follows(Action.PREEMPTION, "preempted in {zone}"),
-    FaultKind.BAD_HOST: _Follows(Action.NEXT_CHOICE, "a host in {zone} is bad"),
-    FaultKind.CONFLICT: _Follows(Action.RETRY, "{zone} is busy with another change, trying again"),
-    FaultKind.INVALID: _Follows(Action.GIVE_UP, "the request was refused: {text}"),
-    FaultKind.NOT_FOUND: _Follows(Action.RETRY, "not found in {zone}: {text}"),
-    FaultKind.TRANSIENT: _Follows(
-        Action.RETRY, "no answer from the cloud for {zone}, trying again"
-    ),
-    # Nobody knows what it means, so neither the zone nor the job is given up.
-    FaultKind.UNKNOWN: _Follows(Action.NEXT_CHOICE, "{zone} refused: {text}"),
+    FaultKind.PREEMPTED: "preempted in {zone}",
+    FaultKind.CONFLICT: "{zone} is busy with another change, trying again",
+    FaultKind.INVALID: "the request was refused: {text}",
+    FaultKind.NOT_FOUND: "not found in {zone}: {text}",
+    FaultKind.TRANSIENT: "no answer from the cloud for {zone}, trying again",
+    FaultKind.UNKNOWN: "{zone} refused: {text}",
 }
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What went wrong and how far it reaches."""
-
-    kind: FaultKind
-    scope: Scope
-
-    @property
-    def action(self) -> Action:
-        """What follows for a job that waits for a slice."""
-        usual = _FOLLOWS[self.kind].action
-        if self.scope is Scope.PROJECT and usual is Action.NEXT_CHOICE:
-            # No zone does better, and once somebody has granted it the job goes on by itself.
-            return Action.RETRY
-        if self.scope is Scope.ZONE and usual is Action.GIVE_UP:
-            return Action.NEXT_CHOICE
-        return usual
-
-    @property
-    def sentence(self) -> str:
-        """The sentence of this kind, with {zone} and {text} to fill in; see `explain`."""
-        return _FOLLOWS[self.kind].sentence
+"""For the user; {zone}, and {text} for what the cloud said."""
 
 
 @dataclass(frozen=True)
@@ -234,25 +150,6 @@ _CLOUD: tuple[_Row, ...] = (
     ),
 )
 
-_STALE_HOLDER: tuple[_Row, ...] = (
-    _row(
-        r"libtpu\.so already in use|libtpu_lockfile|TPU is already in use by process",
-        FaultKind.CONFLICT,
-        Scope.HOST,
-        "libtpu.so already in use by another process",
-    ),
-)
-_BAD_HOST: tuple[_Row, ...] = tuple(
-    _row(re.escape(seen), FaultKind.BAD_HOST, Scope.HOST, seen)
-    for seen in (
-        "Couldn't open iommu group",
-        "open(/dev/vfio",
-        "Failed to initialize TPU system",
-        "TPU initialization failed",
-        "No accelerator found",
-    )
-)
-
 _BY_CODE = {
     1: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # CANCELLED
     3: Fault(FaultKind.INVALID, Scope.REQUEST),  # INVALID_ARGUMENT
@@ -273,7 +170,6 @@ _NO_ANSWER = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
 
 # Google's own messages fit; a page of HTML or a log need not be read to its end.
 _LONGEST = 20_000
-_LAST_OF_A_LOG = 200_000
 
 
 def classify(code: int | None, text: str) -> Fault:
@@ -282,39 +178,10 @@ def classify(code: int | None, text: str) -> Fault:
     # An expired login is one whatever else its text speaks of.
     if code == 16:
         return _BY_CODE[16]
-    rows: Iterable[_Row] = _CLOUD
-    if code is None:
-        # Only what came from a host, not from the API, speaks of devices.
-        rows = (*_CLOUD, *_STALE_HOLDER, *_BAD_HOST)
-    for row in rows:
+    for row in _CLOUD:
         if row.pattern.search(text):
             return Fault(row.kind, _quota_scope(row, text))
     return _NO_ANSWER if code is None else _BY_CODE.get(code, _UNSEEN)
-
-
-_TRACEBACK = "Traceback (most recent call last)"
-_BACKEND = re.compile(r"Unable to initialize backend 'tpu'", re.IGNORECASE)
-
-
-def classify_host_output(exit_code: int | None, text: str) -> Fault | None:
-    """BAD_HOST where a program ended because its host is bad, None for all else.
-
-    A phrase in the log of a program that exited 0, or still runs, means nothing. Nor does one that
-    was logged before a traceback about something else: the program went on after it. A stale
-    holder of the chips is no bad host either; the agent ends it.
-    """
-    if exit_code is None or exit_code == 0:
-        return None
-    text = text[-_LAST_OF_A_LOG:]
-    start = text.find(_TRACEBACK)
-    if start >= 0 and not _BACKEND.search(text, start):
-        text = text[start:]
-    if any(row.pattern.search(text) for row in _STALE_HOLDER):
-        return None
-    for row in _BAD_HOST:
-        if row.pattern.search(text):
-            return Fault(row.kind, row.scope)
-    return None
 
 
 _PLACE = re.compile(r"\bin (?P<what>region|zone) ['\"]?(?P<where>[a-z][a-z0-9-]*[a-z0-9])", re.I)
@@ -333,7 +200,7 @@ def explain(fault: Fault, zone: str, text: str) -> str:
     said = _one_line(text)
     if fault.kind is FaultKind.DENIED and fault.scope is Scope.PROJECT:
         return f"the project may not use Cloud TPU: {said}" if said else _PROJECT_DENIED
-    return fault.sentence.format(zone=zone, text=said or "no reason given")
+    return _SENTENCES[fault.kind].format(zone=zone, text=said or "no reason given")
 
 
 _PROJECT_DENIED = "the project may not use Cloud TPU"

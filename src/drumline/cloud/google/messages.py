@@ -11,19 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from drumline.cloud.google.answers import Rpc, error_text
-from drumline.cloud.protocol import CloudError, Endpoint, Node, Request, SliceRequest, Trouble
+from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.observed.placements import Endpoint
 
 _log = logging.getLogger(__name__)
 
 UNSPECIFIED = "STATE_UNSPECIFIED"
 """What the API calls a state it leaves out."""
 HOST_KEY = "ssh-ed25519"
+_MOST_SLICES = 1000
 
 Read = TypeVar("Read")
 
 
-def queued_resource(request: SliceRequest, parent: str) -> dict[str, Any]:
-    """The body that asks for a slice.
+def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
+    """The body that asks for a placement.
 
     A queued resource of v2 has no labels of its own: those of the node it describes stand for it.
     """
@@ -34,9 +37,12 @@ def queued_resource(request: SliceRequest, parent: str) -> dict[str, Any]:
         "labels": dict(request.labels),
         "metadata": dict(request.metadata),
     }
-    body: dict[str, Any] = {
-        "tpu": {"nodeSpec": [{"parent": parent, "nodeId": request.name, "node": node}]}
-    }
+    wanted: dict[str, Any] = {"parent": parent, "node": node}
+    if request.slices == 1:
+        wanted["nodeId"] = request.name
+    else:
+        wanted["multisliceParams"] = {"nodeCount": request.slices, "nodeIdPrefix": request.name}
+    body: dict[str, Any] = {"tpu": {"nodeSpec": [wanted]}}
     match request.tier:
         case "spot":
             body["spot"] = {}
@@ -54,12 +60,12 @@ def queued_resource(request: SliceRequest, parent: str) -> dict[str, Any]:
     return body
 
 
-def read_requests(entries: Sequence[object], zone: str) -> list[Request]:
+def read_requests(entries: Sequence[object], zone: str) -> list[ListedRequest]:
     """The queued resources of a listing."""
     return _read_all(entries, lambda entry: _request(entry, zone))
 
 
-def read_nodes(entries: Sequence[object], zone: str, ssh_port: int | None) -> list[Node]:
+def read_nodes(entries: Sequence[object], zone: str, ssh_port: int | None) -> list[ListedNode]:
     """The nodes of a listing; `ssh_port` None takes the port that each endpoint publishes."""
     return _read_all(entries, lambda entry: _node(entry, zone, ssh_port))
 
@@ -105,14 +111,14 @@ def _read_all(
     return found
 
 
-def _request(entry: Mapping[str, Any], zone: str) -> Request | None:
+def _request(entry: Mapping[str, Any], zone: str) -> ListedRequest | None:
     name = _last(entry.get("name"))
     if not name:
         return None
     specs = _sequence(_mapping(entry.get("tpu")).get("nodeSpec"))
     node = _mapping(_mapping(specs[0]).get("node")) if specs else {}
     state = _mapping(entry.get("state"))
-    return Request(
+    return ListedRequest(
         name=name,
         zone=_zone(entry.get("name")) or zone,
         state=_text(state.get("state")) or UNSPECIFIED,
@@ -120,15 +126,25 @@ def _request(entry: Mapping[str, Any], zone: str) -> Request | None:
         labels=_labels(node),
         trouble=read_trouble(_mapping(state.get("failedData")).get("error")),
         by_user=state.get("stateInitiator") == "USER",
+        nodes=tuple(one for spec in specs for one in _node_names(_mapping(spec), name)),
     )
 
 
-def _node(entry: Mapping[str, Any], zone: str, ssh_port: int | None) -> Node | None:
+def _node_names(spec: Mapping[str, Any], request: str) -> list[str]:
+    several = _mapping(spec.get("multisliceParams"))
+    count = several.get("nodeCount")
+    if isinstance(count, int) and 0 < count <= _MOST_SLICES:
+        prefix = _text(several.get("nodeIdPrefix")) or request
+        return [f"{prefix}-{number}" for number in range(count)]
+    return [_text(spec.get("nodeId"))] if spec.get("nodeId") else []
+
+
+def _node(entry: Mapping[str, Any], zone: str, ssh_port: int | None) -> ListedNode | None:
     name = _last(entry.get("name"))
     if not name:
         return None
     health = _text(entry.get("health"))
-    return Node(
+    return ListedNode(
         name=name,
         zone=_zone(entry.get("name")) or zone,
         state=_text(entry.get("state")) or UNSPECIFIED,
@@ -136,6 +152,7 @@ def _node(entry: Mapping[str, Any], zone: str, ssh_port: int | None) -> Node | N
         labels=_labels(entry),
         endpoints=_endpoints(_sequence(entry.get("networkEndpoints")), ssh_port),
         health=None if health in {"", "HEALTH_UNSPECIFIED"} else health,
+        request=_last(entry.get("queuedResource")),
     )
 
 

@@ -1,22 +1,64 @@
-"""What the cloud's states mean for a slice of ours. Pure."""
+"""What the states of queued resources and nodes mean for a placement. Pure.
 
-from drumline.cloud.protocol import Node
-from drumline.jobs.core.state import Look
+A queued resource and the nodes under it are one placement. A node without a request, made by hand
+or left behind, is a placement by itself.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.resources import ListedNode, ListedRequest
+from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
+from drumline.observed.placements import ListedPlacement, ListedSlice, PlacementState
 
 # A node in these states runs nothing of ours any more. STOPPED and the hiding states come from
 # maintenance and cannot be undone by us, so they count as taken.
 _NODE_OFF = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "HIDDEN"})
 _NODE_GOING = frozenset({"DELETING", "STOPPING", "HIDING"})
 _REQUEST_TAKEN = frozenset({"SUSPENDING", "SUSPENDED", "DELETING"})
+_REQUEST_FILLED = frozenset({"PROVISIONING", "ACTIVE"})
+_UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 
 
-def why_lost(look: Look) -> str | None:
-    """Why the cloud has taken this slice or request, None while it has not."""
-    node, request = look.node, look.request
-    if node is None and request is None:
-        return "gone from the cloud"
-    if node is not None and node.state in _NODE_OFF | _NODE_GOING:
-        return f"node {node.state}"
+def listed(requests: Iterable[ListedRequest], nodes: Iterable[ListedNode]) -> list[ListedPlacement]:
+    """Every placement of a zone's two listings; a node without a request is one by itself."""
+    by_name = {request.name: request for request in requests}
+    asked_by = {node: request.name for request in by_name.values() for node in request.nodes}
+    under: dict[str, list[ListedNode]] = {name: [] for name in by_name}
+    for node in nodes:
+        asked_for = node.request or asked_by.get(node.name, node.name)
+        under.setdefault(asked_for, []).append(node)
+    return [one(by_name.get(name), found) for name, found in under.items()]
+
+
+def one(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> ListedPlacement:
+    """One placement, from its request, its nodes, or both."""
+    order = {name: place for place, name in enumerate(request.nodes if request else ())}
+    nodes = sorted(nodes, key=lambda node: (order.get(node.name, len(order)), node.name))
+    # The node knows more than the request, and one that is in trouble more than its siblings.
+    told = next((n for n in nodes if n.state != "READY"), nodes[0]) if nodes else request
+    assert told is not None
+    lost = _why_lost(request, nodes)
+    return ListedPlacement(
+        name=request.name if request else nodes[0].request or nodes[0].name,
+        zone=told.zone,
+        state=_state(request, nodes) if lost is None else PlacementState.LOST,
+        accelerator=told.accelerator,
+        labels=told.labels,
+        word=told.state,
+        slices=tuple(ListedSlice(node.name, node.endpoints) for node in nodes),
+        why_lost=lost or "",
+        refusal=None if lost is None or request is None else _refusal(request),
+        being_deleted=told.state == "DELETING",
+        may_run=any(node.state not in _NODE_OFF for node in nodes),
+    )
+
+
+def _why_lost(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> str | None:
+    """Why the cloud has taken this, None while it has not."""
+    for node in nodes:
+        if node.state in _NODE_OFF | _NODE_GOING:
+            return f"node {node.state}"
     if request is not None and request.state in _REQUEST_TAKEN:
         return f"request {request.state}"
     if request is not None and request.state == "FAILED":
@@ -24,6 +66,22 @@ def why_lost(look: Look) -> str | None:
     return None
 
 
-def may_be_running(node: Node | None) -> bool:
-    """Whether hosts of a slice that is being released may still run our program."""
-    return node is not None and node.state not in _NODE_OFF
+def _refusal(request: ListedRequest) -> Refusal | None:
+    """Why a request came to nothing, where the cloud itself gave it up."""
+    trouble = request.trouble
+    if trouble is not None:
+        fault = classify(trouble.code, trouble.message)
+        return Refusal(fault, explain(fault, request.zone, trouble.message))
+    if request.state == "FAILED":
+        said = f"{request.zone}: the request failed and no reason was given"
+        return Refusal(_UNEXPLAINED, said)
+    return None
+
+
+def _state(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> PlacementState:
+    wanted = len(request.nodes) if request and request.nodes else 1
+    if len(nodes) >= wanted and all(node.state == "READY" for node in nodes):
+        return PlacementState.READY
+    if nodes or request is None or request.state in _REQUEST_FILLED:
+        return PlacementState.BOOTING
+    return PlacementState.QUEUED

@@ -6,17 +6,23 @@
 What is sent and read is in `messages`, how a call is made and retried in `rest`.
 """
 
+import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from drumline.cloud.google import messages
+from drumline.cloud.google import messages, placements
 from drumline.cloud.google.answers import Rpc
 from drumline.cloud.google.credentials import Credentials
+from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.resources import ListedNode, ListedRequest
 from drumline.cloud.google.rest import CallLimits, Deadline, Rest, RestCall, World
-from drumline.cloud.protocol import CloudError, Node, Request, SliceRequest
+from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.observed.faults import Refusal
+from drumline.observed.placements import ListedPlacement
 
 GOOGLE = "https://tpu.googleapis.com"
 STORAGE = "https://storage.googleapis.com"
@@ -66,21 +72,28 @@ class TpuApi:
         """Let go of the connections."""
         await self._rest.close()
 
-    async def requests(self, zone: str) -> list[Request]:
+    async def requests(self, zone: str) -> list[ListedRequest]:
         """All queued resources of the project in a zone, all pages."""
         return messages.read_requests(await self._list(zone, "queuedResources"), zone)
 
-    async def nodes(self, zone: str) -> list[Node]:
+    async def nodes(self, zone: str) -> list[ListedNode]:
         """All nodes of the project in a zone, all pages."""
         return messages.read_nodes(await self._list(zone, "nodes"), zone, self._ssh_port)
 
-    async def find(self, zone: str, name: str) -> tuple[Request | None, Node | None]:
-        """The request and the node of that name, None where the cloud knows of none."""
-        requests = messages.read_requests(await self._get(zone, "queuedResources", name), zone)
-        nodes = messages.read_nodes(await self._get(zone, "nodes", name), zone, self._ssh_port)
-        return (requests[0] if requests else None), (nodes[0] if nodes else None)
+    async def placements(self, zone: str) -> list[ListedPlacement]:
+        """All placements of the project in a zone, by one listing of each collection."""
+        return placements.listed(*await asyncio.gather(self.requests(zone), self.nodes(zone)))
 
-    async def ask(self, request: SliceRequest) -> None:
+    async def find(self, zone: str, name: str) -> ListedPlacement | None:
+        """The placement of that name, None where the cloud knows of none."""
+        found = messages.read_requests(await self._get(zone, "queuedResources", name), zone)
+        request = found[0] if found else None
+        names = request.nodes if request and request.nodes else (name,)
+        nodes = [entry for node in names for entry in await self._get(zone, "nodes", node)]
+        listed = messages.read_nodes(nodes, zone, self._ssh_port)
+        return placements.one(request, listed) if request or listed else None
+
+    async def ask(self, request: PlacementRequest) -> None:
         """Queue a request; one that exists already under that name is taken for ours."""
         call = RestCall(
             "POST",
@@ -94,20 +107,21 @@ class TpuApi:
             if error.code != Rpc.ALREADY_EXISTS:
                 raise
 
-    async def release(self, zone: str, name: str) -> None:
-        """Delete the request and the node under it; what is gone already is no error."""
+    async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
+        """Delete the request and the nodes under it; what is gone already is no error."""
         # Without force the node under the request blocks the delete.
-        await self._delete(RestCall("DELETE", self._url(zone, "queuedResources", name), _FORCE))
+        request = RestCall("DELETE", self._url(zone, "queuedResources", name), _FORCE)
+        if await self._delete(request):
+            return
+        for node in slices:
+            await self._delete(RestCall("DELETE", self._url(zone, "nodes", node)))
 
-    async def remove_node(self, zone: str, name: str) -> None:
-        """Delete a node that has no request; what is gone already is no error."""
-        await self._delete(RestCall("DELETE", self._url(zone, "nodes", name)))
+    async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
+        """The public SSH key of each host, slice by slice, None where it is not published."""
+        keys = [await self._keys_of(placement.zone, part.name) for part in placement.slices]
+        return [key for part in keys for key in part] if all(keys) else []
 
-    async def host_keys(self, zone: str, node: str) -> list[str | None]:
-        """The public SSH host key of each host in worker order, None where it is not published.
-
-        Empty where not even the number of hosts can be learnt.
-        """
+    async def _keys_of(self, zone: str, node: str) -> list[str | None]:
         url = self._url(zone, "nodes", node)
         deadline = self._rest.deadline()
         try:
@@ -119,6 +133,11 @@ class TpuApi:
             return messages.read_host_keys(await self._rest.send(ask, deadline), hosts)
         except CloudError:
             return [None] * hosts
+
+    def explain(self, error: CloudError, zone: str) -> Refusal:
+        """What an error of a call about that zone means."""
+        fault = classify(error.code, str(error))
+        return Refusal(fault, explain(fault, zone, str(error)))
 
     async def bucket_location(self, bucket: str) -> str | None:
         """`US-CENTRAL2`, `EU`, …; None where it cannot be known."""
@@ -178,13 +197,16 @@ class TpuApi:
         if trouble is not None:
             raise CloudError(trouble.message, trouble.code)
 
-    async def _delete(self, call: RestCall) -> None:
+    async def _delete(self, call: RestCall) -> bool:
+        """Delete something; False where it is gone already."""
         try:
             await self._operate(call)
         except CloudError as error:
-            gone = error.code == Rpc.NOT_FOUND
-            if not gone and not (error.code in _REFUSALS and _BEING_DELETED.search(str(error))):
+            if error.code == Rpc.NOT_FOUND:
+                return False
+            if not (error.code in _REFUSALS and _BEING_DELETED.search(str(error))):
                 raise
+        return True
 
     def _parent(self, zone: str) -> str:
         return f"projects/{self._project}/locations/{zone}"

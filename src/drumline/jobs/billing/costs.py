@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from drumline.chips import LOCAL_ZONES, price, slice_of
-from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import Outcome
+from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.records import SliceRow
 
 Attempt = Mapping[str, Any]
@@ -39,7 +39,7 @@ def cost(rows: Iterable[SliceRow], spec: Mapping[str, Any], now: float) -> float
 
 def cost_lost(
     attempts: Sequence[Attempt],
-    courses: Mapping[int, Course],
+    by_attempt: Mapping[int, Steps],
     slices: Sequence[SliceRow],
     spec: Mapping[str, Any],
 ) -> float | None:
@@ -49,7 +49,7 @@ def cost_lost(
     where it saved none. It cannot be told of an attempt that ran for a job with a `checkpoint`
     and never said whether it saved one.
     """
-    lost, tells = 0.0, any(course.tells_checkpoints for course in courses.values())
+    lost, tells = 0.0, any(told.tells_checkpoints for told in by_attempt.values())
     for attempt in attempts:
         ended, outcome = attempt["ended"], attempt["outcome"]
         begin = _paid_from(attempt, slices)
@@ -58,11 +58,11 @@ def cost_lost(
         rate = per_hour(attempt["accelerator"], attempt["zone"], spec)
         if rate is None:
             return None
-        course = courses.get(attempt["number"])
-        silent = not (course.tells_checkpoints if course else tells)
+        steps = by_attempt.get(attempt["number"])
+        silent = not (steps.tells_checkpoints if steps else tells)
         if silent and attempt["running"] is not None and spec.get("checkpoint"):
             return None
-        saved = course.saved_at if course else None
+        saved = steps.saved_at if steps else None
         lost += rate * (ended - max(begin, saved or begin)) / 3600
     return round(lost, 4)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from drumline.jobs.core.state import Choice, Job, SlicePhase, Zone
+from drumline.jobs.core.state import Choice, Job, PlacementPhase, Zone
 from drumline.jobs.core.zone_backoff import ZoneBackoff
 
 Zones = Mapping[Choice, Zone]
@@ -24,9 +24,10 @@ class Availability:
     def begin_round(self, jobs: Iterable[Job]) -> None:
         """Count anew what waits."""
         self._pending = Counter(
-            Choice(job.slice.accelerator, job.slice.zone)
+            Choice(job.placement.accelerator, job.placement.zone)
             for job in jobs
-            if job.slice and job.slice.phase in {SlicePhase.ASKING, SlicePhase.WAITING}
+            if job.placement
+            and job.placement.phase in {PlacementPhase.ASKING, PlacementPhase.QUEUED}
         )
         self._known.clear()
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drumline.hosts.values import HostReport
 from drumline.jobs.controller.progress import LogReader, heartbeat_of
-from drumline.jobs.core.progress import Course, advance, number
 from drumline.jobs.core.state import Event
+from drumline.jobs.core.steps import Steps, advance, number
 from drumline.jobs.folders import Folders
 from drumline.jobs.spec.patterns import TooSlow
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import Store
+from drumline.observed.hosts import HostReport
 
 WRITE_SECONDS = 5.0
 """Between two writes of what a program told."""
@@ -41,7 +41,7 @@ class _Current:
     """One attempt under way."""
 
     number: int
-    course: Course | None
+    steps: Steps | None
     reader: LogReader | None
     told: dict[str, Any] = field(default_factory=dict)
     """Its newest report, over what earlier ones said."""
@@ -91,10 +91,10 @@ class Heartbeats:
                 self._silent.add(job_id)
         return found
 
-    def course(self, job_id: str, attempt: int) -> Course | None:
+    def steps(self, job_id: str, attempt: int) -> Steps | None:
         """How an attempt has gone so far."""
         current = self._current.get(job_id)
-        return current.course if current and current.number == attempt else None
+        return current.steps if current and current.number == attempt else None
 
     def listen(
         self, job_id: str, attempt: int, reports: Sequence[HostReport], pattern: str | None
@@ -103,7 +103,7 @@ class Heartbeats:
         current = self._current.get(job_id)
         if current is None or current.number != attempt:
             logs = self._folders.logs(job_id, attempt)
-            known = self._store.told.course(job_id, attempt)
+            known = self._store.told.steps(job_id, attempt)
             reader = LogReader(logs, pattern, known is not None) if pattern else None
             current = self._current[job_id] = _Current(attempt, known, reader)
         found = heartbeat_of(reports)
@@ -129,8 +129,8 @@ class Heartbeats:
         if said == current.heard:
             return []
         if teller != current.teller:
-            switched = current.teller is not None and current.course is not None
-            current.behind = current.course.step if switched and current.course else None
+            switched = current.teller is not None and current.steps is not None
+            current.behind = current.steps.step if switched and current.steps else None
             current.teller = teller
         current.heard = said
         if current.behind is not None:
@@ -143,13 +143,13 @@ class Heartbeats:
     def _take(self, job_id: str, current: _Current, told: dict[str, Any]) -> None:
         now = self._clock()
         current.told = self._progress[job_id] = current.told | told
-        before, current.course = current.course, advance(current.course, told, now)
+        before, current.steps = current.steps, advance(current.steps, told, now)
         written = self._history(job_id)
         if written.since is None:
             written.since = now
-        if current.course is None or (before and before.step == current.course.step):
+        if current.steps is None or (before and before.step == current.steps.step):
             return
-        current.latest = Point(current.number, now, current.course.step, metrics_of(told))
+        current.latest = Point(current.number, now, current.steps.step, metrics_of(told))
         self._keep(written, current.latest, at_an_end=before is None)
 
     def _keep(self, written: _Written, point: Point, at_an_end: bool) -> None:
@@ -191,9 +191,9 @@ class Heartbeats:
 
     def _write(self, job_id: str) -> None:
         written, current = self._history(job_id), self._current.get(job_id)
-        courses = {current.number: current.course} if current and current.course else {}
+        steps = {current.number: current.steps} if current and current.steps else {}
         told = self._progress.get(job_id)
-        self._store.told.put(job_id, told, courses, written.points)
+        self._store.told.put(job_id, told, steps, written.points)
         written.points, written.since = [], None
 
     def history(self, job_id: str) -> list[Point]:

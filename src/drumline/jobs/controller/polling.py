@@ -5,13 +5,12 @@ next one is made later each time. A slice that a listing leaves out is asked for
 anyone believes that it is gone: listings lag, and their pages shift while others delete.
 """
 
-import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from drumline.cloud.google.faults import classify, explain
-from drumline.cloud.protocol import Cloud, CloudError, Node, Request
-from drumline.jobs.core.state import Look, Slice
+from drumline.cloud.protocol import Cloud, CloudError
+from drumline.jobs.core.state import Placement, Sighting
+from drumline.observed.placements import ListedPlacement
 
 QUICKEST = 0.2
 """Of the interval: news from a host brings the next look forward, but not nearer than this."""
@@ -28,18 +27,14 @@ class ZonePoll:
     zone: str
     at: float
     """When it began."""
-    requests: dict[str, Request]
-    nodes: dict[str, Node]
+    placements: dict[str, ListedPlacement]
+    """By name."""
     unsure: frozenset[str] = frozenset()
-    """Slices that the listing left out and that could not be asked for by name."""
-
-    def everything(self) -> dict[str, Request | Node]:
-        """By name; where a request has its node, the node."""
-        return {**self.requests, **self.nodes}
+    """Those that the listing left out and that could not be asked for by name."""
 
     def is_gone(self, name: str) -> bool:
         """Whether the cloud has nothing under this name, and said so twice."""
-        return name not in self.requests and name not in self.nodes and name not in self.unsure
+        return name not in self.placements and name not in self.unsure
 
 
 @dataclass
@@ -87,28 +82,25 @@ class ZonePolls:
         began = self.clock()
         expected = [name for name in expected if self._asked.get(name, 0.0) < began]
         try:
-            listed = await asyncio.gather(self.cloud.requests(zone), self.cloud.nodes(zone))
+            listed = {found.name: found for found in await self.cloud.placements(zone)}
         except CloudError as error:
-            self.trouble[zone] = explain(classify(error.code, str(error)), zone, str(error))
+            self.trouble[zone] = self.cloud.explain(error, zone).said
             self._failures[zone] = self._failures.get(zone, 0) + 1
             self._due[zone] = max(self._due.get(zone, 0.0), began + self._pause(zone))
             return None
-        requests, nodes = {r.name: r for r in listed[0]}, {n.name: n for n in listed[1]}
-        missing = [name for name in expected if name not in requests and name not in nodes]
+        missing = [name for name in expected if name not in listed]
         unsure = frozenset(missing[CONFIRMATIONS:])
         for name in missing[:CONFIRMATIONS]:
             try:
-                request, node = await self.cloud.find(zone, name)
+                found = await self.cloud.find(zone, name)
             except CloudError:
                 unsure |= {name}
                 continue
-            if request is not None:
-                requests[name] = request
-            if node is not None:
-                nodes[name] = node
+            if found is not None:
+                listed[name] = found
         self.trouble.pop(zone, None)
         self._failures.pop(zone, None)
-        look, known = ZonePoll(zone, began, requests, nodes, unsure), self._newest.get(zone)
+        look, known = ZonePoll(zone, began, listed, unsure), self._newest.get(zone)
         # Where two were under way, the one that began last knows most, whichever ends last.
         if known is None or known.at <= began:
             self._newest[zone] = look
@@ -118,7 +110,7 @@ class ZonePolls:
         """The newest successful look at a zone."""
         return self._newest.get(zone)
 
-    def asked_for(self, held: Slice) -> None:
+    def asked_for(self, held: Placement) -> None:
         """The cloud has taken the request for a slice: polls from now on know of it."""
         self._asked[held.name] = self.clock()
         self.soon(held.zone)
@@ -127,7 +119,7 @@ class ZonePolls:
         """The slice of that name is gone."""
         self._asked.pop(name, None)
 
-    def of(self, held: Slice) -> Look | None:
+    def of(self, held: Placement) -> Sighting | None:
         """What the newest look says of a slice; None where it cannot say anything.
 
         A listing that began before the slice was asked for cannot know of it, and would call it
@@ -136,4 +128,4 @@ class ZonePolls:
         look = self._newest.get(held.zone)
         if look is None or look.at <= self._asked.get(held.name, 0.0) or held.name in look.unsure:
             return None
-        return Look(look.at, look.requests.get(held.name), look.nodes.get(held.name))
+        return Sighting(look.at, look.placements.get(held.name))

@@ -12,12 +12,12 @@ from drumline.hosts.environment import (
     setup_step,
 )
 from drumline.hosts.values import Program, Step
-from drumline.jobs.core.state import Event, Job, Slice
+from drumline.jobs.core.state import Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
 
 
-def program_of(record: Record, attempt: int, held: Slice, folders: Folders) -> Program:
+def program_of(record: Record, attempt: int, held: Placement, folders: Folders) -> Program:
     """Everything the hosts of `held` need for this attempt."""
     spec = record.spec
     job_id = record.job.id
@@ -56,7 +56,7 @@ def checkpoint_of(spec: Mapping[str, Any], job_id: str) -> str | None:
 
 def told_events(events: tuple[Event, ...], job: Job, spec: Mapping[str, Any]) -> tuple[Event, ...]:
     """The events, with what the user gave for the job where the hosts start to run it."""
-    held = job.slice
+    held = job.placement
     first_on_slice = job.attempt and held and job.attempt.started_at <= held.asked_at
     told: list[Event] = []
     count = "1 host" if held and held.hosts == 1 else f"{held.hosts if held else 0} hosts"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from drumline.hosts.kept_log import read, size_of
-from drumline.hosts.values import HostReport
 from drumline.jobs.spec.patterns import limited
+from drumline.observed.hosts import HostReport
 
 _LONGEST_LINE = 500
 _LONGEST_NUMBER = 40

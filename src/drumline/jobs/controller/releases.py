@@ -7,8 +7,6 @@ A delete that fails is tried again later each time, and what the cloud said abou
 import logging
 from collections.abc import Callable, Collection, Iterator
 
-from drumline.cloud.google.faults import classify, explain
-from drumline.cloud.google.placements import may_be_running
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.folders import Folders
@@ -59,7 +57,8 @@ class Releases:
             if row.job != job_id or row.ready is None:
                 continue
             look = self._polls.newest(row.zone)
-            if look is None or may_be_running(look.nodes.get(row.name)):
+            listed = look.placements.get(row.name) if look else None
+            if look is None or (listed is not None and listed.may_run):
                 return True
         return False
 
@@ -88,14 +87,14 @@ class Releases:
     async def release(self, row: SliceRow) -> None:
         """Delete a slice; one that is gone already is no error."""
         try:
-            await self._cloud.release(row.zone, row.name)
             look = self._polls.newest(row.zone)
-            if look and row.name in look.nodes and row.name not in look.requests:
-                await self._cloud.remove_node(row.zone, row.name)
+            listed = look.placements.get(row.name) if look else None
+            slices = [part.name for part in listed.slices] if listed else []
+            await self._cloud.release(row.zone, row.name, slices)
         except CloudError as error:
             failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
             self._again_at[row.name] += self._polls.interval * (2.0 ** min(failures, MOST_DOUBLED))
-            self.trouble[row.name] = explain(classify(error.code, str(error)), row.zone, str(error))
+            self.trouble[row.name] = self._cloud.explain(error, row.zone).said
             log.info("release %s: %s", row.name, error)
         else:
             self._failures.pop(row.name, None)
@@ -106,11 +105,11 @@ class Releases:
         """What bears our label and belongs to no job is released."""
         owner = self._store.owner
         known = {*held, *(row.name for row in self._store.releasing())}
-        for name, one in look.everything().items():
-            ours = one.labels.get(LABEL_OWNER) == owner
-            if ours and name not in known and one.state != "DELETING":
+        for name, listed in look.placements.items():
+            ours = listed.labels.get(LABEL_OWNER) == owner
+            if ours and name not in known and not listed.being_deleted:
                 log.warning("stray slice %s in %s is released", name, look.zone)
-                job = one.labels.get(LABEL_JOB, "")
+                job = listed.labels.get(LABEL_JOB, "")
                 now = self._wall()
-                stray = SliceRow(name, job, look.zone, one.accelerator, now, None, now, None)
+                stray = SliceRow(name, job, look.zone, listed.accelerator, now, None, now, None)
                 self._store.adopt_stray(stray)

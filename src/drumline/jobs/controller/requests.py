@@ -1,11 +1,12 @@
 """Asking the cloud for slices, so many a minute."""
 
 from drumline.chips import slice_of
-from drumline.cloud.protocol import Cloud, CloudError, SliceRequest
+from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
 from drumline.jobs.controller.actions import Budget
 from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER
-from drumline.jobs.core.state import Slice
+from drumline.jobs.core.state import Placement
 from drumline.jobs.store.records import Record
+from drumline.observed.faults import Refusal
 
 
 class Requests:
@@ -22,10 +23,10 @@ class Requests:
         """Whether one more may be asked for now; if so, it counts."""
         return self._budget.take()
 
-    async def ask(self, record: Record, held: Slice) -> CloudError | None:
-        """Ask for a slice; why it was refused, if it was."""
+    async def ask(self, record: Record, held: Placement) -> Refusal | None:
+        """Ask for a placement; why it was refused, if it was."""
         wanted = slice_of(held.accelerator)
-        request = SliceRequest(
+        request = PlacementRequest(
             name=held.name,
             zone=held.zone,
             accelerator=held.accelerator,
@@ -34,9 +35,10 @@ class Requests:
             labels={LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
             # With OS Login on, the hosts would not read the key from the metadata.
             metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},
+            slices=held.slices,
         )
         try:
             await self._cloud.ask(request)
-        except CloudError as trouble:
-            return trouble
+        except CloudError as error:
+            return self._cloud.explain(error, held.zone)
         return None

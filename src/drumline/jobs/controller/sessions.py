@@ -5,13 +5,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from drumline.cloud.protocol import Cloud, CloudError, Node
-from drumline.hosts.values import Address, HostReport
+from drumline.cloud.protocol import Cloud, CloudError
+from drumline.hosts.values import Address
 from drumline.jobs.config import Config
 from drumline.jobs.controller.program import program_of
-from drumline.jobs.core.state import Job, Slice
+from drumline.jobs.core.state import Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
+from drumline.observed.hosts import HostReport
+from drumline.observed.placements import ListedPlacement
 
 if TYPE_CHECKING:
     from drumline.hosts.session import SliceSession
@@ -63,19 +65,20 @@ class Sessions:
         """Whether its program was told to end, and did or had its time."""
         return run_of(job) in self._stopped
 
-    async def addresses(self, held: Slice, node: Node) -> list[Address]:
+    async def addresses(self, listed: ListedPlacement) -> list[Address]:
         """How to reach each host, with the key it proves itself by where the cloud knows it."""
         try:
-            keys = await self._cloud.host_keys(held.zone, held.name)
+            keys = await self._cloud.host_keys(listed)
         except CloudError:
             keys = []
-        keys = [*keys, *[None] * held.hosts][: held.hosts]
+        ends = listed.endpoints
+        keys = [*keys, *[None] * len(ends)][: len(ends)]
         return [
             Address(end.ssh_ip, end.ssh_port, end.internal_ip, key)
-            for end, key in zip(node.endpoints, keys, strict=True)
+            for end, key in zip(ends, keys, strict=True)
         ]
 
-    def begin(self, record: Record, held: Slice, addresses: Sequence[Address]) -> None:
+    def begin(self, record: Record, held: Placement, addresses: Sequence[Address]) -> None:
         """Open connections to the hosts and have them run the attempt under way."""
         # Here, because SSH takes longer to load than all the rest of the server.
         from drumline.hosts.session import SliceSession

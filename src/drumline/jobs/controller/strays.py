@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.cloud.protocol import Node
 from drumline.jobs.controller.polling import ZonePoll
 from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER
+from drumline.observed.placements import PlacementState
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +30,17 @@ class Stray:
     zone: str
     accelerator: str
     state: str
+    """The cloud's own word for it."""
     job: str
     """The job it was for, by the number it had there."""
     owner: str
     hosts: int
-
-    @property
-    def adoptable(self) -> bool:
-        """Whether a job can go on on it."""
-        return self.state == "READY" and self.hosts > 0
+    adoptable: bool
+    """Whether a job can go on on it."""
 
     def told(self) -> dict[str, Any]:
         """As JSON."""
-        return asdict(self) | {"adoptable": self.adoptable}
+        return asdict(self)
 
 
 class Owners:
@@ -115,11 +113,14 @@ class Strays:
         self._owners.remember(self._owner, zones=[look.zone])
 
     def _found(self, look: ZonePoll) -> Iterator[Stray]:
-        for name, seen in look.everything().items():
+        for name, seen in look.placements.items():
             owner, job = seen.labels.get(LABEL_OWNER, ""), seen.labels.get(LABEL_JOB, "")
-            if seen.state != "DELETING" and self._unknown(owner, job):
-                hosts = len(seen.endpoints) if isinstance(seen, Node) else 0
-                yield Stray(name, look.zone, seen.accelerator, seen.state, job, owner, hosts)
+            if not seen.being_deleted and self._unknown(owner, job):
+                hosts = len(seen.endpoints)
+                yield Stray(
+                    name, look.zone, seen.accelerator, seen.word, job, owner, hosts,
+                    adoptable=seen.state is PlacementState.READY and hosts > 0,
+                )  # fmt: skip
 
     def _unknown(self, owner: str, job: str) -> bool:
         if owner == self._owner:

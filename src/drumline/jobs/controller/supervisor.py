@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from drumline.clock import SteadyClock
-from drumline.cloud.protocol import Cloud, Node
-from drumline.hosts.values import HostPhase
+from drumline.cloud.protocol import Cloud
 from drumline.jobs.config import Config
 from drumline.jobs.controller.actions import Actions, Budget
 from drumline.jobs.controller.availability import Availability, Zones
@@ -34,13 +33,15 @@ from drumline.jobs.core.state import (
     Effect,
     EffectKind,
     Job,
+    Placement,
+    PlacementPhase,
     Seen,
-    Slice,
-    SlicePhase,
 )
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store
+from drumline.observed.hosts import HostPhase
+from drumline.observed.placements import ListedPlacement
 
 if TYPE_CHECKING:
     pass
@@ -170,7 +171,7 @@ class Supervisor:
 
     def busy(self) -> bool:
         """Whether anything needs us: a job that lives, a slice that is held or that is to go."""
-        living = (not r.job.status.ended or r.job.slice for r in self.records.values())
+        living = (not r.job.status.ended or r.job.placement for r in self.records.values())
         return any(living) or bool(self.store.releasing())
 
     def wake(self) -> None:
@@ -190,7 +191,7 @@ class Supervisor:
     # --- observe ----------------------------------------------------------------------------
 
     def _zones_of_interest(self) -> set[str]:
-        held = {r.job.slice.zone for r in self.records.values() if r.job.slice}
+        held = {r.job.placement.zone for r in self.records.values() if r.job.placement}
         return held | {row.zone for row in self.releases.rows}
 
     def _look_at_zones(self) -> None:
@@ -211,7 +212,7 @@ class Supervisor:
 
     def known_slices(self) -> set[str]:
         """Slices that a job holds or that are to go."""
-        slices = (record.job.slice for record in self.records.values())
+        slices = (record.job.placement for record in self.records.values())
         held = {held.name for held in slices if held}
         return held | {row.name for row in self.store.releasing()}
 
@@ -225,19 +226,19 @@ class Supervisor:
 
     def _held_in(self, zone: str) -> set[str]:
         """The names of the slices that jobs hold or wait for in a zone."""
-        slices = (record.job.slice for record in self.records.values())
+        slices = (record.job.placement for record in self.records.values())
         return {held.name for held in slices if held and held.zone == zone}
 
     def _seen(self, job: Job) -> Seen:
-        waits = job.slice is None or job.slice.phase is not SlicePhase.READY
+        waits = job.placement is None or job.placement.phase is not PlacementPhase.READY
         return Seen(
-            look=self.polls.of(job.slice) if job.slice else None,
+            sighting=self.polls.of(job.placement) if job.placement else None,
             hosts=self.sessions.reports(job),
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
-            old_slice_alive=job.slice is None and self.releases.may_still_run(job.id),
+            old_slice_alive=job.placement is None and self.releases.may_still_run(job.id),
             stopped=self.sessions.stopped(job),
-            course=self.heartbeats.course(job.id, job.attempt.number) if job.attempt else None,
+            steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
         )
 
     def _standing(self, job: Job) -> Standing | None:
@@ -246,7 +247,7 @@ class Supervisor:
         Where it is as it was at the last decision there is nothing to decide, and that is so for
         most of a thousand jobs that wait, at every round.
         """
-        if job.slice is not None:
+        if job.placement is not None:
             return None
         return (
             job,
@@ -262,14 +263,15 @@ class Supervisor:
             pattern = self.records[job.id].spec.get("progress")
             self.heartbeats.listen(job.id, job.attempt.number, reports, pattern)
 
-    def node(self, job: Job) -> Node | None:
-        """The slice a job holds, as last seen."""
-        look = self.polls.newest(job.slice.zone) if job.slice else None
-        return look.nodes.get(job.slice.name) if look and job.slice else None
+    def listed(self, job: Job) -> ListedPlacement | None:
+        """The placement a job holds, as last seen."""
+        held = job.placement
+        poll = self.polls.newest(held.zone) if held else None
+        return poll.placements.get(held.name) if poll and held else None
 
     def kept_for(self, job: Job) -> float | None:
         """Seconds until the slice that a cancelled job keeps is released; None if it has none."""
-        if job.slice is None or job.kept_until is None or not job.status.ended:
+        if job.placement is None or job.kept_until is None or not job.status.ended:
             return None
         return max(0.0, job.kept_until - self._clock())
 
@@ -285,8 +287,8 @@ class Supervisor:
             return
         self._listen_to(job)
         decision = lifecycle.decide(job, self._seen(job), self._clock(), self.config.patience)
-        asked = decision.job.slice
-        if asked is not None and asked.phase is SlicePhase.ASKING and job.slice is None:
+        asked = decision.job.placement
+        if asked is not None and asked.phase is PlacementPhase.ASKING and job.placement is None:
             self._availability.requested(Choice(asked.accelerator, asked.zone))
         self.apply(job, decision)
         if standing is not None and job_id in self.records:
@@ -356,11 +358,15 @@ class Supervisor:
             self.heartbeats.end(job.id, ended.attempt.number)
         if job.status.ended and not before.status.ended:
             self.folders.forget_secrets(job.id)
-        if job.slice and job.slice.phase is SlicePhase.READY and before.slice != job.slice:
-            self._availability.filled(Choice(job.slice.accelerator, job.slice.zone))
+        if (
+            job.placement
+            and job.placement.phase is PlacementPhase.READY
+            and before.placement != job.placement
+        ):
+            self._availability.filled(Choice(job.placement.accelerator, job.placement.zone))
         for effect in decision.effects:
             self._act(job, effect)
-        if job.status.ended and job.slice is None:
+        if job.status.ended and job.placement is None:
             self.forget(job.id)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
@@ -371,7 +377,7 @@ class Supervisor:
     # --- act --------------------------------------------------------------------------------
 
     def _act(self, job: Job, effect: Effect) -> None:
-        held = effect.slice
+        held = effect.placement
         match effect.kind:
             case EffectKind.ASK:
                 key = f"ask {held.name}"
@@ -387,14 +393,14 @@ class Supervisor:
             case EffectKind.STOP:
                 if job.attempt and not self.sessions.stopped(job):
                     self._stop_soon((job.id, job.attempt.number), held)
-            case EffectKind.LOOK:
+            case EffectKind.POLL:
                 self.polls.soon(held.zone)
             case EffectKind.SHORT:
                 self._availability.short(Choice(held.accelerator, held.zone), effect.why)
             case EffectKind.RELEASE:
                 self.polls.soon(held.zone)
 
-    def _stop_soon(self, run: Run, held: Slice) -> None:
+    def _stop_soon(self, run: Run, held: Placement) -> None:
         """Stop the program; a server that has just started must first see where its hosts are."""
         if self.sessions.get(run) is None and self.polls.of(held) is None:
             self.polls.soon(held.zone)
@@ -402,43 +408,42 @@ class Supervisor:
         job_id, number = run
         self.actions.start(f"stop {job_id}/{number}", lambda: self._stop(run, held), job_id)
 
-    async def _ask(self, job_id: str, held: Slice) -> None:
+    async def _ask(self, job_id: str, held: Placement) -> None:
         record = self.records.get(job_id)
         if record is None:
             return
-        trouble = await self._requests.ask(record, held)
-        if trouble is not None:
-            code, said = trouble.code, str(trouble)
+        refusal = await self._requests.ask(record, held)
+        if refusal is not None:
 
             def refused(record: Record) -> Decision | None:
-                if record.job.slice != held:
+                if record.job.placement != held:
                     return None
                 now, patience = self._clock(), self.config.patience
-                return lifecycle.refused(record.job, code, said, now, patience)
+                return lifecycle.refused(record.job, refusal, now, patience)
 
             self.change(job_id, refused)
             return
         self.polls.asked_for(held)
 
         def asked(record: Record) -> Decision | None:
-            return Decision(lifecycle.asked(record.job)) if record.job.slice == held else None
+            return Decision(lifecycle.asked(record.job)) if record.job.placement == held else None
 
         self.change(job_id, asked)
 
-    async def _drive(self, job_id: str, held: Slice) -> None:
+    async def _drive(self, job_id: str, held: Placement) -> None:
         """Open connections to the hosts and have them run the attempt."""
         record = self.records.get(job_id)
         if record is None:
             return
-        attempt, node = record.job.attempt, self.node(record.job)
-        if attempt is None or node is None or len(node.endpoints) != held.hosts:
+        attempt, listed = record.job.attempt, self.listed(record.job)
+        if attempt is None or listed is None or len(listed.endpoints) != held.hosts:
             return
-        addresses = await self.sessions.addresses(held, node)
+        addresses = await self.sessions.addresses(listed)
         if attempt.number > 3:
             logs, most = self.folders.logs(job_id), 3 * self.config.log_bytes // 4
             await asyncio.to_thread(trim, logs, attempt.number, most)
         now = self.records.get(job_id)
-        if now is None or now.job.slice is None or now.job.slice.name != held.name:
+        if now is None or now.job.placement is None or now.job.placement.name != held.name:
             return
         if now.job.attempt != attempt:
             return
@@ -476,7 +481,7 @@ class Supervisor:
             before = state
             self.wake()
 
-    async def _stop(self, run: Run, held: Slice) -> None:
+    async def _stop(self, run: Run, held: Placement) -> None:
         record = self.records.get(run[0])
         if record is None:
             return

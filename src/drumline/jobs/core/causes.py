@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from drumline.cloud.google.faults import classify_host_output
-from drumline.hosts.values import HostPhase, HostReport
+from drumline.jobs.core.bad_hosts import blames_host
 from drumline.jobs.core.state import Cause
+from drumline.observed.hosts import HostPhase, HostReport
 
 GO_ON_LATER = 75
 """Exit code (EX_TEMPFAIL) of a program that saved its work and wants to be started again."""
@@ -56,7 +56,7 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
     text = "\n".join((first.error, *first.tail))
     if first.phase is HostPhase.MISSING:
         kind, error = "bad host", first.error or "rebooted, the program is gone"
-    elif classify_host_output(first.exit_code, text):
+    elif blames_host(first.exit_code, text):
         kind, error = "bad host", first.error
     elif first.phase is HostPhase.FAILED:
         kind, error = "set-up failed", first.error

@@ -1,34 +1,37 @@
 """What may be wrong with a program on its slice: a silent host, a failing one, steps that stopped.
 
-Pure. Each verdict needs a look at the cloud that is newer than the trouble, because the first sign
+Pure. Each verdict needs a poll of the cloud that is newer than the trouble, because the first sign
 of a preemption is often a failing or a hanging program.
 """
 
 from dataclasses import replace
 
-from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.core.causes import by_signal, failing, find_cause, leaving
 from drumline.jobs.core.outcomes import DEPARTURES, attempt_of, bad_host, in_minutes, note, taken
-from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import (
     Cause,
     Decision,
     Effect,
     EffectKind,
     Job,
+    Placement,
     Seen,
-    Slice,
     Thresholds,
 )
+from drumline.jobs.core.steps import Steps
+from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed.placements import PlacementState
 
 AT_THE_EDGES = 3.0
 """How many times longer an attempt may stay on its first step, and on its last: there programs
 compile and restore, evaluate and export, which takes longer than any pause in between."""
 
 
-def silent(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision | None:
+def silent(
+    job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds
+) -> Decision | None:
     """A host that has not been heard for too long makes the slice lost or the host bad."""
-    look, reports = seen.look, seen.hosts
+    sighting, reports = seen.sighting, seen.hosts
     for report in reports:
         since = _silent_since(report, seen)
         if report.phase is HostPhase.EXITED or since is None:
@@ -37,19 +40,19 @@ def silent(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) 
         limit = patience.bad_silence if report.heard is not None else patience.first_contact
         if quiet <= min(patience.silence, limit):
             continue
-        fresh = look is not None and look.at > since + patience.silence
-        node = look.node if look else None
-        if fresh and (node is None or node.state != "READY"):
-            state = node.state if node else "gone"
-            why = f"host {report.index} silent, the slice is {state}"
-            return taken(job, held, why, now, seen.course)
+        fresh = sighting is not None and sighting.at > since + patience.silence
+        listed = sighting.listed if sighting else None
+        if fresh and (listed is None or listed.state is not PlacementState.READY):
+            word = listed.word if listed and listed.slices else "gone"
+            why = f"host {report.index} silent, the slice is {word}"
+            return taken(job, held, why, now, seen.steps)
         if fresh and quiet > limit:
             text = f"host {report.index} silent for {in_minutes(quiet)}"
             cause = Cause("bad host", report.index, len(reports), text, report.tail)
             return bad_host(job, held, cause, now)
         return Decision(
             note(job, f"host {report.index} silent for {in_minutes(quiet)}"),
-            effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.LOOK, held)),
+            effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.POLL, held)),
         )
     return None
 
@@ -64,20 +67,25 @@ def _silent_since(report: HostReport, seen: Seen) -> float | None:
 
 
 def failure(
-    job: Job, held: Slice, seen: Seen, failed: list[HostReport], now: float, patience: Thresholds
+    job: Job,
+    held: Placement,
+    seen: Seen,
+    failed: list[HostReport],
+    now: float,
+    patience: Thresholds,
 ) -> Decision:
     """Some host failed: wait for its siblings and the cloud, then name the cause and stop all."""
     attempt = attempt_of(job)
     if attempt.failed_at is None:
         noticed = replace(job, attempt=replace(attempt, failed_at=now))
-        return Decision(noticed, effects=(Effect(EffectKind.LOOK, held),))
+        return Decision(noticed, effects=(Effect(EffectKind.POLL, held),))
     going = next((r for r in seen.hosts if r.going_down), None)
     over = all(r.phase is HostPhase.EXITED or failing(r) for r in seen.hosts)
     settled = over or now - attempt.failed_at >= patience.settle
     if going is not None and settled:
         # It will not be there in a moment, whatever the cloud says of it until then.
         why = f"host {going.index} is going down: {going.going_down}"
-        return taken(job, held, why, now, seen.course)
+        return taken(job, held, why, now, seen.steps)
     # A host that goes down ends its programs by signal first, and those that can save their work
     # and leave; one that has not spoken since may be the one that was lost and made others fail.
     told_to_go = any(by_signal(r) or leaving(r) for r in failed)
@@ -91,47 +99,49 @@ def failure(
     return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
 
 
-def stuck(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision | None:
+def stuck(
+    job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds
+) -> Decision | None:
     """A program whose steps stopped coming is ended, to be started again."""
-    attempt, course = attempt_of(job), seen.course
-    since = course.stepped_at if course else attempt.running_at
-    limit = _longest_pause(job, course)
+    attempt, steps = attempt_of(job), seen.steps
+    since = steps.stepped_at if steps else attempt.running_at
+    limit = _longest_pause(job, steps)
     if limit is None or since is None or now - since <= limit:
         if attempt.stuck_at is None:
             return None
         return Decision(replace(job, attempt=replace(attempt, stuck_at=None)))
     if attempt.stuck_at is None:
         noticed = replace(job, attempt=replace(attempt, stuck_at=now))
-        return Decision(noticed, effects=(Effect(EffectKind.LOOK, held),))
+        return Decision(noticed, effects=(Effect(EffectKind.POLL, held),))
     # After a cut, a host is heard again a moment before its newest heartbeat arrives.
     settled = now - attempt.stuck_at >= patience.settle
     if not (settled and _seen_since(attempt.stuck_at, seen)):
         return _wait_and_see(job, held)
-    last = f"the last was step {course.step:,.0f}" if course else "none since it started"
+    last = f"the last was step {steps.step:,.0f}" if steps else "none since it started"
     first = seen.hosts[0]
     error = f"no step for {in_minutes(now - since)}, {last}"
     cause = Cause("stuck", first.index, len(seen.hosts), error, first.tail)
     return _stop(job, held, cause, error)
 
 
-def _longest_pause(job: Job, course: Course | None) -> float | None:
+def _longest_pause(job: Job, steps: Steps | None) -> float | None:
     """Seconds without a step that are still all right; None where no step was ever told."""
-    if job.stuck_after is None or not (course or job.has_stepped):
+    if job.stuck_after is None or not (steps or job.has_stepped):
         return None
-    inside = course is not None and course.moving and not course.last_step
+    inside = steps is not None and steps.moving and not steps.last_step
     return job.stuck_after * (1.0 if inside else AT_THE_EDGES)
 
 
 def _seen_since(moment: float, seen: Seen) -> bool:
-    """Whether every host has spoken and the cloud was looked at after that moment."""
+    """Whether every host has spoken and the cloud was polled after that moment."""
     heard = all(r.heard is not None and r.heard > moment for r in seen.hosts)
-    return heard and seen.look is not None and seen.look.at > moment
+    return heard and seen.sighting is not None and seen.sighting.at > moment
 
 
-def _wait_and_see(job: Job, held: Slice) -> Decision:
-    return Decision(job, effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.LOOK, held)))
+def _wait_and_see(job: Job, held: Placement) -> Decision:
+    return Decision(job, effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.POLL, held)))
 
 
-def _stop(job: Job, held: Slice, cause: Cause, reason: str) -> Decision:
+def _stop(job: Job, held: Placement, cause: Cause, reason: str) -> Decision:
     stopping = replace(job, attempt=replace(attempt_of(job), stopping=True), cause=cause)
     return Decision(note(stopping, reason), effects=(Effect(EffectKind.STOP, held),))

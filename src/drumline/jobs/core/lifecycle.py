@@ -4,17 +4,14 @@ Pure: no I/O and no clock. The supervisor looks, asks this module, writes the an
 then acts, so after a crash the written state alone says what was under way. Each effect can be
 repeated without harm, and decide keeps returning it until what it brings about has been seen.
 
-What could not be seen is not guessed: without a fresh look at the zone nothing is lost, released
-or blamed. `troubles` judges what goes wrong on a slice, `endings` says what follows when an attempt
-or a job is over.
+What could not be seen is not guessed: without a fresh poll of the zone nothing is lost, released
+or blamed. `diagnosis` judges what goes wrong on a slice, `outcomes` says what follows when an
+attempt or a job is over.
 """
 
 from dataclasses import replace
 
 from drumline.chips import slice_of
-from drumline.cloud.google.faults import Action, Fault, FaultKind, Scope, classify, explain
-from drumline.cloud.google.placements import why_lost
-from drumline.hosts.values import HostPhase, HostReport
 from drumline.jobs.core.causes import failing
 from drumline.jobs.core.diagnosis import failure, silent, stuck
 from drumline.jobs.core.outcomes import (
@@ -29,6 +26,7 @@ from drumline.jobs.core.outcomes import (
     note,
     taken,
 )
+from drumline.jobs.core.refusals import Action, action
 from drumline.jobs.core.state import (
     Attempt,
     Choice,
@@ -38,31 +36,35 @@ from drumline.jobs.core.state import (
     Ended,
     Event,
     Job,
-    Look,
     Outcome,
+    Placement,
+    PlacementPhase,
     Seen,
-    Slice,
-    SlicePhase,
     Status,
     Thresholds,
     Wish,
     Zone,
 )
+from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
+from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed.placements import PlacementState
 
 
 def decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:
     """The next state of a job. Without anything new the job comes back as it is."""
-    if job.wish is Wish.RESTART and (job.slice is None or job.slice.phase is not SlicePhase.READY):
+    if job.wish is Wish.RESTART and (
+        job.placement is None or job.placement.phase is not PlacementPhase.READY
+    ):
         return resumed(job)
-    if job.slice is None:
+    if job.placement is None:
         return _without_slice(job, seen, now)
     if job.status.ended:
-        return _holding(job, job.slice, seen, now)
-    if job.slice.phase is SlicePhase.ASKING:
-        return _asking(job, job.slice, now)
-    if job.slice.phase is SlicePhase.READY:
-        return _on_slice(job, job.slice, seen, now, patience)
-    return _waiting(job, job.slice, seen, now, patience)
+        return _holding(job, job.placement, seen, now)
+    if job.placement.phase is PlacementPhase.ASKING:
+        return _asking(job, job.placement, now)
+    if job.placement.phase is PlacementPhase.READY:
+        return _on_slice(job, job.placement, seen, now, patience)
+    return _waiting(job, job.placement, seen, now, patience)
 
 
 # --- no slice ---------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ def _why_no_zone(job: Job, seen: Seen) -> str:
 
 def _ask(job: Job, choice: Choice, now: float) -> Decision:
     asks = job.asks + 1
-    wanted = Slice(
+    wanted = Placement(
         name=f"dl-{job.owner}-{job.id}-{asks}",
         zone=choice.zone,
         accelerator=choice.accelerator,
@@ -108,7 +110,7 @@ def _ask(job: Job, choice: Choice, now: float) -> Decision:
         attempts=attempts,
         attempt=job.attempt or Attempt(attempts, started_at=now),
         next_choice=job.choices.index(choice),
-        slice=wanted,
+        placement=wanted,
     )
     text = f"{choice.accelerator} in {choice.zone}"
     return Decision(
@@ -121,7 +123,7 @@ def _ask(job: Job, choice: Choice, now: float) -> Decision:
 # --- asked for, not there yet -----------------------------------------------------------------
 
 
-def _asking(job: Job, wanted: Slice, now: float) -> Decision:
+def _asking(job: Job, wanted: Placement, now: float) -> Decision:
     if job.wish is not Wish.RUN:
         return give_up_slice(job, wanted, now)
     if now < job.not_before:
@@ -131,53 +133,36 @@ def _asking(job: Job, wanted: Slice, now: float) -> Decision:
 
 def asked(job: Job) -> Job:
     """The cloud took the request."""
-    if job.slice is None or job.slice.phase is not SlicePhase.ASKING:
+    if job.placement is None or job.placement.phase is not PlacementPhase.ASKING:
         return job
-    return replace(job, slice=replace(job.slice, phase=SlicePhase.WAITING))
+    return replace(job, placement=replace(job.placement, phase=PlacementPhase.QUEUED))
 
 
-def refused(job: Job, code: int | None, text: str, now: float, patience: Thresholds) -> Decision:
+def refused(job: Job, refusal: Refusal, now: float, patience: Thresholds) -> Decision:
     """The cloud did not take the request."""
-    wanted = job.slice
-    if wanted is None or wanted.phase is not SlicePhase.ASKING:
+    wanted = job.placement
+    if wanted is None or wanted.phase is not PlacementPhase.ASKING:
         return Decision(job)
-    fault = classify(code, text)
-    said = explain(fault, wanted.zone, text)
-    if fault.action is Action.RETRY:
+    if action(refusal.fault) is Action.RETRY:
         # Nothing exists in the cloud, so the same request is made again under the same name.
-        return Decision(note(asks_later(job, now, patience), said))
-    return _without_it(job, wanted, fault, said, now, patience)
+        return Decision(note(asks_later(job, now, patience), refusal.said))
+    return _without_it(job, wanted, refusal, now, patience)
 
 
-def _failed_request(
-    job: Job, wanted: Slice, look: Look, lost: str, now: float, patience: Thresholds
-) -> Decision:
-    """A request that was taken came to nothing before its slice was ready."""
-    trouble = look.request.trouble if look.request else None
-    if trouble is not None:
-        fault = classify(trouble.code, trouble.message)
-        said = explain(fault, wanted.zone, trouble.message)
-    elif look.request is not None and look.request.state == "FAILED":
-        fault, said = _UNEXPLAINED, f"{wanted.zone}: the request failed and no reason was given"
-    else:
-        fault, said = _TAKEN_BACK, lost
-    return _without_it(job, wanted, fault, said, now, patience)
-
-
-_UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 _TAKEN_BACK = Fault(FaultKind.PREEMPTED, Scope.ZONE)
 
 
 def _without_it(
-    job: Job, wanted: Slice, fault: Fault, said: str, now: float, patience: Thresholds
+    job: Job, wanted: Placement, refusal: Refusal, now: float, patience: Thresholds
 ) -> Decision:
-    """What follows when this slice will not come. What is left of the request is released."""
-    match fault.action:
+    """What follows when this will not come. What is left of the request is released."""
+    said = refusal.said
+    match action(refusal.fault):
         case Action.NEXT_CHOICE:
             return _next_choice(job, wanted, said)
         case Action.RETRY:
             released = (Effect(EffectKind.RELEASE, wanted, said),)
-            later = asks_later(replace(job, slice=None), now, patience)
+            later = asks_later(replace(job, placement=None), now, patience)
             events = (Event("waiting", said),)
             return Decision(note(later, said, Status.WAITING), released, events)
         case Action.PREEMPTION:
@@ -187,34 +172,34 @@ def _without_it(
         case Action.GIVE_UP:
             ended = (Ended(attempt_of(job), Outcome.REFUSED, said),)
             released = (Effect(EffectKind.RELEASE, wanted, said),)
-            done = replace(job, slice=None)
+            done = replace(job, placement=None)
             return finish(done, Status.FAILED, said, now, effects=released, ended=ended)
 
 
-def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
+def _waiting(job: Job, wanted: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
     if job.wish is not Wish.RUN:
         return give_up_slice(job, wanted, now)
-    look = seen.look
-    if look is None:
+    sighting = seen.sighting
+    if sighting is None:
         return Decision(job)
-    lost = why_lost(look)
-    if lost is not None:
-        return _failed_request(job, wanted, look, lost, now, patience)
-    node = look.node
-    if node is not None and node.state == "READY" and len(node.endpoints) == wanted.hosts:
-        ready = replace(wanted, phase=SlicePhase.READY, ready_at=now)
-        held = replace(job, slice=ready, refusals=0)
+    listed, lost = sighting.listed, sighting.why_lost
+    if listed is None or lost is not None:
+        refusal = listed.refusal if listed else None
+        taken_back = Refusal(_TAKEN_BACK, lost or "")
+        return _without_it(job, wanted, refusal or taken_back, now, patience)
+    if listed.state is PlacementState.READY and len(listed.endpoints) == wanted.hosts:
+        ready = replace(wanted, phase=PlacementPhase.READY, ready_at=now)
+        held = replace(job, placement=ready, refusals=0)
         started = note(held, "connecting to the hosts", Status.STARTING)
         return Decision(
             started,
             effects=(Effect(EffectKind.DRIVE, ready),),
             events=(Event("slice", _size_and_place(ready)),),
         )
-    state = look.request.state if look.request else "ACTIVE"
-    if state in {"PROVISIONING", "ACTIVE"} or node is not None:
-        booting = replace(wanted, phase=SlicePhase.BOOTING)
+    if listed.state is not PlacementState.QUEUED:
+        booting = replace(wanted, phase=PlacementPhase.BOOTING)
         return Decision(
-            note(replace(job, slice=booting), f"slice boots in {wanted.zone}", Status.STARTING)
+            note(replace(job, placement=booting), f"slice boots in {wanted.zone}", Status.STARTING)
         )
     waited = now - wanted.asked_at
     here = Choice(wanted.accelerator, wanted.zone)
@@ -226,10 +211,10 @@ def _waiting(job: Job, wanted: Slice, seen: Seen, now: float, patience: Threshol
     return Decision(note(job, f"{position}{why} for {in_minutes(waited)}", Status.WAITING))
 
 
-def _next_choice(job: Job, wanted: Slice, why: str) -> Decision:
+def _next_choice(job: Job, wanted: Placement, why: str) -> Decision:
     """Try elsewhere, or for another kind of slice: the attempt goes on with that."""
     following = (job.next_choice + 1) % len(job.choices)
-    moved = replace(job, slice=None, next_choice=following)
+    moved = replace(job, placement=None, next_choice=following)
     return Decision(
         note(moved, why, Status.WAITING),
         effects=(
@@ -243,13 +228,12 @@ def _next_choice(job: Job, wanted: Slice, why: str) -> Decision:
 # --- on a slice -------------------------------------------------------------------------------
 
 
-def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    look = seen.look
-    lost = why_lost(look) if look else None
+def _on_slice(job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
+    lost = seen.sighting.why_lost if seen.sighting else None
     if lost is not None:
         if job.wish in {Wish.CANCEL, Wish.DELETE}:
             return give_up_slice(job, held, now)
-        return taken(job, held, lost, now, seen.course)
+        return taken(job, held, lost, now, seen.steps)
     if job.wish is not Wish.RUN:
         return _stop_for_user(job, held, seen, now)
     if job.attempt is None:
@@ -262,7 +246,7 @@ def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Threshold
     if all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports):
         ended = (Ended(job.attempt, Outcome.SUCCEEDED, ""),)
         released = (Effect(EffectKind.RELEASE, held, "the job is done"),)
-        done = replace(job, slice=None, cause=None)
+        done = replace(job, placement=None, cause=None)
         return finish(done, Status.SUCCEEDED, "", now, effects=released, ended=ended)
     quiet = silent(job, held, seen, now, patience)
     if quiet is not None:
@@ -273,7 +257,7 @@ def _on_slice(job: Job, held: Slice, seen: Seen, now: float, patience: Threshold
     return _progress(job, held, seen, now, patience)
 
 
-def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
+def _progress(job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
     attempt, reports = attempt_of(job), seen.hosts
     drive = (Effect(EffectKind.DRIVE, held),)
     if attempt.sent_at is None and all(_has_code(r) for r in reports):
@@ -284,7 +268,7 @@ def _progress(job: Job, held: Slice, seen: Seen, now: float, patience: Threshold
             hanging = stuck(job, held, seen, now, patience)
             if hanging is not None:
                 return hanging
-            first = seen.course is not None and not job.has_stepped
+            first = seen.steps is not None and not job.has_stepped
             known = replace(job, has_stepped=True) if first else job
             going = next((r for r in reports if r.going_down), None)
             told = f"host {going.index} is going down: {going.going_down}" if going else ""
@@ -307,7 +291,7 @@ def _has_code(report: HostReport) -> bool:
 _ORDER = {phase: place for place, phase in enumerate(HostPhase)}
 
 
-def _start_again(job: Job, held: Slice, now: float) -> Decision:
+def _start_again(job: Job, held: Placement, now: float) -> Decision:
     """A new attempt on the slice the job still holds."""
     if now < job.not_before:
         return Decision(job)
@@ -320,7 +304,7 @@ def _start_again(job: Job, held: Slice, now: float) -> Decision:
     )
 
 
-def _stop_for_user(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
+def _stop_for_user(job: Job, held: Placement, seen: Seen, now: float) -> Decision:
     if job.attempt is not None and not seen.stopped:
         stopping = replace(job, attempt=replace(job.attempt, stopping=True))
         return Decision(note(stopping, "stopping"), effects=(Effect(EffectKind.STOP, held),))
@@ -335,12 +319,12 @@ def _stop_for_user(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
     return finish(keeping, Status.CANCELLED, kept, now, ended=cut_short(job))
 
 
-def _holding(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
+def _holding(job: Job, held: Placement, seen: Seen, now: float) -> Decision:
     """The job has ended and its slice was kept for a resume."""
     if job.kept_until is None:
         # Kept by an earlier version, which knew no end.
         job = replace(job, kept_until=now + job.keep)
-    lost = why_lost(seen.look) if seen.look else None
+    lost = seen.sighting.why_lost if seen.sighting else None
     if lost is None and job.wish is Wish.CANCEL and now < (job.kept_until or 0.0):
         return Decision(job)
     why, reason = "no longer wanted", ""
@@ -349,7 +333,7 @@ def _holding(job: Job, held: Slice, seen: Seen, now: float) -> Decision:
     elif job.wish is Wish.CANCEL:
         why = reason = f"not resumed within {in_minutes(job.keep)}"
     return Decision(
-        replace(job, slice=None, reason=reason, kept_until=None),
+        replace(job, placement=None, reason=reason, kept_until=None),
         effects=(Effect(EffectKind.RELEASE, held, why),),
         events=(Event("released", f"slice in {held.zone}: {why}"),),
     )
@@ -382,19 +366,19 @@ def resumed(job: Job) -> Decision:
 
     A slice that the job file no longer asks for is released.
     """
-    held, again = job.slice, resume(job)
+    held, again = job.placement, resume(job)
     if held is None or not fits(job):
         effects = () if held is None else (Effect(EffectKind.RELEASE, held, "another is wanted"),)
         event = Event("resumed", "on a new slice")
-        return Decision(replace(again, slice=None), effects, (event,), cut_short(job))
-    kept = "kept" if held.phase is SlicePhase.READY else "asked for"
+        return Decision(replace(again, placement=None), effects, (event,), cut_short(job))
+    kept = "kept" if held.phase is PlacementPhase.READY else "asked for"
     event = Event("resumed", f"on the slice {kept} in {held.zone}")
     return Decision(again, events=(event,), ended=cut_short(job))
 
 
 def fits(job: Job) -> bool:
     """Whether the slice a job holds is one that it asks for."""
-    held = job.slice
+    held = job.placement
     return held is not None and Choice(held.accelerator, held.zone) in job.choices
 
 
@@ -403,7 +387,7 @@ def drawn_back(job: Job, now: float) -> Job:
 
     Where the wall clock was set back between two servers, a rest of seconds would last hours.
     """
-    held, attempt = job.slice, job.attempt
+    held, attempt = job.placement, job.attempt
     moments = [job.not_before, job.kept_until]
     if held is not None:
         moments += [held.asked_at, held.ready_at]
@@ -423,7 +407,7 @@ def drawn_back(job: Job, now: float) -> Job:
         )
     return replace(
         job,
-        slice=held,
+        placement=held,
         attempt=attempt,
         not_before=min(job.not_before, now + RETRY_LIMIT),
         kept_until=_past(job.kept_until, now + job.keep),
@@ -437,6 +421,6 @@ def _past(moment: float | None, now: float) -> float | None:
 # --- small parts --------------------------------------------------------------------------------
 
 
-def _size_and_place(held: Slice) -> str:
+def _size_and_place(held: Placement) -> str:
     hosts = "1 host" if held.hosts == 1 else f"{held.hosts} hosts"
     return f"{hosts}, {slice_of(held.accelerator).chips} chips in {held.zone}"

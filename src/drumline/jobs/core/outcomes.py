@@ -1,11 +1,10 @@
 """How an attempt ends, and with it sometimes the job: what is counted, kept and released. Pure.
 
-`lifecycle` and `troubles` find out what happened; here stands what follows from it.
+`lifecycle` and `diagnosis` find out what happened; here stands what follows from it.
 """
 
 from dataclasses import replace
 
-from drumline.jobs.core.progress import Course
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
@@ -16,11 +15,12 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Outcome,
+    Placement,
     Seen,
-    Slice,
     Status,
     Thresholds,
 )
+from drumline.jobs.core.steps import Steps
 
 DEPARTURES = {
     "go on later": "the program saved its work and left",
@@ -33,7 +33,7 @@ RETRY_LIMIT = 120.0
 should not wait long for that to be noticed."""
 
 
-def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Thresholds) -> Decision:
+def after_stop(job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
     """The program has been ended everywhere, for the cause noted: start it again, or give up."""
     if not seen.stopped:
         return Decision(job, effects=(Effect(EffectKind.STOP, held),))
@@ -46,7 +46,7 @@ def after_stop(job: Job, held: Slice, seen: Seen, now: float, patience: Threshol
 def _left(job: Job, how: str, now: float, patience: Thresholds) -> Decision:
     """The program went of itself. That is no failure, but one that goes at once is slowed down.
 
-    On a slice that is being taken this is never reached: `troubles` waits for the host to go.
+    On a slice that is being taken this is never reached: `diagnosis` waits for the host to go.
     """
     attempt = attempt_of(job)
     began = attempt.started_at if attempt.running_at is None else attempt.running_at
@@ -65,7 +65,7 @@ def _left(job: Job, how: str, now: float, patience: Thresholds) -> Decision:
     )
 
 
-def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Thresholds) -> Decision:
+def _failed(job: Job, held: Placement, cause: Cause, now: float, patience: Thresholds) -> Decision:
     where = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
     outcome = Outcome.PROGRAM_FAILED
     if cause.kind == "set-up failed":
@@ -79,7 +79,7 @@ def _failed(job: Job, held: Slice, cause: Cause, now: float, patience: Threshold
         times = "1 failure" if failures == 1 else f"{failures} failures"
         whose = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
         return finish(
-            replace(counted, slice=None),
+            replace(counted, placement=None),
             Status.FAILED,
             f"{times}{'' if failures == 1 else ', the last'} of the {whose}; {where}",
             now,
@@ -104,12 +104,12 @@ def asks_later(job: Job, now: float, patience: Thresholds) -> Job:
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
-def bad_host(job: Job, held: Slice, cause: Cause, now: float) -> Decision:
+def bad_host(job: Job, held: Placement, cause: Cause, now: float) -> Decision:
     """A host cannot be worked with: the slice is given back and another asked for."""
     bad_hosts = job.bad_hosts + 1
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (Ended(attempt_of(job), Outcome.BAD_HOST, text, cause),)
-    counted = replace(job, bad_hosts=bad_hosts, attempt=None, slice=None, cause=cause)
+    counted = replace(job, bad_hosts=bad_hosts, attempt=None, placement=None, cause=cause)
     released = (Effect(EffectKind.RELEASE, held, text),)
     events = (Event("badhost", text),)
     if job.allowance.bad_hosts is not None and bad_hosts > job.allowance.bad_hosts:
@@ -119,13 +119,13 @@ def bad_host(job: Job, held: Slice, cause: Cause, now: float) -> Decision:
     return Decision(recovering, released, events, ended)
 
 
-def taken(job: Job, held: Slice, why: str, now: float, course: Course | None = None) -> Decision:
+def taken(job: Job, held: Placement, why: str, now: float, steps: Steps | None = None) -> Decision:
     """The slice is gone, by no fault of the program. Released, always, and asked for again."""
     preemptions = job.preemptions + 1
     ended = (Ended(attempt_of(job), Outcome.PREEMPTED, why),) if job.attempt else ()
-    counted = replace(job, preemptions=preemptions, attempt=None, slice=None, cause=None)
+    counted = replace(job, preemptions=preemptions, attempt=None, placement=None, cause=None)
     released = (Effect(EffectKind.RELEASE, held, why),)
-    at = f"in {held.zone}: {why}" if course is None else _place(course)
+    at = f"in {held.zone}: {why}" if steps is None else _place(steps)
     events = (Event("preempted", f"slice taken by the cloud {at}"),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
         said = f"slice taken {preemptions} times"
@@ -135,18 +135,18 @@ def taken(job: Job, held: Slice, why: str, now: float, course: Course | None = N
     )
 
 
-def _place(course: Course) -> str:
+def _place(steps: Steps) -> str:
     """`at step 151 (checkpoint: step 150)`."""
-    saved = "" if course.checkpoint is None else f" (checkpoint: step {course.checkpoint:,.0f})"
-    if not saved and course.tells_checkpoints:
+    saved = "" if steps.checkpoint is None else f" (checkpoint: step {steps.checkpoint:,.0f})"
+    if not saved and steps.tells_checkpoints:
         saved = " (no checkpoint yet)"
-    return f"at step {course.step:,.0f}{saved}"
+    return f"at step {steps.step:,.0f}{saved}"
 
 
-def give_up_slice(job: Job, wanted: Slice, now: float) -> Decision:
+def give_up_slice(job: Job, wanted: Placement, now: float) -> Decision:
     """The user no longer wants a slice."""
     released = (Effect(EffectKind.RELEASE, wanted, "no longer wanted"),)
-    gone = replace(job, slice=None)
+    gone = replace(job, placement=None)
     return finish(gone, Status.CANCELLED, "cancelled", now, effects=released, ended=cut_short(job))
 
 

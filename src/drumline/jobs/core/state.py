@@ -6,9 +6,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from drumline.chips import slice_of
-from drumline.cloud.protocol import Node, Request
-from drumline.hosts.values import HostReport
-from drumline.jobs.core.progress import Course
+from drumline.jobs.core.steps import Steps
+from drumline.observed.hosts import HostReport
+from drumline.observed.placements import ListedPlacement, PlacementState
 
 
 class Choice(NamedTuple):
@@ -66,11 +66,12 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
-class SlicePhase(StrEnum):
-    """How far a slice of ours has come."""
+class PlacementPhase(StrEnum):
+    """How far a placement of ours has come."""
 
     ASKING = "asking"
-    WAITING = "waiting"
+    """The cloud has not taken the request yet."""
+    QUEUED = "queued"
     BOOTING = "booting"
     READY = "ready"
 
@@ -85,16 +86,19 @@ class Allowance:
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The slice a job asked for or holds."""
+class Placement:
+    """What a job asked for and holds: one or more slices of a kind, in one zone."""
 
     name: str
     zone: str
     accelerator: str
+    """Of each slice."""
     hosts: int
+    """Of all slices together."""
     asked_at: float
-    phase: SlicePhase = SlicePhase.ASKING
+    phase: PlacementPhase = PlacementPhase.ASKING
     ready_at: float | None = None
+    slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -164,19 +168,26 @@ class Job:
     has_stepped: bool = False
     """Whether any attempt has told a step: only then can the lack of one mean something."""
     attempt: Attempt | None = None
-    slice: Slice | None = None
+    placement: Placement | None = None
     cause: Cause | None = None
     ended_at: float | None = None
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the newest successful look at a zone says of a slice."""
+class Sighting:
+    """What the newest successful poll of a zone says of a placement."""
 
     at: float
-    """When the look began."""
-    request: Request | None
-    node: Node | None
+    """When the poll began."""
+    listed: ListedPlacement | None
+    """None where the cloud has nothing under that name any more."""
+
+    @property
+    def why_lost(self) -> str | None:
+        """Why the cloud has taken it, None while it has not."""
+        if self.listed is None:
+            return "gone from the cloud"
+        return self.listed.why_lost if self.listed.state is PlacementState.LOST else None
 
 
 @dataclass(frozen=True)
@@ -191,8 +202,8 @@ class Zone:
 class Seen:
     """Everything observed that bears on one job."""
 
-    look: Look | None = None
-    """None until a look that began after the slice was asked for."""
+    sighting: Sighting | None = None
+    """None until a poll that began after the placement was asked for."""
     hosts: tuple[HostReport, ...] = ()
     listening_since: float | None = None
     """When we began to listen to the hosts: before that, silence means nothing."""
@@ -201,7 +212,7 @@ class Seen:
     """A slice of this job that is being released may still be running the program."""
     stopped: bool = False
     """The program has been ended on every host that could be reached."""
-    course: Course | None = None
+    steps: Steps | None = None
     """What the attempt under way has told of its steps."""
 
 
@@ -236,16 +247,16 @@ class EffectKind(StrEnum):
     DRIVE = "drive"
     STOP = "stop"
     RELEASE = "release"
-    LOOK = "look"
+    POLL = "poll"
     SHORT = "short"
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One thing to do, about one slice. SHORT marks its zone as out of capacity."""
+    """One thing to do, about one placement. SHORT marks its zone as out of capacity."""
 
     kind: EffectKind
-    slice: Slice
+    placement: Placement
     why: str = ""
 
 

@@ -293,8 +293,8 @@ def _hosts(job: Job, attempt: int, folder: Path) -> int:
     While the slice is there it says so itself, since a host may not have written yet.
     """
     under_way = attempt == job.attempts and job.attempt is not None
-    if under_way and job.slice is not None:
-        return job.slice.hosts
+    if under_way and job.placement is not None:
+        return job.placement.hosts
     written = len(_files(folder, "all"))
     most = max(choice.hosts for choice in job.choices)
     gone = attempt < job.attempts or job.status.ended

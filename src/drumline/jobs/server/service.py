@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from drumline.hosts.messages import working_copy
-from drumline.hosts.values import HostPhase
 from drumline.jobs.controller.program import checkpoint_of
 from drumline.jobs.controller.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
@@ -26,6 +25,7 @@ from drumline.jobs.server.lost import LostSlices
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record, SetAside, Unreadable
 from drumline.jobs.store.search import Search
+from drumline.observed.hosts import HostPhase
 
 __all__ = ["JobService", "Mistake"]
 
@@ -326,7 +326,7 @@ class JobService:
     def _may_change_now(
         self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
     ) -> None:
-        if job.slice is not None and before["capacity"] != after["capacity"]:
+        if job.placement is not None and before["capacity"] != after["capacity"]:
             raise Mistake(
                 f"capacity: {job.id} holds a slice of {before['capacity']} capacity;"
                 f" drumline delete {job.id} releases it, then resume",
@@ -372,8 +372,8 @@ class JobService:
     def hosts(self, job_id: str) -> list[dict[str, Any]]:
         """Where the hosts of a job are, and how to log in."""
         record = self.record(job_id)
-        node = self.supervisor.node(record.job)
-        if node is None or record.job.slice is None:
+        listed = self.supervisor.listed(record.job)
+        if listed is None or not listed.slices or record.job.placement is None:
             raise Mistake(f"{record.job.id} is {record.job.status}: it holds no slice", 409)
         sha = (record.spec.get("archive") or {}).get("sha")
         return [
@@ -384,10 +384,10 @@ class JobService:
                 "ssh_port": end.ssh_port,
                 "user": "drumline",
                 "key": str(self.folders.key),
-                "known_hosts": str(self.folders.known_hosts(record.job.slice.name)),
+                "known_hosts": str(self.folders.known_hosts(record.job.placement.name)),
                 "folder": f".drumline/{working_copy(record.job.id, sha)}",
             }
-            for index, end in enumerate(node.endpoints)
+            for index, end in enumerate(listed.endpoints)
         ]
 
 

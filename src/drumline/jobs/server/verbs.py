@@ -20,8 +20,8 @@ from drumline.jobs.core.state import (
     Decision,
     Event,
     Job,
-    Slice,
-    SlicePhase,
+    Placement,
+    PlacementPhase,
     Status,
     Wish,
 )
@@ -92,12 +92,12 @@ def cancel(record: Record) -> VerbResult:
     if job.wish is Wish.DELETE:
         return VerbResult(f"{job.id} is being deleted already; its slice is not kept")
     decision = Decision(replace(job, wish=Wish.CANCEL), events=(Event("note", "cancel asked for"),))
-    if job.slice is None or job.slice.ready_at is None:
+    if job.placement is None or job.placement.ready_at is None:
         return VerbResult(f"{job.id} is cancelled; it held no slice", decision)
-    chips = slice_of(job.slice.accelerator).chips
-    rate = per_hour(job.slice.accelerator, job.slice.zone, record.spec)
+    chips = slice_of(job.placement.accelerator).chips
+    rate = per_hour(job.placement.accelerator, job.placement.zone, record.spec)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
-    of_it = f"its slice ({chips} chips in {job.slice.zone})"
+    of_it = f"its slice ({chips} chips in {job.placement.zone})"
     becomes = f"{of_it} is released"
     if job.keep > 0:
         becomes = (
@@ -114,11 +114,11 @@ def delete(record: Record) -> VerbResult:
     if job.wish is not Wish.DELETE:
         event = Event("note", "delete asked for")
         decision = Decision(replace(job, wish=Wish.DELETE), events=(event,))
-    if job.slice is None:
+    if job.placement is None:
         return VerbResult(f"{job.id} holds no slice", decision)
-    chips = slice_of(job.slice.accelerator).chips
+    chips = slice_of(job.placement.accelerator).chips
     return VerbResult(
-        f"{job.id} ends; {chips} chips in {job.slice.zone} are being released", decision
+        f"{job.id} ends; {chips} chips in {job.placement.zone} are being released", decision
     )
 
 
@@ -155,8 +155,8 @@ def resume(
     job = settings.applied(job)
     keys = ", ".join(line.partition(":")[0] for line in changed)
     notes = (Event("note", f"changed in the job file: {keys}"),) if keys else ()
-    stopping = not job.status.ended and job.slice is not None
-    if stopping and job.slice and job.slice.phase is SlicePhase.READY:
+    stopping = not job.status.ended and job.placement is not None
+    if stopping and job.placement and job.placement.phase is PlacementPhase.READY:
         where = _where(job)
         event = Event("note", "resume asked for; it goes on once its program has stopped")
         later = Decision(replace(job, wish=Wish.RESTART), events=(*notes, event))
@@ -170,24 +170,29 @@ def resume(
 
 
 def _where(job: Job) -> str:
-    if job.slice is None:
+    if job.placement is None:
         return "on a new slice"
     if not lifecycle.fits(job):
-        return f"on a new slice (that in {job.slice.zone} is not what the job file asks for)"
-    kept = "kept" if job.slice.phase is SlicePhase.READY else "asked for"
-    return f"on the slice {kept} in {job.slice.zone}"
+        return f"on a new slice (that in {job.placement.zone} is not what the job file asks for)"
+    kept = "kept" if job.placement.phase is PlacementPhase.READY else "asked for"
+    return f"on the slice {kept} in {job.placement.zone}"
 
 
 def adopted(settings: JobTerms, stray: Stray, owner: str, now: float) -> Job:
     """A job that holds a slice of a database that was lost, as one that was cancelled does."""
-    held = Slice(
+    held = Placement(
         stray.name, stray.zone, stray.accelerator, stray.hosts,
-        asked_at=now, phase=SlicePhase.READY, ready_at=now,
+        asked_at=now, phase=PlacementPhase.READY, ready_at=now,
     )  # fmt: skip
     begun = settings.applied(Job(id="", owner=owner, choices=settings.choices, created_at=now))
     reason = f"slice {stray.accelerator} in {stray.zone} adopted, kept for a resume"
     return replace(
-        begun, wish=Wish.CANCEL, status=Status.CANCELLED, reason=reason, slice=held, ended_at=now
+        begun,
+        wish=Wish.CANCEL,
+        status=Status.CANCELLED,
+        reason=reason,
+        placement=held,
+        ended_at=now,
     )
 
 
@@ -195,4 +200,4 @@ def removable(job: Job) -> bool:
     """Whether a job that `clean` asked to delete has let go of everything."""
     if job.wish is not Wish.DELETE:
         raise Mistake(f"{job.id} was resumed meanwhile; nothing was removed", 409)
-    return job.status.ended and job.slice is None
+    return job.status.ended and job.placement is None

@@ -10,8 +10,8 @@ from drumline.chips import slice_of
 from drumline.jobs.billing.costs import cost, cost_lost, per_hour
 from drumline.jobs.controller.program import checkpoint_of
 from drumline.jobs.core.outcomes import in_minutes
-from drumline.jobs.core.progress import steps_again
 from drumline.jobs.core.state import Choice, Job
+from drumline.jobs.core.steps import steps_again
 from drumline.jobs.store.records import Record, SetAside
 from drumline.jobs.store.search import UNREADABLE
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """One line of `drumline list`."""
     job = record.job
-    held = job.slice if job.slice and job.slice.ready_at is not None else None
-    node = supervisor.node(job) if held else None
+    held = job.placement if job.placement and job.placement.ready_at is not None else None
+    listed = supervisor.listed(job) if held else None
     rate = per_hour(held.accelerator, held.zone, record.spec) if held else None
     return {
         "id": job.id,
         "user": record.user,
         "name": record.name,
-        "accelerator": job.slice.accelerator if job.slice else job.choices[0].accelerator,
-        "zone": job.slice.zone if job.slice else None,
-        "host0_ip": node.endpoints[0].ssh_ip if node and node.endpoints else None,
+        "accelerator": job.placement.accelerator if job.placement else job.choices[0].accelerator,
+        "zone": job.placement.zone if job.placement else None,
+        "host0_ip": listed.endpoints[0].ssh_ip if listed and listed.endpoints else None,
         "status": job.status.value,
         "reason": _reason(supervisor, job, record.spec),
         "progress": supervisor.heartbeats.progress(job.id),
@@ -62,8 +62,8 @@ def unreadable(aside: SetAside) -> dict[str, Any]:
 def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
     """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
     trouble = supervisor.actions.unwritable
-    if job.slice and not trouble:
-        trouble = supervisor.polls.trouble.get(job.slice.zone, "")
+    if job.placement and not trouble:
+        trouble = supervisor.polls.trouble.get(job.placement.zone, "")
     trouble = trouble or supervisor.actions.trouble(job.id)
     unreleased = supervisor.releases.trouble_of(job.id)
     if job.status.ended and unreleased:
@@ -72,8 +72,8 @@ def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
         seen = job.reason not in {"", trouble}
         return f"{trouble}; last seen: {job.reason}" if seen else trouble
     left = supervisor.kept_for(job)
-    if left is not None and job.slice is not None:
-        rate = per_hour(job.slice.accelerator, job.slice.zone, spec)
+    if left is not None and job.placement is not None:
+        rate = per_hour(job.placement.accelerator, job.placement.zone, spec)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
         return f"{job.reason}, {in_minutes(left)} left{cost}"
     return job.reason or supervisor.heartbeats.trouble.get(job.id, "")
@@ -90,7 +90,7 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             {key: attempt[key] for key in told} for attempt in supervisor.store.attempts(job_id)
         ],
         "points": [asdict(point) for point in points],
-        "steps_again": steps_again(supervisor.store.told.courses(job_id).values()),
+        "steps_again": steps_again(supervisor.store.told.steps_by_attempt(job_id).values()),
     }
 
 
@@ -98,14 +98,14 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Everything `drumline show` tells."""
     job, store = record.job, supervisor.store
     attempts = store.attempts(job.id)
-    courses = store.told.courses(job.id)
+    steps = store.told.steps_by_attempt(job.id)
     if job.attempt is not None and attempts:
-        live = supervisor.heartbeats.course(job.id, job.attempt.number)
+        live = supervisor.heartbeats.steps(job.id, job.attempt.number)
         if live is not None:
-            courses[job.attempt.number] = live
+            steps[job.attempt.number] = live
             attempts[-1]["course"] = asdict(live)
-        node = supervisor.node(job)
-        ends = node.endpoints if node else ()
+        listed = supervisor.listed(job)
+        ends = listed.endpoints if listed else ()
         attempts[-1]["hosts"] = [
             {
                 "index": r.index,
@@ -118,7 +118,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             }
             for r in supervisor.sessions.reports(job)
         ]
-    held, slices = job.slice, store.slices(job.id)
+    held, slices = job.placement, store.slices(job.id)
     return summary(supervisor, record) | {
         "spec": {k: v for k, v in record.spec.items() if k not in {"archive", "origin"}},
         "code": record.spec.get("archive"),
@@ -139,9 +139,9 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         }
         if held
         else None,
-        "steps_again": steps_again(courses.values()),
+        "steps_again": steps_again(steps.values()),
         "cost": cost(slices, record.spec, time.time()),
-        "cost_lost": cost_lost(attempts, courses, slices, record.spec),
+        "cost_lost": cost_lost(attempts, steps, slices, record.spec),
     }
 
 

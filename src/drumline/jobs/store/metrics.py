@@ -1,4 +1,4 @@
-"""What programs told of their steps, on disk: the newest report, each attempt's course, points."""
+"""What programs told of their steps, on disk: the newest report, each attempt's steps, points."""
 
 import json
 import sqlite3
@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from drumline.jobs.core.progress import Course
+from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.schema import transaction
 
-_COURSE = TypeAdapter(Course)
+_STEPS = TypeAdapter(Steps)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Told:
         self,
         job_id: str,
         progress: Mapping[str, object] | None,
-        courses: Mapping[int, Course],
+        steps: Mapping[int, Steps],
         points: Iterable[Point],
     ) -> None:
         """Keep what a program told: its newest report, how attempts have gone, and the history."""
@@ -47,8 +47,8 @@ class Told:
             self._db.executemany(
                 "UPDATE attempts SET course = ? WHERE job = ? AND number = ?",
                 [
-                    (_COURSE.dump_json(course).decode(), job_id, number)
-                    for number, course in courses.items()
+                    (_STEPS.dump_json(told).decode(), job_id, number)
+                    for number, told in steps.items()
                 ],
             )
             self._db.executemany(
@@ -56,19 +56,19 @@ class Told:
                 [(job_id, p.attempt, p.time, p.step, json.dumps(dict(p.metrics))) for p in points],
             )
 
-    def course(self, job_id: str, attempt: int) -> Course | None:
+    def steps(self, job_id: str, attempt: int) -> Steps | None:
         """How an attempt has gone, if it told anything."""
         row = self._db.execute(
             "SELECT course FROM attempts WHERE job = ? AND number = ?", (job_id, attempt)
         ).fetchone()
-        return _course(row) if row else None
+        return _steps(row) if row else None
 
-    def courses(self, job_id: str) -> dict[int, Course]:
+    def steps_by_attempt(self, job_id: str) -> dict[int, Steps]:
         """How the attempts of a job have gone: those that told anything."""
         rows = self._db.execute(
             "SELECT number, course FROM attempts WHERE job = ? ORDER BY number", (job_id,)
         )
-        return {row["number"]: found for row in rows if (found := _course(row))}
+        return {row["number"]: found for row in rows if (found := _steps(row))}
 
     def points(self, job_id: str) -> list[Point]:
         """The history of what a job told."""
@@ -89,8 +89,8 @@ class Told:
         return dict(json.loads(row["progress"])) if row and row["progress"] else None
 
 
-def _course(row: sqlite3.Row) -> Course | None:
-    return _COURSE.validate_json(row["course"]) if row["course"] else None
+def _steps(row: sqlite3.Row) -> Steps | None:
+    return _STEPS.validate_json(row["course"]) if row["course"] else None
 
 
 def _point(row: sqlite3.Row) -> Point:

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from drumline.hosts.values import HostReport
-from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Slice
+from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Placement
 from drumline.jobs.store.metrics import Told
 from drumline.jobs.store.schema import transaction, upgrade
 from drumline.jobs.store.search import MOST_ENDED, Search, where
+from drumline.observed.hosts import HostReport
 
 _JOB = TypeAdapter(Job)
 
@@ -216,14 +216,14 @@ class Store:
                 )  # fmt: skip
             if job.attempt is not None:
                 self._write_attempt(job, job.attempt, now)
-            if job.slice is not None:
-                self._write_slice(job.id, job.slice, now)
+            if job.placement is not None:
+                self._write_slice(job.id, job.placement, now)
             for effect in decision.effects:
                 if effect.kind is EffectKind.RELEASE:
-                    self._write_slice(job.id, effect.slice, now)
+                    self._write_slice(job.id, effect.placement, now)
                     self._db.execute(
                         "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
-                        (now, effect.slice.name),
+                        (now, effect.placement.name),
                     )
 
     def note(self, job_id: str, event: Event, now: float) -> None:
@@ -346,7 +346,7 @@ class Store:
             " ended = CASE WHEN ? THEN coalesce(ended, ?) END WHERE number = ?",
             (
                 _JOB.dump_json(job).decode(), job.status.value,
-                not ended or job.slice is not None, ended, now, int(job.id),
+                not ended or job.placement is not None, ended, now, int(job.id),
             ),
         )  # fmt: skip
 
@@ -360,8 +360,8 @@ class Store:
     # rows are for showing: they take the wall time at which something was written down first.
 
     def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
-        zone = job.slice.zone if job.slice else None
-        accelerator = job.slice.accelerator if job.slice else None
+        zone = job.placement.zone if job.placement else None
+        accelerator = job.placement.accelerator if job.placement else None
         running = None if attempt.running_at is None else now
         self._db.execute(
             "INSERT INTO attempts (job, number, zone, accelerator, started, running)"
@@ -372,7 +372,7 @@ class Store:
             (job.id, attempt.number, zone, accelerator, now, running),
         )
 
-    def _write_slice(self, job_id: str, held: Slice, now: float) -> None:
+    def _write_slice(self, job_id: str, held: Placement, now: float) -> None:
         ready = None if held.ready_at is None else now
         self._db.execute(
             "INSERT INTO slices (name, job, zone, accelerator, asked, ready)"

@@ -112,4 +112,21 @@ def _what_is_searched_for(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX slices_of_zone ON slices (zone)")
 
 
-_STEPS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _what_is_searched_for)
+def _placements(db: sqlite3.Connection) -> None:
+    """What a job holds is called its placement, and one that waits is queued."""
+    db.execute(
+        "UPDATE jobs SET state = json_remove("
+        "json_set(state, '$.placement', json_extract(state, '$.slice')), '$.slice')"
+        " WHERE json_valid(state) AND json_type(state) = 'object'"
+    )
+    db.execute(
+        "UPDATE jobs SET state = json_set(state, '$.placement.phase', 'queued')"
+        " WHERE json_valid(state) AND state ->> '$.placement.phase' = 'waiting'"
+    )
+
+
+_STEPS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    _first,
+    _what_is_searched_for,
+    _placements,
+)

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from drumline.jobs.billing.costs import cost_lost, per_hour
-from drumline.jobs.core.progress import Course, advance, steps_again
+from drumline.jobs.core.steps import Steps, advance, steps_again
 from drumline.jobs.store.records import SliceRow
 
 ZONE = "us-central2-b"
 HOUR = 3600.0
 
 
-def course(*beats: tuple[float, dict[str, object]]) -> Course:
-    found: Course | None = None
+def course(*beats: tuple[float, dict[str, object]]) -> Steps:
+    found: Steps | None = None
     for at, told in beats:
         found = advance(found, told, at)
     assert found is not None
@@ -44,16 +44,16 @@ def test_the_checkpoint_it_began_with_is_none_of_its_own() -> None:
 @pytest.mark.parametrize("step", [None, "five", float("nan"), True, [1], "12"])
 def test_what_is_no_step_changes_nothing(step: object) -> None:
     assert advance(None, {"step": step}, 1.0) is None
-    known = Course(7, 1.0)
+    known = Steps(7, 1.0)
     assert advance(known, {"step": step, "loss": 3}, 2.0) == known
 
 
 def test_steps_run_again_are_those_between_a_checkpoint_and_the_step_that_was_reached() -> None:
     courses = [
-        Course(151, 1.0, resumed=0),
+        Steps(151, 1.0, resumed=0),
         None,  # it never came to a step
-        Course(233, 2.0, resumed=150),
-        Course(300, 3.0, resumed=230),
+        Steps(233, 2.0, resumed=150),
+        Steps(300, 3.0, resumed=230),
     ]
     assert steps_again(courses) == 1 + 3
     assert steps_again(courses[:1]) == 0
@@ -61,11 +61,11 @@ def test_steps_run_again_are_those_between_a_checkpoint_and_the_step_that_was_re
 
 
 def test_saved_on_notice_means_no_step_again() -> None:
-    assert steps_again([Course(151, 1.0, resumed=0), Course(300, 2.0, resumed=152)]) == 0
+    assert steps_again([Steps(151, 1.0, resumed=0), Steps(300, 2.0, resumed=152)]) == 0
 
 
 def test_who_does_not_tell_where_it_began_leaves_it_unknown() -> None:
-    assert steps_again([Course(151, 1.0), Course(300, 2.0)]) is None
+    assert steps_again([Steps(151, 1.0), Steps(300, 2.0)]) is None
 
 
 # Cost
@@ -89,7 +89,7 @@ TELLS = {"tells_checkpoints": True}
 
 
 def lost_hours(
-    attempts: list[dict[str, Any]], courses: dict[int, Course], *slices: SliceRow, **spec: object
+    attempts: list[dict[str, Any]], courses: dict[int, Steps], *slices: SliceRow, **spec: object
 ) -> float | None:
     found = cost_lost(attempts, courses, slices, SPEC | spec)
     return None if found is None else round(found / RATE, 3)
@@ -97,31 +97,31 @@ def lost_hours(
 
 def test_lost_is_the_time_from_the_last_checkpoint_to_the_preemption() -> None:
     attempts = [attempt(1, 0, 5, "preempted"), attempt(2, 6, 8, "succeeded")]
-    courses = {1: Course(151, 5 * HOUR, checkpoint=150, saved_at=4.5 * HOUR, **TELLS)}
+    courses = {1: Steps(151, 5 * HOUR, checkpoint=150, saved_at=4.5 * HOUR, **TELLS)}
     assert lost_hours(attempts, courses, held(0, 5), held(6, 8)) == 0.5
 
 
 def test_an_attempt_that_saved_nothing_is_lost_whole() -> None:
     attempts = [attempt(1, 0, 5, "program failed"), attempt(2, 5, 7, "stuck")]
-    courses = {1: Course(151, 5 * HOUR, **TELLS), 2: Course(9, 6 * HOUR, **TELLS)}
+    courses = {1: Steps(151, 5 * HOUR, **TELLS), 2: Steps(9, 6 * HOUR, **TELLS)}
     assert lost_hours(attempts, courses, held(0)) == 7
 
 
 def test_waiting_for_a_slice_costs_nothing_and_is_not_lost() -> None:
     attempts = [attempt(1, 0, 5, "preempted")]
-    courses = {1: Course(1, 5 * HOUR, **TELLS)}
+    courses = {1: Steps(1, 5 * HOUR, **TELLS)}
     assert lost_hours(attempts, courses, held(4, 5)) == 1
     assert lost_hours(attempts, courses) == 0
 
 
 def test_nothing_is_lost_while_it_runs_nor_by_one_that_saved_and_left() -> None:
     attempts = [attempt(1, 0, 5, "left"), attempt(2, 5, None, None)]
-    assert lost_hours(attempts, {1: Course(9, HOUR, **TELLS)}, held(0)) == 0
+    assert lost_hours(attempts, {1: Steps(9, HOUR, **TELLS)}, held(0)) == 0
 
 
 def test_it_is_unknown_of_a_program_that_never_said_whether_it_saves() -> None:
     attempts = [attempt(1, 0, 5, "preempted")]
-    assert lost_hours(attempts, {1: Course(151, HOUR)}, held(0, 5)) is None
+    assert lost_hours(attempts, {1: Steps(151, HOUR)}, held(0, 5)) is None
     assert lost_hours(attempts, {}, held(0, 5)) is None
 
 
@@ -132,5 +132,5 @@ def test_a_job_without_checkpoints_loses_all_of_it() -> None:
 
 def test_an_attempt_that_never_told_a_step_in_a_job_that_does_is_lost() -> None:
     attempts = [attempt(1, 0, 2, "program failed"), attempt(2, 2, 3, "preempted")]
-    courses = {2: Course(151, 3 * HOUR, checkpoint=151, saved_at=3 * HOUR, **TELLS)}
+    courses = {2: Steps(151, 3 * HOUR, checkpoint=151, saved_at=3 * HOUR, **TELLS)}
     assert lost_hours(attempts, courses, held(0)) == 2

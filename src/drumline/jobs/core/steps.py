@@ -1,6 +1,6 @@
 """How one attempt goes, as its heartbeats tell: how far it is, and what of it is saved.
 
-Pure: `advance` takes one heartbeat more and the time it was seen, by our clock. From the courses
+Pure: `advance` takes one heartbeat more and the time it was seen, by our clock. From the steps
 of a job's attempts follow whether it is stuck, how many steps were run again, and what was lost.
 """
 
@@ -12,7 +12,7 @@ LARGEST = 2.0**63
 
 
 @dataclass(frozen=True)
-class Course:
+class Steps:
     """What an attempt has told of its steps so far."""
 
     step: float
@@ -34,43 +34,43 @@ class Course:
         return self.total is not None and self.step >= self.total
 
 
-def advance(course: Course | None, told: Mapping[str, object], now: float) -> Course | None:
-    """The course after one more heartbeat; one without a step changes nothing."""
+def advance(steps: Steps | None, told: Mapping[str, object], now: float) -> Steps | None:
+    """The steps after one more heartbeat; one without a step changes nothing."""
     step = number(told.get("step"))
     if step is None:
-        return course
-    if course is None:
-        course = Course(step, now, resumed=number(told.get("resumed")))
-    elif step != course.step:
+        return steps
+    if steps is None:
+        steps = Steps(step, now, resumed=number(told.get("resumed")))
+    elif step != steps.step:
         # Backwards too: a loop that goes back to a checkpoint is alive.
-        course = replace(course, step=step, stepped_at=now, moving=True)
-    course = replace(
-        course,
-        total=number(told.get("total")) or course.total,
-        tells_checkpoints=course.tells_checkpoints or "checkpoint" in told,
+        steps = replace(steps, step=step, stepped_at=now, moving=True)
+    steps = replace(
+        steps,
+        total=number(told.get("total")) or steps.total,
+        tells_checkpoints=steps.tells_checkpoints or "checkpoint" in told,
     )
     saved = number(told.get("checkpoint"))
-    if saved is None or saved == course.checkpoint:
-        return course
-    fresh = saved != course.resumed
-    return replace(course, checkpoint=saved, saved_at=now if fresh else course.saved_at)
+    if saved is None or saved == steps.checkpoint:
+        return steps
+    fresh = saved != steps.resumed
+    return replace(steps, checkpoint=saved, saved_at=now if fresh else steps.saved_at)
 
 
-def steps_again(courses: Iterable[Course | None]) -> int | None:
+def steps_again(of_attempts: Iterable[Steps | None]) -> int | None:
     """Steps that more than one attempt ran; None where an attempt did not tell where it began.
 
     Counted from what was seen: a step that ran between the last heartbeat and the end of an attempt
     is not known of.
     """
     again, reached = 0.0, None
-    for course in courses:
-        if course is None:
+    for steps in of_attempts:
+        if steps is None:
             continue
         if reached is not None:
-            if course.resumed is None:
+            if steps.resumed is None:
                 return None
-            again += max(0.0, reached - course.resumed)
-        reached = course.step
+            again += max(0.0, reached - steps.resumed)
+        reached = steps.step
     return round(again)
 
 

@@ -1,0 +1,46 @@
+"""What follows when a placement was refused, or a request for one failed. Pure."""
+
+from enum import StrEnum
+
+from drumline.observed.faults import Fault, FaultKind, Scope
+
+
+class Action(StrEnum):
+    """What becomes of the job that wanted it."""
+
+    NEXT_CHOICE = "next choice"
+    """This zone rests, longer each time, and the job asks for its next choice."""
+    RETRY = "retry"
+    """The same is asked for again after a pause that grows: another zone would do no better."""
+    PREEMPTION = "preemption"
+    """The cloud took the slice back before it was ready."""
+    GIVE_UP = "give up"
+    """Nothing but a change of the job file can help."""
+
+
+_USUAL = {
+    FaultKind.STOCKOUT: Action.NEXT_CHOICE,
+    FaultKind.QUOTA: Action.NEXT_CHOICE,
+    FaultKind.RATE: Action.RETRY,
+    FaultKind.DENIED: Action.NEXT_CHOICE,
+    # The user logs in elsewhere and the job goes on by itself: no reason to end it.
+    FaultKind.LOGIN: Action.RETRY,
+    FaultKind.PREEMPTED: Action.PREEMPTION,
+    FaultKind.CONFLICT: Action.RETRY,
+    FaultKind.INVALID: Action.GIVE_UP,
+    FaultKind.NOT_FOUND: Action.RETRY,
+    FaultKind.TRANSIENT: Action.RETRY,
+    # Nobody knows what it means, so neither the zone nor the job is given up.
+    FaultKind.UNKNOWN: Action.NEXT_CHOICE,
+}
+
+
+def action(fault: Fault) -> Action:
+    """What a fault leads to, by its kind and by how far it reaches."""
+    usual = _USUAL[fault.kind]
+    if fault.scope is Scope.PROJECT and usual is Action.NEXT_CHOICE:
+        # No zone does better, and once somebody has granted it the job goes on by itself.
+        return Action.RETRY
+    if fault.scope is Scope.ZONE and usual is Action.GIVE_UP:
+        return Action.NEXT_CHOICE
+    return usual

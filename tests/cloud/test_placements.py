@@ -1,0 +1,156 @@
+"""What the states of Google's API mean for a placement, of one slice and of several."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from drumline.cloud.google import placements
+from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.local import emulated_cloud
+from drumline.cloud.protocol import Cloud, PlacementRequest
+from drumline.observed.faults import FaultKind
+from drumline.observed.placements import Endpoint, ListedPlacement, PlacementState
+from tests.cloud.conftest import Emulator
+
+ENDS = (Endpoint("10.0.0.2", "34.0.0.2"),)
+REQUEST = ListedRequest("s", "local-a", "ACTIVE", "v4-8", {"drumline-owner": "me"})
+NODE = ListedNode("s", "local-a", "READY", "v4-8", {"drumline-owner": "me"}, ENDS)
+PAIR = replace(REQUEST, nodes=("s-0", "s-1"))
+
+
+def seen(request: str | None, node: str | None) -> ListedPlacement:
+    """One slice in these states; None where there is none."""
+    return placements.one(
+        replace(REQUEST, state=request) if request else None,
+        [replace(NODE, state=node)] if node else [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_state", "node", "state"),
+    [
+        ("WAITING_FOR_RESOURCES", None, PlacementState.QUEUED),
+        ("ACCEPTED", None, PlacementState.QUEUED),
+        ("STATE_UNSPECIFIED", None, PlacementState.QUEUED),
+        ("A_WORD_OF_NEXT_YEAR", None, PlacementState.QUEUED),
+        ("PROVISIONING", None, PlacementState.BOOTING),
+        ("ACTIVE", None, PlacementState.BOOTING),
+        ("ACTIVE", "CREATING", PlacementState.BOOTING),
+        ("ACTIVE", "REPAIRING", PlacementState.BOOTING),
+        ("WAITING_FOR_RESOURCES", "STATE_UNSPECIFIED", PlacementState.BOOTING),
+        ("ACTIVE", "READY", PlacementState.READY),
+        (None, "READY", PlacementState.READY),
+        ("ACTIVE", "PREEMPTED", PlacementState.LOST),
+        ("SUSPENDING", "READY", PlacementState.LOST),
+        ("SUSPENDED", None, PlacementState.LOST),
+        ("DELETING", None, PlacementState.LOST),
+        ("FAILED", None, PlacementState.LOST),
+        (None, "DELETING", PlacementState.LOST),
+    ],
+)
+def test_one_slice(request_state: str | None, node: str | None, state: PlacementState) -> None:
+    found = seen(request_state, node)
+    assert found.state is state
+    assert bool(found.why_lost) == (state is PlacementState.LOST)
+    assert found.word == (node or request_state)
+
+
+def test_what_runs_no_more_cannot_hold_up_the_next_slice() -> None:
+    assert seen("SUSPENDING", "READY").may_run
+    assert seen("DELETING", "DELETING").may_run, "its hosts end with it, not before"
+    assert not seen("SUSPENDED", "PREEMPTED").may_run
+    assert not seen("ACTIVE", None).may_run
+
+
+def test_a_request_that_failed_says_what_that_means() -> None:
+    trouble = Trouble(8, 'There is no more capacity in the zone "local-a"')
+    failed = placements.one(replace(REQUEST, state="FAILED", trouble=trouble), [])
+    assert failed.refusal is not None
+    assert (failed.refusal.fault.kind, failed.refusal.said) == (
+        FaultKind.STOCKOUT,
+        "no capacity in local-a",
+    )
+    silent = seen("FAILED", None).refusal
+    assert silent is not None
+    assert (silent.fault.kind, silent.said) == (
+        FaultKind.UNKNOWN,
+        "local-a: the request failed and no reason was given",
+    )
+    assert seen("SUSPENDED", None).refusal is None, "taken back is not refused"
+
+
+class TestSeveralSlices:
+    def nodes(self, *states: str) -> list[ListedNode]:
+        """The slices in reverse, because a listing has no order that was promised."""
+        return [
+            replace(NODE, name=f"s-{number}", state=state, request="s")
+            for number, state in reversed([*enumerate(states)])
+        ]
+
+    def test_are_one_placement_in_their_order(self) -> None:
+        other = replace(NODE, name="by-hand")
+        found = placements.listed([PAIR], [*self.nodes("READY", "READY"), other])
+        assert [(p.name, [part.name for part in p.slices]) for p in found] == [
+            ("s", ["s-0", "s-1"]),
+            ("by-hand", ["by-hand"]),
+        ]
+        assert found[0].state is PlacementState.READY
+        assert found[0].endpoints == ENDS * 2
+
+    def test_without_the_name_of_their_request_are_found_by_their_own(self) -> None:
+        nodes = [replace(node, request="") for node in self.nodes("READY", "READY")]
+        (found,) = placements.listed([PAIR], nodes)
+        assert found.state is PlacementState.READY
+
+    def test_the_tenth_comes_after_the_ninth(self) -> None:
+        names = tuple(f"s-{number}" for number in range(11))
+        found = placements.one(replace(REQUEST, nodes=names), self.nodes(*["READY"] * 11))
+        assert tuple(part.name for part in found.slices) == names
+
+    def test_are_ready_when_all_are(self) -> None:
+        assert placements.one(PAIR, self.nodes("READY")).state is PlacementState.BOOTING
+        half = placements.one(PAIR, self.nodes("READY", "CREATING"))
+        assert (half.state, half.word) == (PlacementState.BOOTING, "CREATING")
+
+    def test_are_lost_when_one_is(self) -> None:
+        found = placements.one(PAIR, self.nodes("READY", "PREEMPTED"))
+        assert (found.state, found.why_lost) == (PlacementState.LOST, "node PREEMPTED")
+        assert found.may_run, "the other one does not know yet"
+
+
+def test_two_slices_are_asked_for_found_and_released_together(emulator: Emulator) -> None:
+    """The whole way through the API of a cloud that grants both or neither."""
+    wanted = PlacementRequest(
+        "pair", "local-a", "v4-16", "tpu-ubuntu2204-base", "spot", {"a": "b"}, slices=2
+    )
+
+    async def story() -> None:
+        cloud: Cloud = emulated_cloud("p", emulator.home)
+        for _ in range(2):  # the second is taken for the first
+            await cloud.ask(wanted)
+        ready = await _until(cloud, lambda found: found and found.state is PlacementState.READY)
+        assert ready is not None
+        assert [part.name for part in ready.slices] == ["pair-0", "pair-1"]
+        assert len(ready.endpoints) == 4
+        assert ready.labels["a"] == "b"
+        assert await cloud.find("local-a", "pair") == ready
+        assert len(set(await cloud.host_keys(ready))) == 4, "every host has a key of its own"
+        await cloud.release("local-a", "pair", ["pair-0", "pair-1"])
+        await _until(cloud, lambda found: found is None)
+        assert await cloud.find("local-a", "pair") is None
+        await cloud.close()
+
+    asyncio.run(story())
+
+
+async def _until(
+    cloud: Cloud, holds: Callable[[ListedPlacement | None], object]
+) -> ListedPlacement | None:
+    async with asyncio.timeout(60):
+        while True:
+            named = {listed.name: listed for listed in await cloud.placements("local-a")}
+            if holds(found := named.get("pair")):
+                return found
+            await asyncio.sleep(0.02)
