@@ -13,7 +13,7 @@ from drumline.jobs.controller.progress import LogReader, heartbeat_of
 from drumline.jobs.core.state import Event
 from drumline.jobs.core.steps import Steps, advance, number
 from drumline.jobs.folders import Folders
-from drumline.jobs.spec.patterns import TooSlow
+from drumline.jobs.patterns import TooSlow
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import Store
 from drumline.observed.hosts import HostReport

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.hosts.kept_log import read, size_of
-from drumline.jobs.spec.patterns import limited
+from drumline.jobs.patterns import limited
 from drumline.observed.hosts import HostReport
 
 _LONGEST_LINE = 500

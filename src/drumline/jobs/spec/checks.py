@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
-from drumline.jobs.spec.patterns import backtracks
+from drumline.jobs.patterns import backtracks
 from drumline.jobs.spec.yaml_lines import Path, Written
 
 In = TypeVar("In")

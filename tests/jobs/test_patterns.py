@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.controller import progress
+from drumline.jobs.patterns import TooSlow, backtracks, limited
 from drumline.jobs.spec import SpecError, validate
-from drumline.jobs.spec.patterns import TooSlow, backtracks, limited
 from tests.jobs.pretend import Office, play
 
 ENDLESS = r"(?P<step>(\d+)+)x"
