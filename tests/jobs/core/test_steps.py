@@ -7,6 +7,7 @@ import pytest
 from drumline.jobs.billing.costs import cost_lost, per_hour
 from drumline.jobs.core.steps import Steps, advance, steps_again
 from drumline.jobs.store.records import SliceRow
+from drumline.jobs.store.specs import StoredSpec
 
 ZONE = "us-central2-b"
 HOUR = 3600.0
@@ -84,14 +85,14 @@ def held(begin: float, end: float | None = None) -> SliceRow:
 
 
 SPEC = {"capacity": "spot", "checkpoint": "gs://lab/run"}
-RATE = per_hour("v4-128", ZONE, SPEC) or 0.0
+RATE = per_hour("v4-128", ZONE, "spot") or 0.0
 TELLS = {"tells_checkpoints": True}
 
 
 def lost_hours(
     attempts: list[dict[str, Any]], courses: dict[int, Steps], *slices: SliceRow, **spec: object
 ) -> float | None:
-    found = cost_lost(attempts, courses, slices, SPEC | spec)
+    found = cost_lost(attempts, courses, slices, StoredSpec.of(SPEC | spec))
     return None if found is None else round(found / RATE, 3)
 
 

@@ -18,6 +18,7 @@ from drumline.jobs.server.logs import Wanted, stream_logs, wanted_of
 from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record
+from drumline.jobs.store.specs import StoredSpec
 from tests.jobs.pretend import Office, play
 
 
@@ -105,7 +106,7 @@ class Shelf:
 
     def record(self, job_id: str) -> Record:
         assert job_id == "000001"
-        return Record(self.job, "lab", "digits", {})
+        return Record(self.job, "lab", "digits", StoredSpec())
 
     def attempt(self, number: int) -> None:
         self.job = replace(self.job, attempts=number, attempt=Attempt(number, 0.0))

@@ -7,6 +7,7 @@ from drumline.chips import LOCAL_ZONES, price, slice_of
 from drumline.jobs.core.state import Outcome
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.records import SliceRow
+from drumline.jobs.store.specs import StoredSpec
 
 Attempt = Mapping[str, Any]
 
@@ -14,21 +15,21 @@ _KEPT = frozenset({Outcome.SUCCEEDED.value, Outcome.LEFT.value})
 """Outcomes of attempts of which nothing was lost, by the program's own word."""
 
 
-def per_hour(accelerator: str, zone: str, spec: Mapping[str, Any]) -> float | None:
+def per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
     """Dollars an hour of a slice; reserved capacity is counted at the list price."""
     if zone in LOCAL_ZONES:
         return None
-    tier = "spot" if spec.get("capacity", "spot") == "spot" else "on-demand"
+    tier = "spot" if capacity == "spot" else "on-demand"
     wanted = slice_of(accelerator)
     found = price(wanted, zone, tier)
     return None if found is None else found.per_chip_hour * wanted.chips
 
 
-def cost(rows: Iterable[SliceRow], spec: Mapping[str, Any], now: float) -> float | None:
+def cost(rows: Iterable[SliceRow], spec: StoredSpec, now: float) -> float | None:
     """What the slices of a job have cost so far; None where no price is known."""
     total, known = 0.0, False
     for row in rows:
-        rate = per_hour(row.accelerator, row.zone, spec)
+        rate = per_hour(row.accelerator, row.zone, spec.capacity)
         if rate is None or row.ready is None:
             continue
         known = True
@@ -41,7 +42,7 @@ def cost_lost(
     attempts: Sequence[Attempt],
     by_attempt: Mapping[int, Steps],
     slices: Sequence[SliceRow],
-    spec: Mapping[str, Any],
+    spec: StoredSpec,
 ) -> float | None:
     """What was paid for time of which no step was kept; None where that cannot be told.
 
@@ -55,12 +56,12 @@ def cost_lost(
         begin = _paid_from(attempt, slices)
         if ended is None or outcome in _KEPT or begin is None or begin >= ended:
             continue
-        rate = per_hour(attempt["accelerator"], attempt["zone"], spec)
+        rate = per_hour(attempt["accelerator"], attempt["zone"], spec.capacity)
         if rate is None:
             return None
         steps = by_attempt.get(attempt["number"])
         silent = not (steps.tells_checkpoints if steps else tells)
-        if silent and attempt["running"] is not None and spec.get("checkpoint"):
+        if silent and attempt["running"] is not None and spec.checkpoint:
             return None
         saved = steps.saved_at if steps else None
         lost += rate * (ended - max(begin, saved or begin)) / 3600

@@ -31,7 +31,7 @@ class Requests:
             zone=held.zone,
             accelerator=held.accelerator,
             image=wanted.runtime_image or "",
-            tier=str(record.spec.get("capacity", "spot")),
+            tier=record.spec.capacity,
             labels={LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
             # With OS Login on, the hosts would not read the key from the metadata.
             metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},

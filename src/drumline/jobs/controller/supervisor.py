@@ -8,10 +8,10 @@ Everything slow runs in tasks of its own, one per slice and purpose, and wakes t
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud
@@ -40,6 +40,7 @@ from drumline.jobs.core.state import (
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store
+from drumline.jobs.store.specs import StoredSpec
 from drumline.observed.hosts import HostPhase
 from drumline.observed.placements import ListedPlacement
 
@@ -184,8 +185,8 @@ class Supervisor:
         if now < self._prune_at:
             return
         self._prune_at = now + PRUNE_SECONDS
-        archives = [r.spec.get("archive") for r in self.records.values()]
-        prune_code(self.folders.code, {one["sha"] for one in archives if one}, self._wall())
+        archives = [record.spec.archive for record in self.records.values()]
+        prune_code(self.folders.code, {packed.sha for packed in archives if packed}, self._wall())
         self.actions.start("prune", partial(prune_rows, self.store, self._wall()))
 
     # --- observe ----------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class Supervisor:
         """Take in what the program tells of its steps."""
         reports = self.sessions.reports(job)
         if job.attempt is not None and reports:
-            pattern = self.records[job.id].spec.get("progress")
+            pattern = self.records[job.id].spec.progress
             self.heartbeats.listen(job.id, job.attempt.number, reports, pattern)
 
     def listed(self, job: Job) -> ListedPlacement | None:
@@ -315,7 +316,7 @@ class Supervisor:
         self,
         job_id: str,
         decided: Callable[[Record], Decision | None],
-        spec: Mapping[str, Any] | None = None,
+        spec: StoredSpec | None = None,
     ) -> Record | None:
         """Change a job, the one way to do so: `decided` is given its record as it is now.
 
@@ -333,7 +334,7 @@ class Supervisor:
             self.apply(record.job, decision, spec)
         return self.record(job_id)
 
-    def apply(self, before: Job, decision: Decision, spec: Mapping[str, Any] | None = None) -> None:
+    def apply(self, before: Job, decision: Decision, spec: StoredSpec | None = None) -> None:
         """Write a decision down, then do what follows from it."""
         job = decision.job
         if job.status.ended and not before.status.ended:
@@ -351,7 +352,7 @@ class Supervisor:
             self.wake()
         if changed or spec is not None:
             given = record.spec if spec is None else spec
-            name = str(given.get("name", record.name))
+            name = given.name or record.name
             self.records[job.id] = replace(record, job=job, spec=given, name=name)
         for ended in decision.ended:
             self._end_session(job.id, ended.attempt.number)

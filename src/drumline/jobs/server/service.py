@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from drumline.hosts.messages import working_copy
-from drumline.jobs.controller.program import checkpoint_of
 from drumline.jobs.controller.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
@@ -25,6 +24,7 @@ from drumline.jobs.server.lost import LostSlices
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record, SetAside, Unreadable
 from drumline.jobs.store.search import Search
+from drumline.jobs.store.specs import StoredSpec
 from drumline.observed.hosts import HostPhase
 
 __all__ = ["JobService", "Mistake"]
@@ -182,13 +182,13 @@ class JobService:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """A job file and its origin, with the checkpoints of the job that it begins from."""
         other = self.record(str(origin["from"]))
-        folder = checkpoint_of(other.spec, other.job.id)
+        folder = other.spec.checkpoints_of(other.job.id)
         if folder is None:
             raise Mistake(
                 f"{other.job.id} has no checkpoints to begin from: its job file sets no checkpoint"
             )
         self._nobody_writes_to(folder, "")
-        taken = {"checkpoint": other.spec["checkpoint"]}
+        taken = {"checkpoint": other.spec.checkpoint}
         return {**raw, **taken}, {**origin, "from": other.job.id, "checkpoint": folder}
 
     def _nobody_writes_to(self, folder: str, job_id: str) -> None:
@@ -197,7 +197,7 @@ class JobService:
             job = other.job
             if job.id == job_id or job.status.ended:
                 continue
-            if checkpoint_of(other.spec, job.id) == folder:
+            if other.spec.checkpoints_of(job.id) == folder:
                 raise Mistake(
                     f"{job.id} is {job.status} and keeps its checkpoints in {folder};"
                     f" drumline cancel {job.id} first",
@@ -266,7 +266,7 @@ class JobService:
         self,
         job_id: str,
         verb: Callable[[Record], verbs.VerbResult],
-        spec: Mapping[str, Any] | None = None,
+        spec: StoredSpec | None = None,
     ) -> str:
         """Apply a verb to the job as it is now, and return what the user is told."""
         answers: list[verbs.VerbResult] = []
@@ -285,12 +285,12 @@ class JobService:
         from drumline.jobs.spec import changes
 
         record = self.record(job_id)
-        asked, before = record.job, _given(record.spec)
+        asked, before = record.job, record.spec.file
         goes_on = verbs.resumable(asked)
         if goes_on is not None:
             return self._answer(record, goes_on)
-        origin = record.spec.get("origin")
-        adopted = (origin or {}).get("adopted")
+        origin = record.spec.given.get("origin")
+        adopted = record.spec.origin is not None and record.spec.origin.adopted
         if adopted and body.get("spec") is None:
             raise Mistake(
                 f"{job_id} was adopted without its job file; drumline resume {job_id} --file FILE"
@@ -312,10 +312,10 @@ class JobService:
         if not adopted:
             self._may_change_now(asked, before, after)
         archive = await self.files.pack(spec, await self.files.companion(spec))
-        kept = after | {"archive": archive, "origin": origin}
+        kept = StoredSpec.of(after | {"archive": archive, "origin": origin})
         settings = verbs.JobTerms.of(spec, choices)
         # From here on nothing is awaited: the job is looked at again and changed at once.
-        folder = checkpoint_of(kept, job_id)
+        folder = kept.checkpoints_of(job_id)
         if folder is not None:
             self._nobody_writes_to(folder, job_id)
         with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
@@ -375,7 +375,8 @@ class JobService:
         listed = self.supervisor.listed(record.job)
         if listed is None or not listed.slices or record.job.placement is None:
             raise Mistake(f"{record.job.id} is {record.job.status}: it holds no slice", 409)
-        sha = (record.spec.get("archive") or {}).get("sha")
+        archive = record.spec.archive
+        folder = working_copy(record.job.id, archive.sha if archive else None)
         return [
             {
                 "index": index,
@@ -385,15 +386,10 @@ class JobService:
                 "user": "drumline",
                 "key": str(self.folders.key),
                 "known_hosts": str(self.folders.known_hosts(record.job.placement.name)),
-                "folder": f".drumline/{working_copy(record.job.id, sha)}",
+                "folder": f".drumline/{folder}",
             }
             for index, end in enumerate(listed.endpoints)
         ]
-
-
-def _given(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user gave for a job, without what was added to it."""
-    return {key: value for key, value in spec.items() if key not in {"archive", "origin"}}
 
 
 CLEAN_LIMIT = 30.0

@@ -95,7 +95,7 @@ def cancel(record: Record) -> VerbResult:
     if job.placement is None or job.placement.ready_at is None:
         return VerbResult(f"{job.id} is cancelled; it held no slice", decision)
     chips = slice_of(job.placement.accelerator).chips
-    rate = per_hour(job.placement.accelerator, job.placement.zone, record.spec)
+    rate = per_hour(job.placement.accelerator, job.placement.zone, record.spec.capacity)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
     of_it = f"its slice ({chips} chips in {job.placement.zone})"
     becomes = f"{of_it} is released"

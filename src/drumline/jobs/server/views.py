@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from drumline import __version__
 from drumline.chips import slice_of
 from drumline.jobs.billing.costs import cost, cost_lost, per_hour
-from drumline.jobs.controller.program import checkpoint_of
 from drumline.jobs.core.outcomes import in_minutes
 from drumline.jobs.core.state import Choice, Job
 from drumline.jobs.core.steps import steps_again
 from drumline.jobs.store.records import Record, SetAside
 from drumline.jobs.store.search import UNREADABLE
+from drumline.jobs.store.specs import StoredSpec
 
 if TYPE_CHECKING:
     from drumline.jobs.controller.supervisor import Supervisor
@@ -25,7 +25,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     job = record.job
     held = job.placement if job.placement and job.placement.ready_at is not None else None
     listed = supervisor.listed(job) if held else None
-    rate = per_hour(held.accelerator, held.zone, record.spec) if held else None
+    rate = per_hour(held.accelerator, held.zone, record.spec.capacity) if held else None
     return {
         "id": job.id,
         "user": record.user,
@@ -59,7 +59,7 @@ def unreadable(aside: SetAside) -> dict[str, Any]:
     return known | {"reason": f"its row cannot be read: {aside.reason}"} | nothing | counts
 
 
-def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
+def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
     """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
     trouble = supervisor.actions.unwritable
     if job.placement and not trouble:
@@ -73,7 +73,7 @@ def _reason(supervisor: "Supervisor", job: Job, spec: Mapping[str, Any]) -> str:
         return f"{trouble}; last seen: {job.reason}" if seen else trouble
     left = supervisor.kept_for(job)
     if left is not None and job.placement is not None:
-        rate = per_hour(job.placement.accelerator, job.placement.zone, spec)
+        rate = per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
         return f"{job.reason}, {in_minutes(left)} left{cost}"
     return job.reason or supervisor.heartbeats.trouble.get(job.id, "")
@@ -120,10 +120,10 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         ]
     held, slices = job.placement, store.slices(job.id)
     return summary(supervisor, record) | {
-        "spec": {k: v for k, v in record.spec.items() if k not in {"archive", "origin"}},
-        "code": record.spec.get("archive"),
-        "origin": record.spec.get("origin"),
-        "checkpoint": checkpoint_of(record.spec, job.id),
+        "spec": record.spec.file,
+        "code": record.spec.given.get("archive"),
+        "origin": record.spec.given.get("origin"),
+        "checkpoint": record.spec.checkpoints_of(job.id),
         "cloud": supervisor.config.cloud,
         "cause": asdict(job.cause) if job.cause else None,
         "attempts": attempts,
@@ -135,7 +135,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             "state": held.phase.value,
             "held_since": held.ready_at,
             "kept_for": supervisor.kept_for(job),
-            "per_hour": per_hour(held.accelerator, held.zone, record.spec),
+            "per_hour": per_hour(held.accelerator, held.zone, record.spec.capacity),
         }
         if held
         else None,
@@ -151,7 +151,7 @@ def plan_lines(
     """What `create --dry-run` prints."""
     first = choices[0]
     wanted = slice_of(first.accelerator)
-    rate = per_hour(first.accelerator, first.zone, {"capacity": spec.capacity})
+    rate = per_hour(first.accelerator, first.zone, spec.capacity)
     money = f", about ${rate:,.0f} an hour" if rate else ""
     zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
     others = list(dict.fromkeys(c.accelerator for c in choices[1:]))

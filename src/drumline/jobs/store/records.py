@@ -19,6 +19,7 @@ from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, 
 from drumline.jobs.store.metrics import Told
 from drumline.jobs.store.schema import transaction, upgrade
 from drumline.jobs.store.search import MOST_ENDED, Search, where
+from drumline.jobs.store.specs import StoredSpec
 from drumline.observed.hosts import HostReport
 
 _JOB = TypeAdapter(Job)
@@ -31,7 +32,7 @@ class Record:
     job: Job
     user: str
     name: str
-    spec: Mapping[str, Any]
+    spec: StoredSpec
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Store:
         self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
     ) -> Record:
         """A new job under the next free id, which `make` puts into its state."""
+        kept = StoredSpec.of(spec)
         with transaction(self._db):
             row = self._db.execute(
                 "INSERT INTO jobs (user, name, spec, state) VALUES (?, ?, ?, '') RETURNING number",
@@ -106,7 +108,7 @@ class Store:
             job = make(f"{row['number']:06}")
             self._write_state(job, job.created_at)
             self._write_events(job, (Event("created", name),), job.created_at)
-        return Record(job, user, name, spec)
+        return Record(job, user, name, kept)
 
     def living(self) -> list[Record]:
         """Every job that has not ended or still holds a slice, oldest first.
@@ -129,9 +131,8 @@ class Store:
 
     def _record(self, row: sqlite3.Row) -> Record:
         try:
-            job, spec = _JOB.validate_json(row["state"]), json.loads(row["spec"])
-            if not isinstance(spec, dict):
-                raise ValueError("spec: not a mapping")
+            job = _JOB.validate_json(row["state"])
+            spec = StoredSpec.of(json.loads(row["spec"]))
         except ValueError as wrong:
             aside = _aside(row, _why_unreadable(wrong))
             self._mark(row, aside.reason)
@@ -188,7 +189,7 @@ class Store:
         decision: Decision,
         now: float,
         reports: Iterable[HostReport] = (),
-        spec: Mapping[str, Any] | None = None,
+        spec: StoredSpec | None = None,
     ) -> None:
         """Write what was decided, and the last word of the hosts of an attempt that ended.
 
@@ -201,7 +202,7 @@ class Store:
             if spec is not None:
                 self._db.execute(
                     "UPDATE jobs SET spec = ?, name = coalesce(?, name) WHERE number = ?",
-                    (json.dumps(spec), spec.get("name"), int(job.id)),
+                    (json.dumps(spec.given), spec.name, int(job.id)),
                 )
             self._write_events(job, decision.events, now)
             for ended in decision.ended:

@@ -1,0 +1,83 @@
+"""What is kept of a job file reads back as a value, whichever version wrote it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drumline.jobs.core.state import Choice, Job
+from drumline.jobs.spec import validate
+from drumline.jobs.store.records import Store
+from drumline.jobs.store.specs import Origin, PackedCode, StoredSpec
+
+FULL = {
+    "name": "llama",
+    "accelerator": ["v4-16"],
+    "zones": ["us-central2-b"],
+    "capacity": "on-demand",
+    "workdir": None,
+    "setup": "make data",
+    "environment": {"RATE": "3e-4"},
+    "python": {"kind": "uv", "version": "3.12", "requirements": ["optax"]},
+    "mounts": {"/data": "gs://lab/c4"},
+    "run": "python train.py",
+    "hosts": [0],
+    "checkpoint": "gs://lab/run/",
+    "progress": r"step (?P<step>\d+)",
+}
+CODE = {"sha": "ab12", "files": 3, "bytes": 4096, "drumline": "package"}
+
+
+def test_a_job_file_that_was_accepted_comes_back_key_by_key() -> None:
+    file = validate(FULL).model_dump(mode="json")
+    spec = StoredSpec.of(json.loads(json.dumps(file | {"archive": CODE, "origin": None})))
+    assert (spec.name, spec.run, spec.setup) == ("llama", "python train.py", "make data")
+    assert (spec.capacity, spec.hosts, spec.progress) == ("on-demand", (0,), FULL["progress"])
+    assert (spec.python.kind, spec.python.version, spec.python.requirements) == (
+        "uv",
+        "3.12",
+        ("optax",),
+    )
+    assert (dict(spec.environment), dict(spec.mounts)) == (FULL["environment"], FULL["mounts"])
+    assert spec.archive == PackedCode("ab12", 3, 4096, "package")
+    assert spec.file == file, "what is shown and compared is the file, and the file alone"
+
+
+def test_what_an_older_version_left_out_has_its_default() -> None:
+    spec = StoredSpec.of({"run": "python train.py"})
+    assert (spec.capacity, spec.hosts, spec.python.kind) == ("spot", "all", "system")
+    assert (spec.archive, spec.origin, spec.checkpoints_of("000001")) == (None, None, None)
+
+
+def test_what_the_rules_of_today_refuse_runs_on() -> None:
+    spec = StoredSpec.of(FULL | {"accelerator": ["v99-8"], "a key of next year": 1})
+    assert spec.run == "python train.py"
+    assert spec.file["a key of next year"] == 1
+
+
+def test_checkpoints_are_a_jobs_own_or_those_it_took_over() -> None:
+    assert StoredSpec.of(FULL).checkpoints_of("000012") == "gs://lab/run/000012"
+    taken = StoredSpec.of(FULL | {"origin": {"from": "000007", "checkpoint": "gs://lab/run/7"}})
+    assert taken.origin == Origin(checkpoint="gs://lab/run/7")
+    assert taken.checkpoints_of("000012") == "gs://lab/run/7"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ('"text"', "spec: not a mapping"),
+        ('{"run": 7}', "run: input should be a valid string"),
+        ('{"hosts": "some"}', "hosts"),
+        ('{"archive": {"files": 1, "bytes": 2}}', "archive.sha: field required"),
+    ],
+)
+def test_a_row_that_makes_no_sense_is_set_aside_with_the_reason(
+    tmp_path: Path, wrong: str, why: str
+) -> None:
+    store = Store(tmp_path / "jobs.db")
+    store.add("lab", "a", FULL, lambda job_id: Job(job_id, "me", (Choice("v4-16", "z"),), 1.0))
+    store._db.execute("UPDATE jobs SET spec = ?", (wrong,))
+    assert store.living() == []
+    (aside,) = store.set_aside()
+    assert why in aside.reason
+    store.close()
