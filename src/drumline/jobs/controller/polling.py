@@ -110,6 +110,11 @@ class ZonePolls:
         """The newest successful look at a zone."""
         return self._newest.get(zone)
 
+    def listed(self, held: Placement) -> ListedPlacement | None:
+        """A placement as last seen, None where it was not."""
+        poll = self._newest.get(held.zone)
+        return poll.placements.get(held.name) if poll else None
+
     def asked_for(self, held: Placement) -> None:
         """The cloud has taken the request for a slice: polls from now on know of it."""
         self._asked[held.name] = self.clock()

@@ -1,17 +1,16 @@
 """The loop: observe → decide → write down → act.
 
-Each zone is looked at once a tick with two list calls, however many jobs there are; each host is
-heard through its open connection. A look that fails changes nothing but the age of what is known.
+Each zone is polled once a tick with two list calls, however many jobs there are; each host is
+heard through its open connection. A poll that fails changes nothing but the age of what is known.
 Everything slow runs in tasks of its own, one per slice and purpose, and wakes the loop when done.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud
@@ -26,6 +25,7 @@ from drumline.jobs.controller.releases import Releases
 from drumline.jobs.controller.requests import Requests
 from drumline.jobs.controller.sessions import Run, Sessions, run_of
 from drumline.jobs.controller.strays import Owners, Strays
+from drumline.jobs.controller.zone_watch import ZoneWatch
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (
     Choice,
@@ -42,15 +42,9 @@ from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store
 from drumline.jobs.store.specs import StoredSpec
 from drumline.observed.hosts import HostPhase
-from drumline.observed.placements import ListedPlacement
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
-SWEEP_SECONDS = 300.0
-"""Between two polls of zones where nothing of ours should be; a forgotten slice costs money."""
 FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
 """After the start, and between two times: what grows takes weeks to matter."""
 BREATH = 100
@@ -103,11 +97,14 @@ class Supervisor:
         """What the last decision on a job without a slice went by."""
         self.sessions = Sessions(cloud, config, self.folders, clock)
         self._wake = asyncio.Event()
-        self._swept_at = float("-inf")
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(store, cloud, self.polls, self.folders, wall)
         owners = Owners(self.folders.owners)
         self.strays = Strays(store.owner, owners, store.last_number())
+        self.zones = ZoneWatch(
+            store, self.polls, self.releases, self.strays,
+            zones=config.zones, held=self._held, clock=clock,
+        )  # fmt: skip
         # No number is given twice in a home, not even by a new database or an older copy: logs are
         # kept by it, and a host takes the attempt of a job that it knows for one that has begun.
         store.skip_to(max(owners.last_jobs.values(), default=0))
@@ -122,8 +119,8 @@ class Supervisor:
             began, attempt = self._clock(), self.actions.attempt
             if self.actions.unwritable:
                 attempt("writing", self._try_to_write)
-            attempt("reading what is to be released", self._begin_round)
-            attempt("looking at zones", self._look_at_zones)
+            attempt("reading what is to go", partial(self.releases.begin_round, began))
+            attempt("polling zones", partial(self.zones.start_polls, self.actions))
             attempt("releasing slices", self._release_slices)
             attempt("pruning", self._prune)
             attempt("writing what programs told", self.heartbeats.write)
@@ -135,9 +132,6 @@ class Supervisor:
             async with self.changed:
                 self.changed.notify_all()
             await self._rest(began)
-
-    def _begin_round(self) -> None:
-        self.releases.begin_round(self._clock())
 
     def _try_to_write(self) -> None:
         self.store.check_writable()
@@ -156,12 +150,9 @@ class Supervisor:
             pass
         overslept = self._clock() - began - planned
         if overslept > self.config.patience.silence / 4:
-            self._woke_up(overslept)
-
-    def _woke_up(self, overslept: float) -> None:
-        """We could not listen: the machine slept, or was too busy. Nobody was silent meanwhile."""
-        log.info("nothing was heard for %.0f s, by no fault of the hosts", overslept)
-        self.sessions.listen_anew()
+            # We could not listen: the machine slept, or was too busy. Nobody was silent meanwhile.
+            log.info("nothing was heard for %.0f s, by no fault of the hosts", overslept)
+            self.sessions.listen_anew()
 
     async def close(self) -> None:
         """Let go of everything; programs and slices go on without us."""
@@ -191,44 +182,10 @@ class Supervisor:
 
     # --- observe ----------------------------------------------------------------------------
 
-    def _zones_of_interest(self) -> set[str]:
-        held = {r.job.placement.zone for r in self.records.values() if r.job.placement}
-        return held | {row.zone for row in self.releases.rows}
-
-    def _look_at_zones(self) -> None:
-        now, zones = self._clock(), self._zones_of_interest()
-        if now - self._swept_at > SWEEP_SECONDS:
-            zones |= self._all_zones()
-            self._swept_at = now
-        for zone in self.polls.due(zones):
-            self.actions.start(f"look {zone}", partial(self._look, zone))
-
-    def _all_zones(self) -> set[str]:
-        """Where a slice of ours may be."""
-        return set(self.config.zones) | self.store.zones_used() | self.strays.zones
-
-    async def look_everywhere(self) -> None:
-        """Look at every zone where a slice of ours may be, now."""
-        await asyncio.gather(*(self._look(zone) for zone in self._all_zones()))
-
-    def known_slices(self) -> set[str]:
-        """Slices that a job holds or that are to go."""
-        slices = (record.job.placement for record in self.records.values())
-        held = {held.name for held in slices if held}
-        return held | {row.name for row in self.store.releasing()}
-
-    async def _look(self, zone: str) -> None:
-        expected = self._held_in(zone) | {r.name for r in self.releases.rows if r.zone == zone}
-        look = await self.polls.look(zone, expected)
-        if look is not None:
-            self.strays.see(look)
-            held = self._held_in(zone) | self.store.held_aside() | self.strays.names()
-            self.releases.take_in_strays(look, held)
-
-    def _held_in(self, zone: str) -> set[str]:
-        """The names of the slices that jobs hold or wait for in a zone."""
-        slices = (record.job.placement for record in self.records.values())
-        return {held.name for held in slices if held and held.zone == zone}
+    def _held(self) -> Iterator[Placement]:
+        for record in self.records.values():
+            if record.job.placement is not None:
+                yield record.job.placement
 
     def _seen(self, job: Job) -> Seen:
         waits = job.placement is None or job.placement.phase is not PlacementPhase.READY
@@ -263,12 +220,6 @@ class Supervisor:
         if job.attempt is not None and reports:
             pattern = self.records[job.id].spec.progress
             self.heartbeats.listen(job.id, job.attempt.number, reports, pattern)
-
-    def listed(self, job: Job) -> ListedPlacement | None:
-        """The placement a job holds, as last seen."""
-        held = job.placement
-        poll = self.polls.newest(held.zone) if held else None
-        return poll.placements.get(held.name) if poll and held else None
 
     def kept_for(self, job: Job) -> float | None:
         """Seconds until the slice that a cancelled job keeps is released; None if it has none."""
@@ -436,7 +387,7 @@ class Supervisor:
         record = self.records.get(job_id)
         if record is None:
             return
-        attempt, listed = record.job.attempt, self.listed(record.job)
+        attempt, listed = record.job.attempt, self.polls.listed(held)
         if attempt is None or listed is None or len(listed.endpoints) != held.hosts:
             return
         addresses = await self.sessions.addresses(listed)

@@ -25,11 +25,11 @@ class LostSlices:
 
     def seen(self) -> list[Stray]:
         """Those that the newest polls showed."""
-        return self._supervisor.strays.all(self._supervisor.known_slices())
+        return self._supervisor.strays.all(self._supervisor.zones.known())
 
     async def found(self) -> dict[str, Any]:
         """What bears the label of a database this home had and is known to none here."""
-        await self._supervisor.look_everywhere()
+        await self._supervisor.zones.poll_everywhere()
         return {
             "strays": [stray.told() for stray in self.seen()],
             "not_seen": dict(self._supervisor.polls.trouble),
@@ -39,7 +39,7 @@ class LostSlices:
         """`release` or `adopt` strays: those named, or all."""
         if verb not in {"release", "adopt"}:
             raise Mistake(f"{verb!r} is nothing one can do to a slice", 404)
-        await self._supervisor.look_everywhere()
+        await self._supervisor.zones.poll_everywhere()
         found = {stray.name: stray for stray in self.seen()}
         unknown = [name for name in names if name not in found]
         if unknown:

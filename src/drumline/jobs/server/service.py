@@ -372,8 +372,9 @@ class JobService:
     def hosts(self, job_id: str) -> list[dict[str, Any]]:
         """Where the hosts of a job are, and how to log in."""
         record = self.record(job_id)
-        listed = self.supervisor.listed(record.job)
-        if listed is None or not listed.slices or record.job.placement is None:
+        held = record.job.placement
+        listed = self.supervisor.polls.listed(held) if held else None
+        if held is None or listed is None or not listed.slices:
             raise Mistake(f"{record.job.id} is {record.job.status}: it holds no slice", 409)
         archive = record.spec.archive
         folder = working_copy(record.job.id, archive.sha if archive else None)
@@ -385,7 +386,7 @@ class JobService:
                 "ssh_port": end.ssh_port,
                 "user": "drumline",
                 "key": str(self.folders.key),
-                "known_hosts": str(self.folders.known_hosts(record.job.placement.name)),
+                "known_hosts": str(self.folders.known_hosts(held.name)),
                 "folder": f".drumline/{folder}",
             }
             for index, end in enumerate(listed.endpoints)

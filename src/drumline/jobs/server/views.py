@@ -24,7 +24,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """One line of `drumline list`."""
     job = record.job
     held = job.placement if job.placement and job.placement.ready_at is not None else None
-    listed = supervisor.listed(job) if held else None
+    listed = supervisor.polls.listed(held) if held else None
     rate = per_hour(held.accelerator, held.zone, record.spec.capacity) if held else None
     return {
         "id": job.id,
@@ -104,7 +104,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         if live is not None:
             steps[job.attempt.number] = live
             attempts[-1]["course"] = asdict(live)
-        listed = supervisor.listed(job)
+        listed = supervisor.polls.listed(job.placement) if job.placement else None
         ends = listed.endpoints if listed else ()
         attempts[-1]["hosts"] = [
             {
