@@ -35,10 +35,12 @@ class _Skipping(selectors.DefaultSelector):
     """Does not wait: time jumps to when the wait would be over."""
 
     now = 1_800_000_000.0
+    in_threads = 0
+    """Things under way in threads. They take the time of this world, so the other stands still."""
 
     def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if not ready and timeout:
+        ready = super().select(0.01 if self.in_threads and timeout != 0 else 0)
+        if not ready and timeout and not self.in_threads:
             self.now += timeout
         return ready
 
@@ -58,6 +60,15 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._skipping.now
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        def done(_: object) -> None:
+            self._skipping.in_threads -= 1
+
+        self._skipping.in_threads += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(done)
+        return future
 
 
 @dataclass(frozen=True)
