@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # Finds no module that comes from another package than those named in argv, then logs in.
 SCRIPT = """

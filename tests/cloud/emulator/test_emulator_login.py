@@ -67,7 +67,7 @@ def test_the_snippet_of_the_page_lets_googles_client_in(
     (tmp_path / ".drumline").mkdir()
     (tmp_path / ".drumline" / "emulator").symlink_to(emulator.home)
     monkeypatch.setenv("HOME", str(tmp_path))
-    page = Path(__file__).parents[2] / "docs" / "emulator.md"
+    page = Path(__file__).parents[3] / "docs" / "emulator.md"
     exec(page.read_text().split("```python\n")[1].split("```")[0], {})  # noqa: S102
     assert capsys.readouterr().out == "[]\n"
 
