@@ -1,0 +1,201 @@
+"""What a log or a command on a host may send to the terminal, and how it is asked for."""
+
+import base64
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cli.alone import run_alone
+
+Run = Callable[..., int]
+
+
+Make = Callable[..., dict[str, Any]]
+
+
+Printed = pytest.CaptureFixture[str]
+
+
+# logs, exec, ssh
+
+
+EVIL = b"\x1b]52;c;cm0gLXJmIH4=\x07\x1b]0;title\x07\x1b[31mred\x1b[0m \xff\r\n"
+
+
+def on_a_terminal(*words: str) -> bytes:
+    """What a command writes to a terminal that is its own."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from drumline.cli import main; main()", *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # what a pty says at its end
+            while piece := os.read(ours, 1 << 16):
+                written += piece
+        os.close(ours)
+        assert child.wait() == 0, written
+    return written
+
+
+def test_a_terminal_gets_no_escapes_out_of_a_log_unless_asked(server: Any) -> None:
+    server.answers["GET /jobs/000004/logs"] = EVIL
+    assert on_a_terminal("logs", "4") == "red \ufffd\r\n".encode()
+    assert EVIL.rstrip() in on_a_terminal("logs", "4", "--raw")
+
+
+def test_a_terminal_gets_no_escapes_out_of_a_command(server: Any) -> None:
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(0, EVIL), wrote(0, EVIL, "stderr"))
+    assert on_a_terminal("exec", "4", "--", "ls") == "red \ufffd\r\n".encode() * 2
+    assert b"\x1b]52" in on_a_terminal("exec", "4", "--raw", "--", "ls")
+
+
+def test_an_answer_or_a_refusal_cannot_reach_the_terminal(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    evil = EVIL.decode("utf-8", "replace").rstrip()
+    server.holds(a_job())
+    server.answers["POST /jobs/000004/cancel"] = {"job": {}, "text": evil}
+    assert drumline("cancel", "4") == 0
+    server.answers["POST /jobs/000004/cancel"] = (409, {"error": evil})
+    assert drumline("cancel", "4") == 2
+    server.answers["GET /jobs/000004"] = (404, {"error": evil})
+    assert drumline("show", "4") == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines() == ["red \ufffd"]
+    assert told.err.splitlines() == ["red \ufffd"] * 2
+
+
+def test_json_carries_control_characters_escaped(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
+    name = "\x1b[2J\x9b2J\u202eevil"
+    server.holds(a_job(name=name))
+    assert drumline("list", "--json") == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert json.loads(out)[0]["name"] == name
+
+
+def test_logs_pass_through_raw(server: Any, drumline: Run, capfdbinary: Any) -> None:
+    raw = b"\x1b[31mred\x1b[0m \xff\r\n"
+    server.answers["GET /jobs/000004/logs"] = raw
+    assert drumline("logs", "4", "--host", "all", "--attempt", "2", "--follow") == 0
+    assert capfdbinary.readouterr().out == raw
+    assert server.asked[0][1] == "/jobs/000004/logs?host=all&attempt=2&follow=1"
+
+
+def test_logs_ask_for_a_part(
+    server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    server.answers["GET /jobs/000004/logs"] = b""
+    monkeypatch.setattr("drumline.cli.access.time.time", lambda: 1000.0)
+    assert drumline("logs", "4", "--tail", "5", "--since", "10m", "-t", "--attempt", "all") == 0
+    assert server.asked[0][1] == "/jobs/000004/logs?attempt=all&tail=5&since=400.0&times=1"
+    assert drumline("logs", "4", "--since", "soon") == 2
+    assert drumline("logs", "4", "--attempt", "0") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "--since soon: give how long ago, such as 10m, or a time, such as 14:02",
+        "--attempt 0: give a number from 1 on, or all",
+    ]
+
+
+def test_a_host_is_a_number_or_all(server: Any, drumline: Run, capsys: Printed) -> None:
+    assert drumline("logs", "4", "--host", "first") == 2
+    assert capsys.readouterr().err == "--host first: give a host's number, or all\n"
+    assert server.asked == []
+
+
+def wrote(host: int, data: bytes, stream: str = "stdout") -> dict[str, Any]:
+    return {"host": host, "stream": stream, "data": base64.b64encode(data).decode()}
+
+
+def ended(host: int, code: int | None) -> dict[str, Any]:
+    return {"host": host, "exit_code": code}
+
+
+def frames(*told: dict[str, Any]) -> bytes:
+    """What the server tells of a command, with the hosts before and the ends behind it."""
+    hosts = sorted({int(one["host"]) for one in told})
+    known = {one["host"] for one in told if "exit_code" in one}
+    lines = [{"hosts": hosts}, *told, *(ended(host, 0) for host in hosts if host not in known)]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def test_exec_prefixes_several_hosts_and_ends_like_the_first_that_failed(
+    server: Any, drumline: Run, capsys: Printed
+) -> None:
+    server.answers["POST /jobs/000004/exec"] = frames(
+        wrote(1, b"n", "stderr"), wrote(0, b"a\nb"), wrote(1, b"o", "stderr"), wrote(0, b"\n"),
+        ended(1, 3), ended(0, 0),
+    )  # fmt: skip
+    assert drumline("exec", "4", "--host", "all", "--", "ls", "-l", "a b") == 3
+    captured = capsys.readouterr()
+    assert captured.out == "[host 0] a\n[host 0] b\n"
+    assert captured.err == "[host 1] no\n"
+    assert server.asked[0][2] == {"host": "all", "command": ["ls", "-l", "a b"]}
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (-9, 137), (None, 255)])
+def test_exec_on_one_host(
+    server: Any, drumline: Run, capsys: Printed, code: int | None, exit_code: int
+) -> None:
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(2, b"hi"), ended(2, code))
+    assert drumline("exec", "4", "--host", "2", "--", "echo $HOME | wc") == exit_code
+    assert capsys.readouterr().out == "hi"
+    assert server.asked[0][2] == {"host": 2, "command": "echo $HOME | wc"}
+
+
+def test_exec_passes_on_every_byte(server: Any, drumline: Run, capfdbinary: Any) -> None:
+    every = bytes(range(256)) * 300
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(0, every), wrote(0, b"\xff", "stderr"))
+    assert drumline("exec", "4", "--", "cat file") == 0
+    assert capfdbinary.readouterr() == (every, b"\xff")
+
+
+def test_exec_tells_of_a_host_that_was_lost(server: Any, drumline: Run, capsys: Printed) -> None:
+    lost = ended(0, None) | {"error": "connection lost"}
+    server.answers["POST /jobs/000004/exec"] = frames(lost)
+    assert drumline("exec", "4", "--", "ls") == 255
+    told = "host 0: connection lost; how the command ended is unknown\n"
+    assert capsys.readouterr().err == told
+
+
+def test_exec_whose_server_goes_away_says_so(server: Any, drumline: Run, capsys: Printed) -> None:
+    server.answers["POST /jobs/000004/exec"] = b'{"hosts": [0]}\n'
+    assert drumline("exec", "4", "--", "ls") == 2
+    assert capsys.readouterr().err == "the server went away before the command had ended\n"
+
+
+def test_exec_as_json(server: Any, drumline: Run, capsys: Printed) -> None:
+    told = frames(wrote(0, b"a\xff"), wrote(0, b"\n"), wrote(0, b"b\n", "stderr"), ended(0, 3))
+    server.answers["POST /jobs/000004/exec"] = told
+    assert drumline("exec", "4", "--json", "--", "ls") == 3
+    assert json.loads(capsys.readouterr().out) == [
+        {"host": 0, "exit_code": 3, "stdout": "a\ufffd\n", "stderr": "b\n"}
+    ]
+
+
+VERBS_THAT_PRINT = [("list",), ("show", "4", "--json"), ("logs", "4"), ("exec", "4", "--", "ls")]
+
+
+@pytest.mark.parametrize("words", VERBS_THAT_PRINT, ids=lambda words: words[0])
+def test_output_that_cannot_be_written_is_one_sentence(
+    server: Any, a_job: Make, words: tuple[str, ...]
+) -> None:
+    server.holds(a_job())
+    server.answers["GET /jobs/000004/logs"] = b"a line\n"
+    server.answers["POST /jobs/000004/exec"] = frames(wrote(0, b"a line\n"))
+    with open("/dev/full", "w") as full:
+        told = "the output cannot be written: No space left on device\n"
+        assert run_alone(*words, stdout=full, stdin=subprocess.DEVNULL) == (1, told)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert run_alone(*words, stdout=writer, stdin=subprocess.DEVNULL) == (1, "")
+    os.close(writer)

@@ -1,0 +1,209 @@
+"""The server's verbs, help, completion, and output that cannot be written."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.cli.alone import run_alone
+
+Run = Callable[..., int]
+
+
+Make = Callable[..., dict[str, Any]]
+
+
+Printed = pytest.CaptureFixture[str]
+
+
+# the server, and the whole
+
+
+def test_server_status_and_stop_start_nothing(home: Path, drumline: Run, capsys: Printed) -> None:
+    assert drumline("server", "status") == 1
+    assert capsys.readouterr().out.startswith(f"no server runs in {home}")
+    assert drumline("server", "status", "--json") == 1
+    assert json.loads(capsys.readouterr().out) is None
+    assert drumline("server", "stop") == 0
+    assert not list(home.iterdir())
+
+
+def test_server_status_tells_which_runs(server: Any, drumline: Run, capsys: Printed) -> None:
+    assert drumline("server", "status") == 0
+    out = capsys.readouterr().out
+    assert "pid 4242" in out
+    assert str(server.home) in out
+    assert "the emulator on this machine" in out
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"leaves_in": 1500.0, "stays": False}, "leaves   in 25 min if nothing is asked of it"),
+        ({"leaves_in": None, "stays": True}, "leaves   not while a job lives or a slice is held"),
+        ({"leaves_in": None, "stays": False}, "leaves   not by itself"),
+    ],
+)
+def test_server_status_says_when_it_leaves(
+    server: Any, drumline: Run, capsys: Printed, facts: dict[str, Any], told: str
+) -> None:
+    server.answers["GET /status"] |= facts
+    assert drumline("server", "status") == 0
+    assert told in capsys.readouterr().out
+
+
+def test_what_a_leaving_server_turned_away_is_asked_of_the_next(
+    server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    answers = [(503, {"error": "leaving"}), (200, {"job": {}, "text": "done"})]
+    server.answers["POST /jobs/000004/cancel"] = lambda *_: answers.pop(0)
+    started: list[bool] = []
+    monkeypatch.setattr("drumline.jobs.caller.Caller.start", lambda _: started.append(True))
+    assert drumline("cancel", "4") == 0
+    assert capsys.readouterr().out == "done\n"
+    assert started == [True]
+
+
+def test_another_version_of_the_server_is_mentioned_once(
+    server: Any, drumline: Run, capsys: Printed
+) -> None:
+    server.holds()
+    server.version = "0.0.7"
+    assert drumline("list") == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("version 0.0.7") == 1
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_server_that_fails_is_one_sentence(server: Any, drumline: Run, capsys: Printed) -> None:
+    server.answers["GET /jobs"] = (500, b"Internal Server Error")
+    assert drumline("list") == 2
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert "server.log" in told
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from drumline.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'jax', 'httpx', 'asyncssh', 'google', 'rich', 'pydantic', 'starlette', 'yaml'}\n"
+        "sys.exit(str(sorted(heavy & set(sys.modules))) if heavy & set(sys.modules) else 0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    shown = {line.split()[0] for line in ended.stdout.splitlines() if line.startswith("  ")}
+    assert shown >= {"create", "list", "show", "plot", "logs", "wait", "resume", "cancel", "delete",
+                     "clean", "ssh", "cp", "exec", "server", "init", "emulator",
+                     "chips"}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [(), ("server",), ("emulator",)])
+def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, ...]) -> None:
+    assert drumline(*group, "--help") == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert not [line for line in lines if line.endswith("...")]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["ca"], ["cancel"]),
+        (["server", "sto"], ["stop"]),
+        (["list", "--sta"], ["--status"]),
+        (["show", ""], ["000005", "000004"]),
+        (["show", "000004", ""], []),
+        (["cancel", "000004", "0"], ["000005"]),
+        (["create", ""], []),
+        (["nothing", ""], []),
+    ],
+)
+def test_what_a_shell_offers_behind_what_was_typed(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, words: list[str], found: list[str]
+) -> None:
+    server.holds(a_job(), a_job("000005"))
+    assert drumline("completion", "words", "--", *words) == 0
+    assert capsys.readouterr().out.splitlines() == found
+
+
+def test_completion_starts_no_server(home: Path, drumline: Run, capsys: Printed) -> None:
+    assert drumline("completion", "words", "--", "show", "") == 0
+    assert capsys.readouterr().out == ""
+    assert not list(home.iterdir())
+
+
+def test_bash_completes(server: Any, a_job: Make) -> None:
+    server.holds(a_job())
+    script = """
+    PATH="$(dirname "$1"):$PATH"
+    eval "$(drumline completion bash)"
+    COMP_WORDS=(drumline logs 0) COMP_CWORD=2
+    _drumline drumline 0 logs
+    echo "${COMPREPLY[@]}"
+    """
+    command = ["bash", "-c", script, "bash", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "000004\n"
+
+
+def test_a_shell_nobody_knows_is_one_sentence(home: Path) -> None:
+    told = "completion: 'tcsh' is none of bash, zsh, fish\n"
+    assert run_alone("completion", "tcsh") == (2, told)
+    assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
+def test_a_wait_without_an_end_in_sight_is_refused(
+    server: Any, drumline: Run, capsys: Printed, seconds: str
+) -> None:
+    assert drumline("wait", "1", "--timeout", seconds) == 2
+    assert capsys.readouterr().err.startswith(f"--timeout {float(seconds):g}: give seconds, at")
+    assert server.asked == []
+
+
+def test_a_closed_stdout_is_one_sentence(server: Any) -> None:
+    line = f"{sys.executable} -c 'from drumline.cli import main; main([\"list\"])' >&-"
+    ended = subprocess.run(["/bin/bash", "-c", line], stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        1, "stdout is closed: there is nowhere to print to\n"
+    )  # fmt: skip
+    assert server.asked == []
+
+
+def test_completion_is_for_shells_we_know(drumline: Run, capsys: Printed) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert drumline("completion", shell) == 0
+        assert "completion words" in capsys.readouterr().out
+    assert drumline("completion", "tcsh") == 2
+
+
+def test_every_command_that_prints_speaks_json() -> None:
+    """ssh and cp hand over to OpenSSH, `server run` becomes the server: they print nothing."""
+    from drumline.cli import COMMANDS, app
+
+    def without(command: Any, name: str) -> list[str]:
+        if hasattr(command, "list_commands"):
+            parts = command.list_commands(None)
+            return [
+                one
+                for part in parts
+                for one in without(command.get_command(None, part), f"{name} {part}".strip())
+            ]
+        options = {option for parameter in command.params for option in parameter.opts}
+        return [] if "--json" in options else [name]
+
+    whole: Any = typer.main.get_command(app)
+    assert set(whole.list_commands(None)) == set(COMMANDS)
+    assert set(without(whole, "")) == {"ssh", "cp", "server run"}
+
+
+def test_a_command_there_is_not(drumline: Run, capsys: Printed) -> None:
+    assert drumline("cancle") == 2
+    assert "'cancel'" in capsys.readouterr().err

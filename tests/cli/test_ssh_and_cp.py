@@ -1,0 +1,139 @@
+"""`ssh` and `cp`: the user's own tools, with our key and the pinned keys of the hosts."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., int]
+
+
+Make = Callable[..., dict[str, Any]]
+
+
+Printed = pytest.CaptureFixture[str]
+
+
+FILES = {"key": "/h/my home/id", "known_hosts": "/h/my home/100%"}
+
+
+CHECKED = (
+    '-i /h/my home/id -o Port=2201 -o User=drumline -o UserKnownHostsFile="/h/my home/100%%" '
+    "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+)
+
+
+def a_host(index: int = 1) -> dict[str, Any]:
+    where = {"ssh_ip": "127.0.0.1", "ssh_port": 2201, "user": "drumline", **FILES}
+    return {"index": index, "folder": ".drumline/work/000004/abc", **where}
+
+
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command lines this process turned into."""
+    lines: list[str] = []
+    monkeypatch.setattr("os.execvp", lambda _, arguments: lines.append(" ".join(arguments)))
+    return lines
+
+
+def test_ssh_becomes_the_ssh_command_with_our_key_and_the_pinned_host_key(
+    server: Any, drumline: Run, capsys: Printed, became: list[str]
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host()]
+    assert drumline("ssh", "4", "--host", "1") == 0
+    assert became == [f"ssh {CHECKED} -- 127.0.0.1"]
+    assert drumline("ssh", "4") == 2
+    assert capsys.readouterr().err == "--host 0: the slice has hosts 1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "command"),
+    [
+        ("-L 6006:localhost:6006", "-L 6006:localhost:6006", ""),
+        ("-NL6006:localhost:6006", "-NL6006:localhost:6006", ""),
+        ("-N -L 1:a:1 -D 1080", "-N -L 1:a:1 -D 1080", ""),
+        ("-t htop", "-t", "htop"),
+        ("-o ServerAliveInterval=5 -- ls -l", "-o ServerAliveInterval=5", "ls -l"),
+        ("-- ls -l", "", "ls -l"),
+        ("nvidia-smi -L", "", "nvidia-smi -L"),
+    ],
+)
+def test_ssh_passes_on_its_own_options_and_a_command(
+    server: Any, drumline: Run, became: list[str], words: str, options: str, command: str
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    assert drumline("ssh", "4", "--host", "1", *words.split()) == 0
+    [line] = became
+    before, _, behind = line.partition(" -- 127.0.0.1")
+    assert before == f"ssh {CHECKED} {options}".rstrip()
+    assert behind.strip() == command
+
+
+@pytest.mark.parametrize(
+    ("words", "copied"),
+    [
+        ("4:out.txt .", "drumline@127.0.0.1:.drumline/work/000004/abc/out.txt ."),
+        ("000004:/tmp/x y/", "drumline@127.0.0.1:/tmp/x ./y/"),
+        ("4:~/notes n", "drumline@127.0.0.1:notes ./n"),
+        ("a:b.txt 4:~", "./a:b.txt drumline@127.0.0.1:."),
+        ("/usr 4:in", "/usr drumline@127.0.0.1:.drumline/work/000004/abc/in"),
+    ],
+)
+def test_cp_copies_from_and_to_a_host(
+    server: Any,
+    drumline: Run,
+    became: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    copied: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b.txt").touch()
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    assert drumline("cp", *words.split()) == 0
+    assert became == [f"scp -r {CHECKED} -- {copied}"]
+
+
+def test_cp_to_and_from_all_hosts(
+    server: Any, drumline: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert not check
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0 if len(ran) == 1 else 3)
+
+    monkeypatch.setattr("subprocess.run", run)
+    assert drumline("cp", "4:log", str(tmp_path / "logs"), "--host", "all") == 3
+    assert [command[-1] for command in ran] == [str(tmp_path / f"logs/host-{n}") for n in (0, 1)]
+    assert (tmp_path / "logs" / "host-1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("a", "b"), "one of FROM and TO is on a host: write it as ID:PATH, such as 12:out.txt"),
+        (("4:a", "5:b"), "one of FROM and TO is on a host"),
+        (("no file", "4:a"), "no file is not there; nothing was copied"),
+        (("4:", "b"), "4: names no file; 4:. is the folder the program runs in"),
+        (("4:a", "b", "--host", "x"), "--host x: give a host's number, or all"),
+        (("4:a", "b", "--host", "7"), "--host 7: the slice has hosts 0 to 1"),
+    ],
+)
+def test_what_cp_cannot_do_is_said(
+    server: Any,
+    drumline: Run,
+    capsys: Printed,
+    became: list[str],
+    words: tuple[str, ...],
+    told: str,
+) -> None:
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
+    assert drumline("cp", *words) == 2
+    assert capsys.readouterr().err.startswith(told)
+    assert became == []
