@@ -23,7 +23,7 @@ from drumline.jobs.core.state import (
 from drumline.jobs.core.steps import Steps, advance
 from drumline.observed.faults import Refusal
 from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import Endpoint
+from drumline.observed.placements import Endpoint, ListedPlacement
 
 A = Choice("v4-16", "us-central2-b")
 B = Choice("v4-16", "local-b")
@@ -44,6 +44,8 @@ class Story:
     now: float = 1.0
     request: ListedRequest | None = None
     node: ListedNode | None = None
+    listed: ListedPlacement | None = None
+    """What the cloud lists, where a test says it in the core's own words."""
     looked_at: float | None = None
     hosts: tuple[HostReport, ...] = ()
     listening_since: float | None = 0.0
@@ -58,7 +60,9 @@ class Story:
 
     def seen(self) -> Seen:
         sighting = None
-        if self.looked_at is not None and self.job.placement is not None:
+        if self.listed is not None:
+            sighting = Sighting(self.now, self.listed)
+        elif self.looked_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
             listed = one(self.request, nodes) if self.request or nodes else None
             sighting = Sighting(self.looked_at, listed)
@@ -91,7 +95,7 @@ class Story:
         if decision.ended or self.job.placement is None:
             self.hosts, self.stopped, self.steps = (), False, None
         if self.job.placement is None:
-            self.request = self.node = self.looked_at = None
+            self.request = self.node = self.listed = self.looked_at = None
 
     def passes(self, seconds: float) -> "Story":
         self.now += seconds

@@ -18,6 +18,7 @@ from drumline.jobs.core.state import (
     Zone,
 )
 from drumline.observed.hosts import HostPhase
+from drumline.observed.placements import Endpoint, ListedPlacement, ListedSlice, PlacementState
 from tests.jobs.story import NO_CAPACITY, PATIENCE, A, B, Story
 
 
@@ -100,6 +101,32 @@ def test_a_new_slice_waits_until_the_old_one_can_no_longer_run() -> None:
     story.old_slice_alive = False
     story.settle()
     assert story.job.placement is not None
+
+
+def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> None:
+    story = Story()
+    story.job = replace(story.job, slices=2)
+    story.settle()
+    wanted = story.job.placement
+    assert wanted is not None
+    assert (wanted.slices, wanted.hosts, wanted.chips) == (2, 4, 16)
+    story.cloud_takes_the_request()
+    ends = tuple(Endpoint(f"10.0.0.{n}", f"34.0.0.{n}") for n in range(2))
+    story.listed = ListedPlacement(
+        wanted.name, wanted.zone, PlacementState.BOOTING, "v4-16", {}, "CREATING",
+        (ListedSlice("a", ends), ListedSlice("b")),
+    )  # fmt: skip
+    story.passes(1)
+    assert story.status() is Status.STARTING
+    slices = (ListedSlice("a", ends), ListedSlice("b", ends))
+    story.listed = replace(story.listed, state=PlacementState.READY, word="READY", slices=slices)
+    story.passes(1)
+    assert set(story.did(EffectKind.DRIVE)) == {wanted.name}
+    lost = replace(story.listed, state=PlacementState.LOST, why_lost="node PREEMPTED")
+    story.listed = lost
+    story.passes(1)
+    assert story.did(EffectKind.RELEASE) == [wanted.name]
+    assert story.outcomes == [Outcome.PREEMPTED]
 
 
 def test_no_capacity_moves_to_the_next_zone_and_says_why() -> None:

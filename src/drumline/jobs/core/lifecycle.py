@@ -11,7 +11,6 @@ attempt or a job is over.
 
 from dataclasses import replace
 
-from drumline.chips import slice_of
 from drumline.jobs.core.causes import failing
 from drumline.jobs.core.diagnosis import failure, silent, stuck
 from drumline.jobs.core.outcomes import (
@@ -100,8 +99,9 @@ def _ask(job: Job, choice: Choice, now: float) -> Decision:
         name=f"dl-{job.owner}-{job.id}-{asks}",
         zone=choice.zone,
         accelerator=choice.accelerator,
-        hosts=choice.hosts,
+        hosts=choice.hosts * job.slices,
         asked_at=now,
+        slices=job.slices,
     )
     attempts = job.attempts if job.attempt else job.attempts + 1
     asked = replace(
@@ -377,9 +377,11 @@ def resumed(job: Job) -> Decision:
 
 
 def fits(job: Job) -> bool:
-    """Whether the slice a job holds is one that it asks for."""
+    """Whether what a job holds is what it asks for."""
     held = job.placement
-    return held is not None and Choice(held.accelerator, held.zone) in job.choices
+    if held is None or held.slices != job.slices:
+        return False
+    return Choice(held.accelerator, held.zone) in job.choices
 
 
 def drawn_back(job: Job, now: float) -> Job:
@@ -423,4 +425,4 @@ def _past(moment: float | None, now: float) -> float | None:
 
 def _size_and_place(held: Placement) -> str:
     hosts = "1 host" if held.hosts == 1 else f"{held.hosts} hosts"
-    return f"{hosts}, {slice_of(held.accelerator).chips} chips in {held.zone}"
+    return f"{hosts}, {held.chips} chips in {held.zone}"

@@ -100,6 +100,11 @@ class Placement:
     ready_at: float | None = None
     slices: int = 1
 
+    @property
+    def chips(self) -> int:
+        """Of all slices together."""
+        return slice_of(self.accelerator).chips * self.slices
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -141,6 +146,8 @@ class Job:
     """Accelerator and zone, in order of preference."""
     created_at: float
     allowance: Allowance = Allowance()
+    slices: int = 1
+    """How many of them make up its placement."""
     grace: float = 30.0
     stuck_after: float | None = None
     """Seconds without a new step that make the program stuck; None is never."""

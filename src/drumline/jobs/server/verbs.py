@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from drumline.chips import slice_of
 from drumline.jobs.billing.costs import per_hour
 from drumline.jobs.controller.strays import Stray
 from drumline.jobs.core import lifecycle
@@ -94,7 +93,7 @@ def cancel(record: Record) -> VerbResult:
     decision = Decision(replace(job, wish=Wish.CANCEL), events=(Event("note", "cancel asked for"),))
     if job.placement is None or job.placement.ready_at is None:
         return VerbResult(f"{job.id} is cancelled; it held no slice", decision)
-    chips = slice_of(job.placement.accelerator).chips
+    chips = job.placement.chips
     rate = per_hour(job.placement.accelerator, job.placement.zone, record.spec.capacity)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
     of_it = f"its slice ({chips} chips in {job.placement.zone})"
@@ -116,7 +115,7 @@ def delete(record: Record) -> VerbResult:
         decision = Decision(replace(job, wish=Wish.DELETE), events=(event,))
     if job.placement is None:
         return VerbResult(f"{job.id} holds no slice", decision)
-    chips = slice_of(job.placement.accelerator).chips
+    chips = job.placement.chips
     return VerbResult(
         f"{job.id} ends; {chips} chips in {job.placement.zone} are being released", decision
     )

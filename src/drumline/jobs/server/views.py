@@ -42,7 +42,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "preemptions": job.preemptions,
         "failures": job.failures,
         "bad_hosts": job.bad_hosts,
-        "chips_held": slice_of(held.accelerator).chips if held else 0,
+        "chips_held": held.chips if held else 0,
         "cost_per_hour": rate,
     }
 
