@@ -14,7 +14,7 @@ class SteadyClock:
 
     As it begins with the wall time, what a server wrote down means about the same to the next one.
     Where the wall was set back in between, times of the last server can lie in the future;
-    `lifecycle.drawn_back` mends those.
+    `lifecycle.clamped` mends those.
     """
 
     def __init__(

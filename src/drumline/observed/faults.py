@@ -1,4 +1,4 @@
-"""What went wrong with a call or a request: its kind, and how far it reaches."""
+"""What went wrong with a call or a request: its kind and its scope."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,22 +11,22 @@ class FaultKind(StrEnum):
     QUOTA = "quota"
     RATE = "rate"
     DENIED = "denied"
-    """This zone, or this project altogether, is not granted."""
+    """The project has no access to this zone, or no access at all."""
     LOGIN = "login"
-    """Credentials that expired or are missing."""
+    """Credentials expired or are missing."""
     PREEMPTED = "preempted"
     CONFLICT = "conflict"
-    """Something else is under way there: try again."""
+    """Another operation is under way there: try again."""
     INVALID = "invalid"
     """Our request is wrong."""
     NOT_FOUND = "not found"
     TRANSIENT = "transient"
-    """No answer, or the cloud's own error."""
+    """The cloud did not answer, or had an error of its own."""
     UNKNOWN = "unknown"
 
 
 class Scope(StrEnum):
-    """How far a fault reaches."""
+    """What a fault affects."""
 
     ZONE = "zone"
     REGION = "region"
@@ -36,7 +36,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What went wrong and how far it reaches."""
+    """What went wrong and what it affects."""
 
     kind: FaultKind
     scope: Scope
@@ -48,4 +48,4 @@ class Refusal:
 
     fault: Fault
     said: str
-    """One sentence for the user."""
+    """The reason as a sentence for the user."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class HostPhase(StrEnum):
-    """How far a host is. A lost connection changes nothing here: only `heard` grows old."""
+    """The state of a host. A lost connection does not change it: only `heard` grows old."""
 
     CONNECTING = "CONNECTING"
     PREPARING = "PREPARING"
@@ -14,9 +14,9 @@ class HostPhase(StrEnum):
     RUNNING = "RUNNING"
     EXITED = "EXITED"
     FAILED = "FAILED"
-    """It could not be prepared: a set-up step failed, or its chips are held."""
+    """The host could not be prepared: a set-up step failed, or its chips are in use."""
     MISSING = "MISSING"
-    """It answers but knows nothing of a program we started: it was restarted or replaced."""
+    """The host answers but does not know the program we started: it was rebooted or replaced."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class HostReport:
     index: int
     phase: HostPhase
     heard: float | None
-    """When it last gave a sign of life, by our clock."""
+    """When the host was last heard, by our clock."""
     detail: str = ""
-    """What it is doing, or why it cannot: `code`, `setup: uv`, `connection refused`."""
+    """What the host is doing, or why it cannot: `code`, `setup: uv`, `connection refused`."""
     exit_code: int | None = None
-    """Negative is a signal."""
+    """The exit code of the program; a negative one is a signal."""
     error_at: float | None = None
-    """When its first error showed, by its own clock."""
+    """When the program's first error appeared, by the host's clock."""
     error: str = ""
     tail: tuple[str, ...] = ()
     started_at: float | None = None
     going_down: str = ""
-    """Why the host will be gone in a moment, where it says so: `preempted`, `shutting down`."""
+    """Why the host will be gone in a moment, if it reports that: `preempted`, `shutting down`."""
     heartbeat: Mapping[str, object] | None = None

@@ -1,4 +1,4 @@
-"""Placements as a cloud shows them: what was asked for together, and what became of it."""
+"""Placements as a cloud lists them: slices that were requested together, and their state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class PlacementState(StrEnum):
     BOOTING = "booting"
     READY = "ready"
     LOST = "lost"
-    """It will never run again: preempted, refused after a while, or being deleted."""
+    """The placement will never run again: preempted, refused after a while, or being deleted."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One host: where its siblings and where we reach it."""
+    """The addresses of a host: for its siblings, and for us."""
 
     internal_ip: str
     ssh_ip: str
@@ -32,7 +32,7 @@ class ListedSlice:
 
     name: str
     endpoints: tuple[Endpoint, ...] = ()
-    """In worker order; none while any host has no address yet."""
+    """The hosts in worker order; none while any host has no address yet."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class ListedPlacement:
     accelerator: str
     labels: Mapping[str, str]
     word: str
-    """The cloud's own word for the state, for people who look it up there."""
+    """The cloud's own name of the state, for users who look it up there."""
     slices: tuple[ListedSlice, ...] = ()
-    """Those that exist by now."""
+    """The slices that exist by now."""
     why_lost: str = ""
     refusal: Refusal | None = None
-    """What a placement that never came was refused with; None where the cloud took it back."""
+    """Why the cloud refused a placement that never came up; None where it was preempted."""
     being_deleted: bool = False
     may_run: bool = False
-    """Whether a host of it may still run a program, lost or not."""
+    """Whether one of its hosts may still run a program, lost or not."""
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

@@ -1,5 +1,10 @@
 from drumline.jobs.core.state import Choice
-from drumline.jobs.core.zone_backoff import FIRST_REST, LONGEST_REST, PENDING_LIMIT, ZoneBackoff
+from drumline.jobs.core.zone_backoff import (
+    FIRST_BACKOFF,
+    LONGEST_BACKOFF,
+    PENDING_LIMIT,
+    ZoneBackoff,
+)
 
 HERE = Choice("v4-8", "us-central2-b")
 
@@ -12,16 +17,16 @@ def test_a_short_zone_rests_longer_each_time_up_to_a_limit() -> None:
         while not book.zone(HERE, 0, now).open:
             now += 1
         rests.append(now - began)
-    assert rests[0] == FIRST_REST
+    assert rests[0] == FIRST_BACKOFF
     assert rests == sorted(rests)
-    assert rests[-1] == LONGEST_REST
+    assert rests[-1] == LONGEST_BACKOFF
 
 
 def test_many_requests_that_fail_together_count_as_one_shortage() -> None:
     book = ZoneBackoff()
     for _ in range(50):
         book.short(HERE, "no capacity", 0.0)
-    assert book.zone(HERE, 0, FIRST_REST + 1).open
+    assert book.zone(HERE, 0, FIRST_BACKOFF + 1).open
 
 
 def test_a_filled_request_opens_the_zone_and_shortens_its_rest() -> None:

@@ -77,7 +77,7 @@ class Supervisor:
         self.config = config
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {
-            r.job.id: replace(r, job=lifecycle.drawn_back(r.job, clock())) for r in store.living()
+            r.job.id: replace(r, job=lifecycle.clamped(r.job, clock())) for r in store.living()
         }
         """Jobs that have not ended or hold a slice; the others are in the store alone."""
         living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}

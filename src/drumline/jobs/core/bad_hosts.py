@@ -1,4 +1,4 @@
-"""What a program prints when its host is bad: the driver's words, and libtpu's. Pure."""
+"""What a program prints when its host is bad: messages of the driver and of libtpu. Pure."""
 
 import re
 
@@ -21,9 +21,9 @@ _LAST_OF_A_LOG = 200_000
 def blames_host(exit_code: int | None, text: str) -> bool:
     """Whether a program ended because its host is bad, by what it last printed.
 
-    A phrase in the log of a program that exited 0, or still runs, means nothing. Nor does one that
-    was logged before a traceback about something else: the program went on after it. A stale
-    holder of the chips is no bad host either; the agent ends it.
+    A phrase in the log of a program that exited 0, or still runs, means nothing. A phrase before a
+    traceback about something else means nothing either: the program went on after it. A stale
+    process that holds the chips is not a bad host; the agent ends it.
     """
     if exit_code is None or exit_code == 0:
         return False

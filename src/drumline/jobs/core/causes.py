@@ -1,4 +1,4 @@
-"""Why an attempt failed. Pure: from the reports of its hosts to the one that was first."""
+"""Why an attempt failed. Pure: finds the host that failed first from the reports of all hosts."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def failing(report: HostReport) -> bool:
 
 
 def by_signal(report: HostReport) -> bool:
-    """Whether its program was ended by SIGTERM or SIGKILL, as shells and as we count it."""
+    """Whether its program was ended by SIGTERM or SIGKILL, counted as in Python or in shells."""
     return report.exit_code in {-9, -15, 128 + 9, 128 + 15}
 
 
@@ -28,11 +28,11 @@ def leaving(report: HostReport) -> bool:
     return report.phase is HostPhase.EXITED and report.exit_code == GO_ON_LATER
 
 
-def told_to_end(report: HostReport) -> bool:
-    """Whether its program died of a SIGTERM. We sent none: an attempt that we stop is not judged.
+def ended_by_sigterm(report: HostReport) -> bool:
+    """Whether its program died of a SIGTERM. Not ours: an attempt that we stop is not judged.
 
-    So it was the host on its way down, or somebody on it. Programs without a handler (a shell
-    script, plain Python) have no other way to go.
+    So the host is shutting down, or somebody on it sent the signal. Programs without a handler (a
+    shell script, plain Python) always end like this.
     """
     return report.phase is HostPhase.EXITED and report.exit_code in {-15, 128 + 15}
 
@@ -48,7 +48,7 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
             r.index,
         ),
     )
-    first = _told_to_go(by_time) or _not_a_symptom(by_time)
+    first = _saved_and_left(by_time) or _not_a_symptom(by_time)
     by_time = [first, *(report for report in by_time if report is not first)]
     ahead = None
     if len(by_time) > 1 and first.error_at is not None and by_time[1].error_at is not None:
@@ -62,15 +62,15 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
         kind, error = "set-up failed", first.error
     elif leaving(first):
         kind, error = "go on later", first.error
-    elif told_to_end(first):
+    elif ended_by_sigterm(first):
         kind, error = "told to end", "ended by SIGTERM, which Drumline did not send"
     else:
         kind, error = "program failed", first.error or f"exit code {first.exit_code}"
     return Cause(kind, first.index, hosts, error, first.tail, ahead)
 
 
-def _told_to_go(reports: Sequence[HostReport]) -> HostReport | None:
-    """One that saved its work, where all others did too or were ended by the same signal."""
+def _saved_and_left(reports: Sequence[HostReport]) -> HostReport | None:
+    """A host that saved its work, if every other host did too or was ended by a signal."""
     if not all(leaving(report) or by_signal(report) for report in reports):
         return None
     return next((report for report in reports if leaving(report)), None)
@@ -86,7 +86,7 @@ _SYMPTOM = re.compile(
 
 
 def _not_a_symptom(by_time: Sequence[HostReport]) -> HostReport:
-    """The first, unless another as early as it did not just lose its sibling."""
+    """The first host, or one as early as it whose error is more than the loss of a sibling."""
     first = by_time[0]
     if first.phase is HostPhase.MISSING or first.error_at is None:
         return first

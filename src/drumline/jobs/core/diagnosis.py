@@ -7,7 +7,14 @@ of a preemption is often a failing or a hanging program.
 from dataclasses import replace
 
 from drumline.jobs.core.causes import by_signal, failing, find_cause, leaving
-from drumline.jobs.core.outcomes import DEPARTURES, attempt_of, bad_host, in_minutes, note, taken
+from drumline.jobs.core.outcomes import (
+    DEPARTURES,
+    attempt_of,
+    bad_host,
+    in_minutes,
+    note,
+    preempted,
+)
 from drumline.jobs.core.state import (
     Cause,
     Decision,
@@ -23,14 +30,14 @@ from drumline.observed.hosts import HostPhase, HostReport
 from drumline.observed.placements import PlacementState
 
 AT_THE_EDGES = 3.0
-"""How many times longer an attempt may stay on its first step, and on its last: there programs
-compile and restore, evaluate and export, which takes longer than any pause in between."""
+"""Factor on the time limit of an attempt's first and last step: programs compile and restore at the
+start, evaluate and export at the end, which takes longer than any pause in between."""
 
 
 def silent(
     job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds
 ) -> Decision | None:
-    """A host that has not been heard for too long makes the slice lost or the host bad."""
+    """The verdict on a host that was silent for too long: the slice is lost, or the host is bad."""
     sighting, reports = seen.sighting, seen.hosts
     for report in reports:
         since = _silent_since(report, seen)
@@ -45,7 +52,7 @@ def silent(
         if fresh and (listed is None or listed.state is not PlacementState.READY):
             word = listed.word if listed and listed.slices else "gone"
             why = f"host {report.index} silent, the slice is {word}"
-            return taken(job, held, why, now, seen.steps)
+            return preempted(job, held, why, now, seen.steps)
         if fresh and quiet > limit:
             text = f"host {report.index} silent for {in_minutes(quiet)}"
             cause = Cause("bad host", report.index, len(reports), text, report.tail)
@@ -60,7 +67,7 @@ def silent(
 def _silent_since(report: HostReport, seen: Seen) -> float | None:
     """When a host was last heard, or when we began to listen if that was later.
 
-    A server that was down, or whose machine slept, has heard nobody in the meantime.
+    A server that was down, or whose machine slept, heard no host in the meantime.
     """
     moments = [at for at in (report.heard, seen.listening_since) if at is not None]
     return max(moments, default=None)
@@ -74,7 +81,7 @@ def failure(
     now: float,
     patience: Thresholds,
 ) -> Decision:
-    """Some host failed: wait for its siblings and the cloud, then name the cause and stop all."""
+    """A host failed: wait for its siblings and the cloud, then name the cause and stop them all."""
     attempt = attempt_of(job)
     if attempt.failed_at is None:
         noticed = replace(job, attempt=replace(attempt, failed_at=now))
@@ -83,13 +90,13 @@ def failure(
     over = all(r.phase is HostPhase.EXITED or failing(r) for r in seen.hosts)
     settled = over or now - attempt.failed_at >= patience.settle
     if going is not None and settled:
-        # It will not be there in a moment, whatever the cloud says of it until then.
+        # The host will be gone in a moment, whatever the cloud says about it until then.
         why = f"host {going.index} is going down: {going.going_down}"
-        return taken(job, held, why, now, seen.steps)
-    # A host that goes down ends its programs by signal first, and those that can save their work
-    # and leave; one that has not spoken since may be the one that was lost and made others fail.
-    told_to_go = any(by_signal(r) or leaving(r) for r in failed)
-    since = attempt.failed_at + (patience.shutdown if told_to_go else 0.0)
+        return preempted(job, held, why, now, seen.steps)
+    # A host that shuts down ends its programs by signal first, and those that can save their work
+    # and exit. A host not heard since then may be the lost one that made the others fail.
+    signalled = any(by_signal(r) or leaving(r) for r in failed)
+    since = attempt.failed_at + (patience.shutdown if signalled else 0.0)
     if not (settled and _seen_since(since, seen)):
         return _wait_and_see(job, held)
     cause = find_cause(failed, len(seen.hosts))
@@ -102,7 +109,7 @@ def failure(
 def stuck(
     job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds
 ) -> Decision | None:
-    """A program whose steps stopped coming is ended, to be started again."""
+    """End a program that stopped making steps, so that it is started again."""
     attempt, steps = attempt_of(job), seen.steps
     since = steps.stepped_at if steps else attempt.running_at
     limit = _longest_pause(job, steps)
@@ -113,7 +120,7 @@ def stuck(
     if attempt.stuck_at is None:
         noticed = replace(job, attempt=replace(attempt, stuck_at=now))
         return Decision(noticed, effects=(Effect(EffectKind.POLL, held),))
-    # After a cut, a host is heard again a moment before its newest heartbeat arrives.
+    # After a lost connection, a host is heard again just before its newest heartbeat arrives.
     settled = now - attempt.stuck_at >= patience.settle
     if not (settled and _seen_since(attempt.stuck_at, seen)):
         return _wait_and_see(job, held)
@@ -125,7 +132,7 @@ def stuck(
 
 
 def _longest_pause(job: Job, steps: Steps | None) -> float | None:
-    """Seconds without a step that are still all right; None where no step was ever told."""
+    """Seconds without a step that are still normal; None where no step was ever reported."""
     if job.stuck_after is None or not (steps or job.has_stepped):
         return None
     inside = steps is not None and steps.moving and not steps.last_step
@@ -133,7 +140,7 @@ def _longest_pause(job: Job, steps: Steps | None) -> float | None:
 
 
 def _seen_since(moment: float, seen: Seen) -> bool:
-    """Whether every host has spoken and the cloud was polled after that moment."""
+    """Whether every host was heard and the cloud was polled after that moment."""
     heard = all(r.heard is not None and r.heard > moment for r in seen.hosts)
     return heard and seen.sighting is not None and seen.sighting.at > moment
 

@@ -1,10 +1,10 @@
-"""What becomes of a job: `decide(job, seen, now)` gives its next state and what to do about it.
+"""The life of a job: `decide(job, seen, now)` gives its next state and what to do about it.
 
-Pure: no I/O and no clock. The supervisor looks, asks this module, writes the answer down, and only
-then acts, so after a crash the written state alone says what was under way. Each effect can be
-repeated without harm, and decide keeps returning it until what it brings about has been seen.
+Pure: no I/O and no clock. The supervisor observes, calls this module, saves the decision, and only
+then acts, so after a crash the saved state alone says what was under way. Each effect is
+idempotent, and `decide` keeps returning it until its result has been observed.
 
-What could not be seen is not guessed: without a fresh poll of the zone nothing is lost, released
+What was not observed is not guessed: without a fresh poll of the zone nothing is lost, released
 or blamed. `diagnosis` judges what goes wrong on a slice, `outcomes` says what follows when an
 attempt or a job is over.
 """
@@ -23,7 +23,7 @@ from drumline.jobs.core.outcomes import (
     give_up_slice,
     in_minutes,
     note,
-    taken,
+    preempted,
 )
 from drumline.jobs.core.refusals import Action, action
 from drumline.jobs.core.state import (
@@ -50,7 +50,7 @@ from drumline.observed.placements import PlacementState
 
 
 def decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    """The next state of a job. Without anything new the job comes back as it is."""
+    """The next state of a job; the job itself where nothing is new."""
     if job.wish is Wish.RESTART and (
         job.placement is None or job.placement.phase is not PlacementPhase.READY
     ):
@@ -146,16 +146,16 @@ def refused(job: Job, refusal: Refusal, now: float, patience: Thresholds) -> Dec
     if action(refusal.fault) is Action.RETRY:
         # Nothing exists in the cloud, so the same request is made again under the same name.
         return Decision(note(asks_later(job, now, patience), refusal.said))
-    return _without_it(job, wanted, refusal, now, patience)
+    return _after_refusal(job, wanted, refusal, now, patience)
 
 
 _TAKEN_BACK = Fault(FaultKind.PREEMPTED, Scope.ZONE)
 
 
-def _without_it(
+def _after_refusal(
     job: Job, wanted: Placement, refusal: Refusal, now: float, patience: Thresholds
 ) -> Decision:
-    """What follows when this will not come. What is left of the request is released."""
+    """What follows when the slice will not come; what is left of the request is released."""
     said = refusal.said
     match action(refusal.fault):
         case Action.NEXT_CHOICE:
@@ -166,9 +166,9 @@ def _without_it(
             events = (Event("waiting", said),)
             return Decision(note(later, said, Status.WAITING), released, events)
         case Action.PREEMPTION:
-            # Counted before it is taken, so that a cloud that takes every request back is asked
+            # With a backoff, so that a cloud that preempts every slice before it is ready is asked
             # less and less often.
-            return taken(asks_later(job, now, patience), wanted, said, now)
+            return preempted(asks_later(job, now, patience), wanted, said, now)
         case Action.GIVE_UP:
             ended = (Ended(attempt_of(job), Outcome.REFUSED, said),)
             released = (Effect(EffectKind.RELEASE, wanted, said),)
@@ -186,7 +186,7 @@ def _waiting(job: Job, wanted: Placement, seen: Seen, now: float, patience: Thre
     if listed is None or lost is not None:
         refusal = listed.refusal if listed else None
         taken_back = Refusal(_TAKEN_BACK, lost or "")
-        return _without_it(job, wanted, refusal or taken_back, now, patience)
+        return _after_refusal(job, wanted, refusal or taken_back, now, patience)
     if listed.state is PlacementState.READY and len(listed.endpoints) == wanted.hosts:
         ready = replace(wanted, phase=PlacementPhase.READY, ready_at=now)
         held = replace(job, placement=ready, refusals=0)
@@ -212,7 +212,7 @@ def _waiting(job: Job, wanted: Placement, seen: Seen, now: float, patience: Thre
 
 
 def _next_choice(job: Job, wanted: Placement, why: str) -> Decision:
-    """Try elsewhere, or for another kind of slice: the attempt goes on with that."""
+    """Ask in another zone, or for another kind of slice, within the same attempt."""
     following = (job.next_choice + 1) % len(job.choices)
     moved = replace(job, placement=None, next_choice=following)
     return Decision(
@@ -233,7 +233,7 @@ def _on_slice(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
     if lost is not None:
         if job.wish in {Wish.CANCEL, Wish.DELETE}:
             return give_up_slice(job, held, now)
-        return taken(job, held, lost, now, seen.steps)
+        return preempted(job, held, lost, now, seen.steps)
     if job.wish is not Wish.RUN:
         return _stop_for_user(job, held, seen, now)
     if job.attempt is None:
@@ -271,8 +271,8 @@ def _progress(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
             first = seen.steps is not None and not job.has_stepped
             known = replace(job, has_stepped=True) if first else job
             going = next((r for r in reports if r.going_down), None)
-            told = f"host {going.index} is going down: {going.going_down}" if going else ""
-            return Decision(note(known, told, Status.RUNNING), effects=drive)
+            reason = f"host {going.index} is going down: {going.going_down}" if going else ""
+            return Decision(note(known, reason, Status.RUNNING), effects=drive)
         running = replace(job, attempt=replace(attempt, running_at=now), has_run=True)
         event = Event("run", f"attempt {attempt.number}")
         return Decision(note(running, "", Status.RUNNING), effects=drive, events=(event,))
@@ -282,7 +282,7 @@ def _progress(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
 
 
 def _has_code(report: HostReport) -> bool:
-    """Whether a host is past the sending of the code: it is set up, runs, or has run."""
+    """Whether a host has received the code: it is being set up, runs, or has run."""
     if report.phase in {HostPhase.READY, HostPhase.RUNNING, HostPhase.EXITED}:
         return True
     return report.phase is HostPhase.PREPARING and report.detail.startswith("setup")
@@ -322,7 +322,7 @@ def _stop_for_user(job: Job, held: Placement, seen: Seen, now: float) -> Decisio
 def _holding(job: Job, held: Placement, seen: Seen, now: float) -> Decision:
     """The job has ended and its slice was kept for a resume."""
     if job.kept_until is None:
-        # Kept by an earlier version, which knew no end.
+        # Kept by an earlier version, which set no end.
         job = replace(job, kept_until=now + job.keep)
     lost = seen.sighting.why_lost if seen.sighting else None
     if lost is None and job.wish is Wish.CANCEL and now < (job.kept_until or 0.0):
@@ -362,7 +362,7 @@ def resume(job: Job) -> Job:
 
 
 def resumed(job: Job) -> Decision:
-    """The user resumed it: whatever was under way is over, and the next attempt begins.
+    """The user resumed the job: what was under way is over, and the next attempt begins.
 
     A slice that the job file no longer asks for is released.
     """
@@ -384,10 +384,10 @@ def fits(job: Job) -> bool:
     return Choice(held.accelerator, held.zone) in job.choices
 
 
-def drawn_back(job: Job, now: float) -> Job:
+def clamped(job: Job, now: float) -> Job:
     """A job as an earlier server left it, with no time in the future.
 
-    Where the wall clock was set back between two servers, a rest of seconds would last hours.
+    If the wall clock was set back between two servers, a backoff of seconds would last hours.
     """
     held, attempt = job.placement, job.attempt
     moments = [job.not_before, job.kept_until]
@@ -396,7 +396,7 @@ def drawn_back(job: Job, now: float) -> Job:
     if attempt is not None:
         moments += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
     if all(moment is None or moment <= now for moment in moments):
-        return job  # nearly always, and a thousand jobs are asked at every start
+        return job  # nearly always, and a thousand jobs are checked at every start
     if held is not None:
         held = replace(held, asked_at=min(held.asked_at, now), ready_at=_past(held.ready_at, now))
     if attempt is not None:

@@ -1,6 +1,6 @@
 """How an attempt ends, and with it sometimes the job: what is counted, kept and released. Pure.
 
-`lifecycle` and `diagnosis` find out what happened; here stands what follows from it.
+`lifecycle` and `diagnosis` find out what happened; this module says what follows from it.
 """
 
 from dataclasses import replace
@@ -26,15 +26,15 @@ DEPARTURES = {
     "go on later": "the program saved its work and left",
     "told to end": "the program was ended by a SIGTERM that Drumline did not send",
 }
-"""Causes that are no failure: the program is started again and nothing is counted."""
-_REST_LIMIT = 60.0
+"""Causes that are not failures: the program is started again and nothing is counted."""
+_BACKOFF_LIMIT = 60.0
 RETRY_LIMIT = 120.0
-"""Seconds between two requests that were refused, at the most: whoever renews an expired login
-should not wait long for that to be noticed."""
+"""The most seconds between two refused requests: a user who renews an expired login should not
+wait long until that is noticed."""
 
 
 def after_stop(job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    """The program has been ended everywhere, for the cause noted: start it again, or give up."""
+    """The program was stopped on all hosts because of `job.cause`: start it again, or give up."""
     if not seen.stopped:
         return Decision(job, effects=(Effect(EffectKind.STOP, held),))
     assert job.cause is not None
@@ -44,19 +44,19 @@ def after_stop(job: Job, held: Placement, seen: Seen, now: float, patience: Thre
 
 
 def _left(job: Job, how: str, now: float, patience: Thresholds) -> Decision:
-    """The program went of itself. That is no failure, but one that goes at once is slowed down.
+    """The program exited to be started again. That is no failure, but quick exits are backed off.
 
-    On a slice that is being taken this is never reached: `diagnosis` waits for the host to go.
+    On a slice that is being preempted this is never reached: `diagnosis` waits for the host to go.
     """
     attempt = attempt_of(job)
     began = attempt.started_at if attempt.running_at is None else attempt.running_at
-    departures = 1 if now - began > _REST_LIMIT else job.departures + 1
+    departures = 1 if now - began > _BACKOFF_LIMIT else job.departures + 1
     again = replace(
         job,
         attempt=None,
         cause=None,
         departures=departures,
-        not_before=now + _rest(departures, patience),
+        not_before=now + _backoff(departures, patience),
     )
     return Decision(
         note(again, f"{how}; starting again", Status.RECOVERING),
@@ -87,25 +87,25 @@ def _failed(job: Job, held: Placement, cause: Cause, now: float, patience: Thres
             events=(Event("failed", where),),
             ended=(ended,),
         )
-    resting = replace(counted, not_before=now + _rest(failures, patience))
+    resting = replace(counted, not_before=now + _backoff(failures, patience))
     again = f"{where}; starting again"
     event = Event("stuck", again) if outcome is Outcome.STUCK else Event("failed", where)
     return Decision(note(resting, again, Status.RECOVERING), events=(event,), ended=(ended,))
 
 
-def _rest(times: int, patience: Thresholds) -> float:
-    return min(_REST_LIMIT, patience.rest * 2.0 ** min(times - 1, 10))
+def _backoff(times: int, patience: Thresholds) -> float:
+    return min(_BACKOFF_LIMIT, patience.backoff * 2.0 ** min(times - 1, 10))
 
 
 def asks_later(job: Job, now: float, patience: Thresholds) -> Job:
-    """The job after one more request in a row came to nothing: the next waits longer."""
+    """The job after one more refused request in a row: the next is made after a longer backoff."""
     refusals = job.refusals + 1
     pause = min(RETRY_LIMIT, patience.retry * 2.0 ** min(refusals - 1, 10))
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
 def bad_host(job: Job, held: Placement, cause: Cause, now: float) -> Decision:
-    """A host cannot be worked with: the slice is given back and another asked for."""
+    """A host is unusable: release the slice and ask for another."""
     bad_hosts = job.bad_hosts + 1
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (Ended(attempt_of(job), Outcome.BAD_HOST, text, cause),)
@@ -119,8 +119,10 @@ def bad_host(job: Job, held: Placement, cause: Cause, now: float) -> Decision:
     return Decision(recovering, released, events, ended)
 
 
-def taken(job: Job, held: Placement, why: str, now: float, steps: Steps | None = None) -> Decision:
-    """The slice is gone, by no fault of the program. Released, always, and asked for again."""
+def preempted(
+    job: Job, held: Placement, why: str, now: float, steps: Steps | None = None
+) -> Decision:
+    """The slice was lost, not by the program's fault: release it always, and ask for another."""
     preemptions = job.preemptions + 1
     ended = (Ended(attempt_of(job), Outcome.PREEMPTED, why),) if job.attempt else ()
     counted = replace(job, preemptions=preemptions, attempt=None, placement=None, cause=None)
@@ -175,14 +177,14 @@ def note(job: Job, reason: str, status: Status | None = None) -> Job:
     if status in {Status.WAITING, Status.STARTING} and job.has_run:
         status = Status.RECOVERING
     status = status or job.status
-    # Mostly nothing is new, and a thousand jobs that wait are asked at every round.
+    # Mostly nothing is new, and this is called for a thousand waiting jobs in every round.
     if (reason, status) == (job.reason, job.status):
         return job
     return replace(job, reason=reason, status=status)
 
 
 def attempt_of(job: Job) -> Attempt:
-    """The attempt under way, or one that never came to be."""
+    """The attempt under way, or a stand-in for one that never began."""
     return job.attempt or Attempt(max(job.attempts, 1), started_at=job.created_at)
 
 

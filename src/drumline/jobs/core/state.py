@@ -1,4 +1,4 @@
-"""The values that `lifecycle.decide` works on: a job, what was seen, and what shall be done."""
+"""The values that `lifecycle.decide` works on: a job, what was observed, and what is to be done."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
     @property
     def hosts(self) -> int:
-        """How many hosts it has."""
+        """How many hosts the slice has."""
         return slice_of(self.accelerator).hosts
 
 
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen of itself."""
+        """Whether the job stays as it is until a user acts."""
         return self in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
@@ -48,7 +48,7 @@ class Wish(StrEnum):
     CANCEL = "cancel"
     DELETE = "delete"
     RESTART = "restart"
-    """It was cancelled, and resumed before its program had stopped: run again once that is done."""
+    """A cancelled job was resumed before its program had stopped: run it again once it has."""
 
 
 class Outcome(StrEnum):
@@ -59,7 +59,7 @@ class Outcome(StrEnum):
     SETUP_FAILED = "set-up failed"
     STUCK = "stuck"
     LEFT = "left"
-    """The program went of itself, to be started again: it saved its work, or its host told it."""
+    """The program exited to be started again: it saved its work, or was ended by its host."""
     PREEMPTED = "preempted"
     BAD_HOST = "bad host"
     CANCELLED = "cancelled"
@@ -70,7 +70,7 @@ class PlacementPhase(StrEnum):
     """How far a placement of ours has come."""
 
     ASKING = "asking"
-    """The cloud has not taken the request yet."""
+    """The cloud has not accepted the request yet."""
     QUEUED = "queued"
     BOOTING = "booting"
     READY = "ready"
@@ -78,7 +78,7 @@ class PlacementPhase(StrEnum):
 
 @dataclass(frozen=True)
 class Allowance:
-    """How often each kind of failure is forgiven; None is without limit."""
+    """How often each kind of failure may occur; None is without limit."""
 
     failures: int | None = 3
     bad_hosts: int | None = 10
@@ -92,9 +92,9 @@ class Placement:
     name: str
     zone: str
     accelerator: str
-    """Of each slice."""
+    """The kind of each slice."""
     hosts: int
-    """Of all slices together."""
+    """The number of hosts of all slices together."""
     asked_at: float
     phase: PlacementPhase = PlacementPhase.ASKING
     ready_at: float | None = None
@@ -102,13 +102,13 @@ class Placement:
 
     @property
     def chips(self) -> int:
-        """Of all slices together."""
+        """The number of chips of all slices together."""
         return slice_of(self.accelerator).chips * self.slices
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at running the program, from the asking to the outcome."""
+    """One try at running the program, from the request for a slice to the outcome."""
 
     number: int
     started_at: float
@@ -132,7 +132,7 @@ class Cause:
     error: str
     tail: tuple[str, ...] = ()
     ahead_seconds: float | None = None
-    """How long before the next failing host."""
+    """Seconds between this error and that of the next failing host."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +141,16 @@ class Job:
 
     id: str
     owner: str
-    """Which server this is, of all that share the project; part of every name in the cloud."""
+    """The id of this server among those that share the project; part of every name in the cloud."""
     choices: tuple[Choice, ...]
-    """Accelerator and zone, in order of preference."""
+    """Pairs of accelerator and zone, in order of preference."""
     created_at: float
     allowance: Allowance = Allowance()
     slices: int = 1
-    """How many of them make up its placement."""
+    """The number of slices in the job's placement."""
     grace: float = 30.0
     stuck_after: float | None = None
-    """Seconds without a new step that make the program stuck; None is never."""
+    """Seconds without a new step after which the program is stuck; None is never."""
     keep: float = 3600.0
     """Seconds that a cancelled job keeps its slice for a resume."""
     kept_until: float | None = None
@@ -160,20 +160,20 @@ class Job:
     reason: str = ""
     next_choice: int = 0
     asks: int = 0
-    """Slices asked for so far; makes their names."""
+    """The number of requests so far, which becomes part of their names."""
     attempts: int = 0
     failures: int = 0
     bad_hosts: int = 0
     preemptions: int = 0
     departures: int = 0
-    """Times in a row that the program left soon after its start and asked to be started again."""
+    """Times in a row that the program exited soon after its start, to be started again."""
     refusals: int = 0
     """Requests in a row that the cloud refused, or that failed before a slice was ready."""
     not_before: float = 0.0
     """Nothing is asked for, and no program is started again, before this time."""
     has_run: bool = False
     has_stepped: bool = False
-    """Whether any attempt has told a step: only then can the lack of one mean something."""
+    """Whether any attempt has reported a step: only then does the lack of one mean something."""
     attempt: Attempt | None = None
     placement: Placement | None = None
     cause: Cause | None = None
@@ -182,16 +182,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What the newest successful poll of a zone says of a placement."""
+    """What the newest successful poll of a zone says about a placement."""
 
     at: float
     """When the poll began."""
     listed: ListedPlacement | None
-    """None where the cloud has nothing under that name any more."""
+    """The placement in the listing; None where the cloud has nothing under its name any more."""
 
     @property
     def why_lost(self) -> str | None:
-        """Why the cloud has taken it, None while it has not."""
+        """Why the placement was lost; None while it was not."""
         if self.listed is None:
             return "gone from the cloud"
         return self.listed.why_lost if self.listed.state is PlacementState.LOST else None
@@ -210,41 +210,42 @@ class Seen:
     """Everything observed that bears on one job."""
 
     sighting: Sighting | None = None
-    """None until a poll that began after the placement was asked for."""
+    """What the cloud shows; None until a poll that began after the placement was asked for."""
     hosts: tuple[HostReport, ...] = ()
     listening_since: float | None = None
     """When we began to listen to the hosts: before that, silence means nothing."""
     zones: Mapping[Choice, Zone] = field(default_factory=dict)
     old_slice_alive: bool = False
-    """A slice of this job that is being released may still be running the program."""
+    """Whether a slice of this job that is being released may still be running the program."""
     stopped: bool = False
-    """The program has been ended on every host that could be reached."""
+    """Whether the program was ended on every host that could be reached."""
     steps: Steps | None = None
-    """What the attempt under way has told of its steps."""
+    """What the attempt under way has reported about its steps."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds in seconds. The defaults are for Google's cloud."""
+    """Durations in seconds. The defaults are for Google's cloud."""
 
     waiting: float = 600.0
-    """For a zone to fill a request while another zone is open; a queue there moves in minutes."""
+    """Time that a zone has to fill a request while another is open; a queue moves in minutes."""
     silence: float = 90.0
-    """Of a host, before the slice counts as lost when the cloud no longer calls it READY."""
+    """Silence of a host after which its slice is lost, if the cloud no longer calls it READY."""
     bad_silence: float = 300.0
-    """Of a host the cloud still calls READY: live migration and reboots take a few minutes."""
+    """Silence after which a host is bad though the cloud still calls its slice READY: live
+    migration and reboots take a few minutes."""
     first_contact: float = 600.0
-    """From READY to the first SSH connection: hosts of one slice boot minutes apart."""
+    """Time from READY to the first SSH connection: hosts of one slice boot minutes apart."""
     settle: float = 5.0
-    """After the first failing host: its siblings fail too, and their reports tell who was first."""
+    """Wait after the first failure: other hosts fail too, and their reports show who was first."""
     shutdown: float = 45.0
-    """That a host must outlive a program that was ended by a signal, or that saved its work and
-    left: a host that is taken has about 30 s to go down, and ends its programs first."""
-    rest: float = 2.0
-    """Before the first restart after a failure; doubled each time up to a minute, so that a program
-    does not burn its allowance within the outage of something it depends on."""
+    """Time that a host must outlive a program that was ended by a signal or that saved its work and
+    exited: a preempted host has about 30 s to shut down, and ends its programs first."""
+    backoff: float = 2.0
+    """Wait before the first restart after a failure; doubled each time up to a minute, so that a
+    program does not use up its allowance during an outage of something it depends on."""
     retry: float = 10.0
-    """Before a refused request is made again; doubled each time up to RETRY_LIMIT."""
+    """Wait before a refused request is made again; doubled each time up to RETRY_LIMIT."""
 
 
 class EffectKind(StrEnum):
@@ -287,7 +288,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Decision:
-    """The job as it shall be written down, and what follows from it."""
+    """The job as it is to be saved, and what follows from it."""
 
     job: Job
     effects: tuple[Effect, ...] = ()
