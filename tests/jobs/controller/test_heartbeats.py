@@ -159,14 +159,14 @@ def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
 
 def test_the_disk_is_not_asked_for_every_heartbeat(told: Listening) -> None:
     writes = 0
-    put = told.store.told.put
+    put = told.store.metrics.put
 
     def counted(*given: object) -> None:
         nonlocal writes
         writes += 1
         put(*given)  # type: ignore[arg-type]
 
-    told.store.told.put = counted  # type: ignore[method-assign,assignment]
+    told.store.metrics.put = counted  # type: ignore[method-assign,assignment]
     for step in range(600):
         told.now += 0.1
         told.tell(1, {"step": step})

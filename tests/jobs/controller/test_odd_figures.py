@@ -44,7 +44,7 @@ def test_a_job_that_tells_a_huge_step_takes_nothing_from_the_others(tmp_path: Pa
             await asyncio.sleep(1)
         await asyncio.sleep(60)
         assert len(list_lines(office.desk.overview())) == 4
-        assert office.supervisor.store.told.points(plain_one)
+        assert office.supervisor.store.metrics.points(plain_one)
         for job in (odd, plain_one):
             office.starts(job)[0].ends(0)
             await office.reaches(job, "SUCCEEDED")
@@ -59,21 +59,21 @@ def test_a_write_that_fails_for_one_job_is_made_for_the_others(
         jobs = [await office.create() for _ in range(3)]
         for job in jobs:
             await office.reaches(job, "RUNNING")
-        told = office.supervisor.store.told
-        put = told.put
+        metrics = office.supervisor.store.metrics
+        put = metrics.put
 
         def broken(job_id: str, *rest: object) -> None:
             if job_id == jobs[0]:
                 raise OverflowError("too large")
             put(job_id, *rest)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(told, "put", broken)
+        monkeypatch.setattr(metrics, "put", broken)
         for step in range(1, 20):
             for job in jobs:
                 office.starts(job)[0].tells(step=step)
             await asyncio.sleep(1)
         await asyncio.sleep(30)
-        assert [bool(told.points(job)) for job in jobs] == [False, True, True]
+        assert [bool(metrics.points(job)) for job in jobs] == [False, True, True]
         monkeypatch.undo()
 
     play(tmp_path, story)

@@ -35,8 +35,8 @@ def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) 
         done = store.record("000001")
         assert done is not None
         assert (done.name, done.job.status) == ("done", "SUCCEEDED")
-        assert store.told.progress("000004") == {"step": 7, "loss": 0.5}
-        assert len(store.told.points("000001")) > 0
+        assert store.metrics.progress("000004") == {"step": 7, "loss": 0.5}
+        assert len(store.metrics.points("000001")) > 0
         assert store.set_aside() == []
         ended = done.job.ended_at
         assert ended is not None

@@ -162,12 +162,12 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
         assert record.job.choices == (Choice("v4-8", "local-a"),)
         assert record.job.stuck_after is None, "what the job file did not say is not made up"
         assert store.attempts("000001")[0]["course"] is None
-        assert store.told.progress("000001") == {"step": 3}
+        assert store.metrics.progress("000001") == {"step": 3}
         store.close()
     store = Store(tmp_path / "jobs.db")
-    store.told.put("000001", {"step": 4}, {1: Steps(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
+    store.metrics.put("000001", {"step": 4}, {1: Steps(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
     store.save(Decision(record.job), 10.0)
-    assert store.told.steps("000001", 1) == Steps(4, 9.0)
+    assert store.metrics.steps("000001", 1) == Steps(4, 9.0)
     assert [one.job.choices for one in store.living()] == [record.job.choices]
     store.close()
 
@@ -175,10 +175,10 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
 def test_what_a_program_told_goes_with_its_job(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     point = Point(1, 2.0, 3.0, {"loss": 0.5})
-    store.told.put(job.id, {"step": 3}, {}, [point])
-    assert store.told.points(job.id) == [point]
+    store.metrics.put(job.id, {"step": 3}, {}, [point])
+    assert store.metrics.points(job.id) == [point]
     store.remove(job.id)
-    assert store.told.points(job.id) == []
+    assert store.metrics.points(job.id) == []
 
 
 def test_a_store_that_was_full_can_be_written_again(store: Store) -> None:

@@ -1,8 +1,8 @@
-"""What is under way: one task for each thing to do, and a pause after each that failed.
+"""What is under way: one task for each action, and a backoff after each that failed.
 
-Deciding is repeated at every round, so the same thing is ordered again and again until it has been
-seen to be done. Here it is started once, and one that raised is started again only after a while,
-longer each time: a disk that is full or a bug of ours must not become a thousand tries a minute.
+`decide` runs in every round, so the same action is ordered again and again until its result is
+observed. Here it is started once; an action that raised is retried only after a backoff, longer
+each time: a full disk or a bug of ours must not become a thousand tries a minute.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
-"""Seconds between two tries of something that fails."""
+"""The most seconds between two tries of an action that fails."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Actions:
     """Everything slow that the supervisor has begun, by a key that names it."""
 
     def __init__(self, clock: Callable[[], float], ended: Callable[[], None]) -> None:
-        """`ended` is called after each one, done or failed."""
+        """`ended` is called after each action, done or failed."""
         self._clock = clock
         self._ended = ended
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, _Failed] = {}
         self.unwritable = ""
-        """Why nothing can be written down at present; empty while all is well."""
+        """Why the disk cannot be written to at present; empty while it can."""
 
     def may_start(self, key: str) -> bool:
-        """Whether it is neither under way nor resting after a failure."""
+        """Whether the action is neither under way nor backing off after a failure."""
         failed = self._failed.get(key)
         return key not in self._tasks and (failed is None or self._clock() >= failed.again_at)
 
@@ -51,7 +51,7 @@ class Actions:
         work: Callable[[], Coroutine[Any, Any, None]],
         job_id: str | None = None,
     ) -> bool:
-        """Run `work` in a task of its own, unless it is under way or must rest; whether it was."""
+        """Run `work` in a task of its own and return True, unless it is under way or backs off."""
         if not self.may_start(key):
             return False
         self._tasks[key] = asyncio.create_task(self._guarded(key, work, job_id), name=key)
@@ -70,7 +70,7 @@ class Actions:
             self._ended()
 
     def attempt(self, key: str, work: Callable[[], None], job_id: str | None = None) -> None:
-        """Do `work` now, guarded and with the same pauses: for what takes no time."""
+        """Do `work` now, with the same handling of errors and backoff: for what takes no time."""
         if not self.may_start(key):
             return
         try:
@@ -80,11 +80,11 @@ class Actions:
             self.failed(key, trouble, job_id)
 
     def succeeded(self, key: str) -> None:
-        """It can be done again."""
+        """Note a success: the action may be started again at once."""
         self._failed.pop(key, None)
 
     def failed(self, key: str, trouble: Exception, job_id: str | None = None) -> None:
-        """It rests, longer each time. The first of several failures alike brings its traceback."""
+        """Note a failure and back off; only the first of equal failures logs a traceback."""
         if is_about_storage(trouble):
             self.unwritable = f"nothing can be written: {trouble}"
         before = self._failed.get(key)
@@ -102,19 +102,19 @@ class Actions:
         return {key.removeprefix(kind) for key in self._tasks if key.startswith(kind)}
 
     def writable_again(self) -> None:
-        """There is room on the disk again: nothing needs to rest any longer."""
+        """The disk can be written to again: nothing needs to back off any longer."""
         self.unwritable = ""
         self._failed.clear()
 
     def trouble(self, job_id: str) -> str:
-        """What could not be done for a job and is tried again; empty where nothing."""
+        """What failed for a job and will be retried; empty where nothing did."""
         for failed in self._failed.values():
             if failed.job_id == job_id:
                 return f"{failed.said}; trying again"
         return ""
 
     def next_try(self) -> float | None:
-        """Seconds until the first of those that rest may be tried again; None where none rests."""
+        """Seconds until the first failed action may be retried; None where there is none."""
         now = self._clock()
         waits = [f.again_at - now for f in self._failed.values() if f.again_at > now]
         return min(waits, default=None)
@@ -124,14 +124,14 @@ class Actions:
         self._failed = {k: f for k, f in self._failed.items() if f.job_id != job_id}
 
     async def close(self) -> None:
-        """End them all."""
+        """Cancel all tasks."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 def is_about_storage(trouble: Exception) -> bool:
-    """Whether it says that the disk is full or cannot be written to."""
+    """Whether the error says that the disk is full or cannot be written to."""
     if isinstance(trouble, sqlite3.OperationalError):
         return "disk" in str(trouble) or "readonly" in str(trouble)
     return isinstance(trouble, OSError) and trouble.errno in _NO_ROOM
@@ -141,7 +141,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class Budget:
-    """So many a minute, at most: the cloud limits the calls that create something."""
+    """A limit of so many calls a minute: the cloud limits the calls that create something."""
 
     def __init__(self, a_minute: float, clock: Callable[[], float]) -> None:
         """Begin with a minute's worth."""

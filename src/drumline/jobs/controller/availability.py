@@ -1,4 +1,4 @@
-"""Where a job may ask now: which zones rest after they were short, and what waits there already."""
+"""Where a job may ask now: which zones back off after a shortage, and what waits there already."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -10,19 +10,19 @@ Zones = Mapping[Choice, Zone]
 
 
 class Availability:
-    """The zones as one round of the loop goes by them."""
+    """The zones as they are in one round of the loop."""
 
     def __init__(self, scale: float, clock: Callable[[], float]) -> None:
-        """Rests are multiplied by `scale`."""
+        """`scale` is a factor on each backoff."""
         self._book = ZoneBackoff(scale=scale)
         self._clock = clock
         self._pending: Counter[Choice] = Counter()
-        """Requests of ours that wait in the cloud."""
+        """The number of our requests that wait in the cloud."""
         self._known: dict[tuple[Choice, ...], Zones] = {}
         self._before: dict[tuple[Choice, ...], Zones] = {}
 
     def begin_round(self, jobs: Iterable[Job]) -> None:
-        """Count anew what waits."""
+        """Count the waiting requests again."""
         self._pending = Counter(
             Choice(job.placement.accelerator, job.placement.zone)
             for job in jobs
@@ -32,7 +32,7 @@ class Availability:
         self._known.clear()
 
     def zones(self, choices: tuple[Choice, ...]) -> Zones:
-        """Where one may ask now; jobs with the same choices share the answer until one asks."""
+        """Where a job may ask now; jobs with the same choices share the answer until one asks."""
         found = self._known.get(choices)
         if found is None:
             now = self._clock()
@@ -40,7 +40,7 @@ class Availability:
                 choice: self._book.zone(choice, self._pending[choice], now) for choice in choices
             }
             before = self._before.get(choices)
-            # The same object for the same answer, so that comparing two is quick.
+            # The same object for the same answer, so that comparing two answers is quick.
             found = before if before is not None and before == found else found
             self._known[choices] = self._before[choices] = found
         return found

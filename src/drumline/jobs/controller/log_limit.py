@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 TRIMMED = "trimmed"
-"""Stands in the folder of an attempt whose logs were removed to keep a job within its limit."""
+"""The file that marks the folder of an attempt whose logs were removed for the limit."""
 
 
 def trim(folder: Path, newest: int, most: int) -> None:
-    """Remove logs of attempts between the first and the newest until a job's take up no more.
+    """Remove logs of attempts between the first and the newest until a job's logs fit the limit.
 
-    Why a job failed shows at both ends: how it began, and how it went at last.
+    Both ends are kept, because they show why a job failed: how it began, and how it ended.
     """
     kept = {}
     for number in range(1, newest):

@@ -1,4 +1,4 @@
-"""From a job's record to what the hosts of one attempt run."""
+"""What the hosts of an attempt run, from the record of the job."""
 
 from drumline.hosts.companion import Use
 from drumline.hosts.environment import (
@@ -42,25 +42,25 @@ def program_of(record: Record, attempt: int, held: Placement, folders: Folders) 
     )
 
 
-def told_events(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tuple[Event, ...]:
-    """The events, with what the user gave for the job where the hosts start to run it."""
+def detailed_events(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tuple[Event, ...]:
+    """The events, with code, set-up and command from the job file where the hosts start."""
     held = job.placement
     first_on_slice = job.attempt and held and job.attempt.started_at <= held.asked_at
-    told: list[Event] = []
+    detailed: list[Event] = []
     count = "1 host" if held and held.hosts == 1 else f"{held.hosts if held else 0} hosts"
     for event in events:
         if event.kind == "code":
-            told += _code_events(spec, count) if first_on_slice else ()
+            detailed += _code_events(spec, count) if first_on_slice else ()
             continue
         if event.kind != "run":
-            told.append(event)
+            detailed.append(event)
             continue
         if first_on_slice:
-            told += _setup_events(spec, count)
+            detailed += _setup_events(spec, count)
         command = spec.run.strip().splitlines()
         more = f" … ({len(command)} lines)" if len(command) > 1 else ""
-        told.append(Event("run", command[0] + more))
-    return tuple(told)
+        detailed.append(Event("run", command[0] + more))
+    return tuple(detailed)
 
 
 def _code_events(spec: StoredSpec, count: str) -> list[Event]:

@@ -12,14 +12,14 @@ from drumline.observed.hosts import HostReport
 _LONGEST_LINE = 500
 _LONGEST_NUMBER = 40
 _MOST = 1 << 18
-"""Bytes read in one go: of a log that grew by more, the end alone says where the program is now."""
+"""The most bytes of one read: of a log that grew by more, only the end is read."""
 MATCH_SECONDS = 0.25
-"""Of the processor, for all the lines of one read: a plain pattern needs a fiftieth of it, and
-everybody waits meanwhile."""
+"""CPU seconds to match all the lines of one read: a plain pattern needs a fiftieth of that, and
+everything else waits meanwhile."""
 
 
 def heartbeat_of(reports: Sequence[HostReport]) -> tuple[int, dict[str, Any]] | None:
-    """The first host that has a heartbeat, and what it says."""
+    """The first host that has a heartbeat, and that heartbeat."""
     for report in reports:
         if report.heartbeat:
             return report.index, dict(report.heartbeat)
@@ -32,35 +32,35 @@ class LogReader:
     def __init__(self, folder: Path, pattern: str, known: bool = False) -> None:
         """`folder` holds `host-0.log` and its siblings.
 
-        Where an earlier reader's news are `known`, the first news are where the program is now.
+        Where an earlier reader's news are `known`, the first news are only the newest match.
         """
         self._folder = folder
         self._known = known
         self._pattern = re.compile(pattern)
         self._offsets: dict[Path, int] = {}
-        self._teller: Path | None = None
+        self._source: Path | None = None
 
     def news(self) -> list[dict[str, Any]]:
-        """What the first host that tells has told since the last call, oldest first.
+        """What was matched since the last call in the first log with a match, oldest first.
 
-        Raises TooSlow where the pattern takes too long over it.
+        Raises TooSlow where the pattern takes too long.
         """
-        if self._teller is not None:
-            return self._read(self._teller)
+        if self._source is not None:
+            return self._read(self._source)
         for path in sorted(self._folder.glob("host-*.log"), key=_host_number):
             found = self._read(path)
             if found:
-                self._teller = path
+                self._source = path
                 return found[-1:] if self._known else found
         return []
 
     def _read(self, path: Path) -> list[dict[str, Any]]:
         size = size_of(path)
-        # A host that came back empty begins a new log.
+        # A replaced host begins a new log.
         known = min(self._offsets.get(path, 0), size)
         stretch = read(path, max(known, size - _MOST), _MOST)
         start, data = stretch.start, stretch.data
-        # A line that is being written is read when it is whole; bars of progress end theirs by \r.
+        # An unfinished line is read once it is complete; progress bars end theirs with \r.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._offsets[path] = start + end
         lines = data[:end].decode("utf-8", "replace").splitlines()

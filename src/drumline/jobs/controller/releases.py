@@ -1,7 +1,7 @@
-"""Slices that are to go: each is deleted again and again until a look shows that it has gone.
+"""Slices to delete: each delete is repeated until a poll shows that the slice is gone.
 
-A forgotten slice costs money, so what bears our label and belongs to no job is taken in here too.
-A delete that fails is tried again later each time, and what the cloud said about it is told.
+A forgotten slice costs money, so what has our label and belongs to no job is deleted too. A delete
+that fails is retried with a growing backoff, and what the cloud said about it is shown.
 """
 
 import logging
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 LABEL_OWNER = "drumline-owner"
 LABEL_JOB = "drumline-job"
 MOST_DOUBLED = 5
-"""A delete that keeps failing is tried again after 32 intervals at the latest: five minutes."""
+"""How often the backoff doubles: a failing delete is retried at least every 32 intervals."""
 
 
 class Releases:
-    """What is to go from the cloud."""
+    """The slices that are to be deleted from the cloud."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Releases:
         folders: Folders,
         wall: Callable[[], float],
     ) -> None:
-        """Take up what earlier servers left to be released; `wall` is the time to write down."""
+        """Take over what earlier servers left to be released; `wall` gives the times to save."""
         self._store = store
         self._cloud = cloud
         self._polls = polls
@@ -39,15 +39,15 @@ class Releases:
         self._wall = wall
         self._again_at: dict[str, float] = {}
         self._known_since: dict[str, float] = {}
-        """Slice → when this server first knew, by its steady clock, that it is to go."""
+        """When this server learnt, by its monotonic clock, that a slice is to be deleted."""
         self._failures: dict[str, int] = {}
         self.trouble: dict[str, str] = {}
-        """Slice → why it could not be deleted the last time."""
+        """Why the last delete failed, by slice."""
         self.rows: list[SliceRow] = store.releasing()
-        """As of the beginning of this round."""
+        """The slices to delete as of the beginning of this round."""
 
     def begin_round(self, now: float) -> None:
-        """Read once what is to go."""
+        """Read the slices to delete, once for the round."""
         self.rows = self._store.releasing()
         self._known_since = {row.name: self._known_since.get(row.name, now) for row in self.rows}
 
@@ -56,25 +56,25 @@ class Releases:
         for row in self.rows:
             if row.job != job_id or row.ready is None:
                 continue
-            look = self._polls.newest(row.zone)
-            listed = look.placements.get(row.name) if look else None
-            if look is None or (listed is not None and listed.may_run):
+            poll = self._polls.newest(row.zone)
+            listed = poll.placements.get(row.name) if poll else None
+            if poll is None or (listed is not None and listed.may_run):
                 return True
         return False
 
     def trouble_of(self, job_id: str) -> str:
-        """Why a slice of a job could not be deleted the last time; empty where nothing is amiss."""
+        """Why the last delete of a slice of a job failed; empty where none did."""
         for row in self.rows:
             if row.job == job_id and row.name in self.trouble:
                 return f"its slice in {row.zone} cannot be released: {self.trouble[row.name]}"
         return ""
 
     def due(self, now: float, asking: Collection[str]) -> Iterator[SliceRow]:
-        """Those to delete now; what has gone is crossed off, unless it is just being asked for."""
+        """The slices to delete now; those that are gone are dropped, unless being requested."""
         for row in self.rows:
-            look = self._polls.newest(row.zone)
-            newer = look is not None and look.at > self._known_since[row.name]
-            if look and newer and row.name not in asking and look.is_gone(row.name):
+            poll = self._polls.newest(row.zone)
+            newer = poll is not None and poll.at > self._known_since[row.name]
+            if poll and newer and row.name not in asking and poll.is_gone(row.name):
                 self._store.gone(row.name, self._wall())
                 self._folders.forget_known_hosts(row.name)
                 self._polls.forget(row.name)
@@ -85,10 +85,10 @@ class Releases:
                 yield row
 
     async def release(self, row: SliceRow) -> None:
-        """Delete a slice; one that is gone already is no error."""
+        """Delete a slice; no error if it is gone already."""
         try:
-            look = self._polls.newest(row.zone)
-            listed = look.placements.get(row.name) if look else None
+            poll = self._polls.newest(row.zone)
+            listed = poll.placements.get(row.name) if poll else None
             slices = [part.name for part in listed.slices] if listed else []
             await self._cloud.release(row.zone, row.name, slices)
         except CloudError as error:
@@ -101,15 +101,15 @@ class Releases:
             self.trouble.pop(row.name, None)
         self._polls.soon(row.zone)
 
-    def take_in_strays(self, look: ZonePoll, held: Collection[str]) -> None:
-        """What bears our label and belongs to no job is released."""
+    def take_in_strays(self, poll: ZonePoll, held: Collection[str]) -> None:
+        """Release what has our label and belongs to no job."""
         owner = self._store.owner
         known = {*held, *(row.name for row in self._store.releasing())}
-        for name, listed in look.placements.items():
+        for name, listed in poll.placements.items():
             ours = listed.labels.get(LABEL_OWNER) == owner
             if ours and name not in known and not listed.being_deleted:
-                log.warning("stray slice %s in %s is released", name, look.zone)
+                log.warning("stray slice %s in %s is released", name, poll.zone)
                 job = listed.labels.get(LABEL_JOB, "")
                 now = self._wall()
-                stray = SliceRow(name, job, look.zone, listed.accelerator, now, None, now, None)
+                stray = SliceRow(name, job, poll.zone, listed.accelerator, now, None, now, None)
                 self._store.adopt_stray(stray)

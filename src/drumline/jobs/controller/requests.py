@@ -1,4 +1,4 @@
-"""Asking the cloud for slices, so many a minute."""
+"""Requests for slices, limited to so many a minute."""
 
 from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
@@ -10,21 +10,21 @@ from drumline.observed.faults import Refusal
 
 
 class Requests:
-    """Each slice is asked for in our name, with our key for its hosts."""
+    """Requests slices with our label, and with our SSH key for their hosts."""
 
     def __init__(self, cloud: Cloud, owner: str, public_key: str, budget: Budget) -> None:
-        """`owner` is the label that all of this database's slices bear."""
+        """`owner` is the label of all slices of this database."""
         self._cloud = cloud
         self._owner = owner
         self._public_key = public_key
         self._budget = budget
 
     def may_ask(self) -> bool:
-        """Whether one more may be asked for now; if so, it counts."""
+        """Whether one more request may be made now; if so, it is counted."""
         return self._budget.take()
 
     async def ask(self, record: Record, held: Placement) -> Refusal | None:
-        """Ask for a placement; why it was refused, if it was."""
+        """Ask for a placement; returns why it was refused, if it was."""
         wanted = slice_of(held.accelerator)
         request = PlacementRequest(
             name=held.name,

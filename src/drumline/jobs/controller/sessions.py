@@ -33,12 +33,12 @@ def run_of(job: Job) -> Run | None:
 
 
 class Sessions:
-    """By attempt: its connections, since when its hosts are listened to, whether it was stopped."""
+    """For each attempt: its connections, since when they are open, whether it was stopped."""
 
     def __init__(
         self, cloud: Cloud, config: Config, folders: Folders, clock: Callable[[], float]
     ) -> None:
-        """`clock` orders what the hosts say."""
+        """`clock` gives the times at which hosts are heard."""
         self._cloud = cloud
         self._config = config
         self._folders = folders
@@ -52,21 +52,21 @@ class Sessions:
         return self._open.get(run) if run else None
 
     def reports(self, job: Job) -> tuple[HostReport, ...]:
-        """The newest word from the hosts of the attempt under way."""
+        """The newest reports from the hosts of the attempt under way."""
         session = self.get(run_of(job))
         return session.reports() if session else ()
 
     def listening_since(self, job: Job) -> float | None:
-        """Since when silence of its hosts is theirs and not ours."""
+        """Since when we listen to its hosts: earlier silence says nothing about them."""
         run = run_of(job)
         return self._since.get(run) if run else None
 
     def stopped(self, job: Job) -> bool:
-        """Whether its program was told to end, and did or had its time."""
+        """Whether its program was stopped: it ended, or its time to do so was up."""
         return run_of(job) in self._stopped
 
     async def addresses(self, listed: ListedPlacement) -> list[Address]:
-        """How to reach each host, with the key it proves itself by where the cloud knows it."""
+        """How to reach each host, with its host key where the cloud publishes it."""
         try:
             keys = await self._cloud.host_keys(listed)
         except CloudError:
@@ -80,7 +80,7 @@ class Sessions:
 
     def begin(self, record: Record, held: Placement, addresses: Sequence[Address]) -> None:
         """Open connections to the hosts and have them run the attempt under way."""
-        # Here, because SSH takes longer to load than all the rest of the server.
+        # Imported here, because SSH takes longer to load than all the rest of the server.
         from drumline.hosts.session import SliceSession
 
         run = run_of(record.job)
@@ -112,15 +112,15 @@ class Sessions:
         self._stopped.add(run)
 
     def end(self, run: Run) -> "SliceSession | None":
-        """Forget an attempt that is over; its connections, to be closed."""
+        """Forget an attempt that is over; returns its connections, to be closed."""
         self._stopped.discard(run)
         self._since.pop(run, None)
         return self._open.pop(run, None)
 
     def listen_anew(self) -> None:
-        """We could not listen for a while: nobody was silent meanwhile."""
+        """Begin to listen again after a time when we could not: no host was silent meanwhile."""
         self._since = dict.fromkeys(self._since, self._clock())
 
     async def close(self) -> None:
-        """Let go of all; the programs go on."""
+        """Close all connections; the programs go on."""
         await asyncio.gather(*(s.close() for s in self._open.values()), return_exceptions=True)

@@ -1,10 +1,10 @@
-"""Slices that bear our label and that this database knows nothing of.
+"""Slices that have our label and are unknown to this database.
 
-Every slice bears the id of the database that asked for it. Where that is this database and it lists
-no such slice, the slice is forgotten and `releases` lets it go. But a database can be lost, or be
-an old copy, while its slices run on and cost. So the ids stand beside it, in `owners.json`, with
-the zones that were used: what bears one of them and is not known here is shown, and the user says
-whether to release it or to adopt it. Another home may know it, so nothing is done unasked.
+The label of a slice is the id of the database that requested it. A slice of this database that it
+does not list was forgotten, and `releases` deletes it. But a database can be lost, or be an old
+copy, while its slices run on and cost. So the ids are kept beside it, in `owners.json`, with the
+zones that were used: a slice with one of these ids that is unknown here is shown, and the user
+decides whether to release or to adopt it. Another home may know it, so nothing is done unasked.
 """
 
 import json
@@ -24,22 +24,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Stray:
-    """A slice of a database that is not this one."""
+    """A slice of another database."""
 
     name: str
     zone: str
     accelerator: str
     state: str
-    """The cloud's own word for it."""
+    """The cloud's own name of the state."""
     job: str
-    """The job it was for, by the number it had there."""
+    """The id of its job in that database."""
     owner: str
     hosts: int
     adoptable: bool
-    """Whether a job can go on on it."""
+    """Whether a job can go on with this slice."""
 
-    def told(self) -> dict[str, Any]:
-        """As JSON."""
+    def as_json(self) -> dict[str, Any]:
+        """The stray as the server sends it."""
         return asdict(self)
 
 
@@ -47,10 +47,10 @@ class Owners:
     """The databases that this home has had: their ids, their last jobs, and the zones they used."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is known; a file that cannot be read is begun anew."""
+        """Read the file at `path`; one that cannot be read is started again."""
         self._path = path
         self.last_jobs: dict[str, int] = {}
-        """Database → the highest number that it has given a job."""
+        """The highest job number so far, by database."""
         self.zones: set[str] = set()
         self._written = True
         try:
@@ -63,7 +63,7 @@ class Owners:
             log.warning("%s cannot be read: %s", path, wrong)
 
     def remember(self, owner: str, last_job: int = 0, zones: Collection[str] = ()) -> None:
-        """Write down what is new of a database; where the disk is full, the next time."""
+        """Save what is new about a database; where the disk is full, the next time."""
         last = max(last_job, self.last_jobs.get(owner, 0))
         known = self.last_jobs.get(owner) == last and self.zones.issuperset(zones)
         if known and self._written:
@@ -86,12 +86,12 @@ class Owners:
 
 
 class Strays:
-    """What the newest look at each zone showed of them."""
+    """The strays in the newest poll of each zone."""
 
     def __init__(self, owner: str, owners: Owners, last_job: int) -> None:
-        """`owner` is this database, and `last_job` the highest number that it has given a job.
+        """`owner` is this database, and `last_job` its highest job number.
 
-        Where it once had given higher ones, it is an older copy, and knows nothing of those jobs.
+        If it once had a higher one, it is an older copy, to which those jobs are unknown.
         """
         self._owner = owner
         self._owners = owners
@@ -100,25 +100,25 @@ class Strays:
 
     @property
     def zones(self) -> set[str]:
-        """Where some may be, whatever this database says."""
+        """Zones where strays may be, whatever this database says."""
         return set(self._owners.zones)
 
     def gave(self, job_id: str) -> None:
-        """This database has given a job that number."""
+        """Note that this database has given a job that number."""
         self._owners.remember(self._owner, int(job_id))
 
-    def see(self, look: ZonePoll) -> None:
-        """Take in a look at a zone."""
-        self._seen[look.zone] = [*self._found(look)]
-        self._owners.remember(self._owner, zones=[look.zone])
+    def see(self, poll: ZonePoll) -> None:
+        """Take in a poll of a zone."""
+        self._seen[poll.zone] = [*self._found(poll)]
+        self._owners.remember(self._owner, zones=[poll.zone])
 
-    def _found(self, look: ZonePoll) -> Iterator[Stray]:
-        for name, seen in look.placements.items():
+    def _found(self, poll: ZonePoll) -> Iterator[Stray]:
+        for name, seen in poll.placements.items():
             owner, job = seen.labels.get(LABEL_OWNER, ""), seen.labels.get(LABEL_JOB, "")
             if not seen.being_deleted and self._unknown(owner, job):
                 hosts = len(seen.endpoints)
                 yield Stray(
-                    name, look.zone, seen.accelerator, seen.word, job, owner, hosts,
+                    name, poll.zone, seen.accelerator, seen.word, job, owner, hosts,
                     adoptable=seen.state is PlacementState.READY and hosts > 0,
                 )  # fmt: skip
 
@@ -128,7 +128,7 @@ class Strays:
         return owner in self._owners.last_jobs
 
     def all(self, known: Collection[str]) -> list[Stray]:
-        """Those that are not among the slices that are `known` by now."""
+        """The strays that are not among the slices `known` by now."""
         return [
             stray
             for zone in sorted(self._seen)
@@ -137,5 +137,5 @@ class Strays:
         ]
 
     def names(self) -> set[str]:
-        """Those that are not to be released unasked."""
+        """The names of slices that are not to be released unasked."""
         return {stray.name for found in self._seen.values() for stray in found}

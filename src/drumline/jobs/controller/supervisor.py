@@ -1,8 +1,8 @@
-"""The loop: observe → decide → write down → act.
+"""The reconcile loop: observe → decide → save → act.
 
-Each zone is polled once a tick with two list calls, however many jobs there are; each host is
-heard through its open connection. A poll that fails changes nothing but the age of what is known.
-Everything slow runs in tasks of its own, one per slice and purpose, and wakes the loop when done.
+Each zone is polled with two list calls, however many jobs there are; each host is heard through
+its open connection. A poll that fails changes nothing but the age of what is known. Everything
+slow runs in tasks of its own, one per slice and purpose, and wakes the loop when done.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from drumline.jobs.controller.availability import Availability, Zones
 from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.controller.polling import ZonePolls
-from drumline.jobs.controller.program import told_events
+from drumline.jobs.controller.program import detailed_events
 from drumline.jobs.controller.releases import Releases
 from drumline.jobs.controller.requests import Requests
 from drumline.jobs.controller.sessions import Run, Sessions, run_of
@@ -46,11 +46,11 @@ from drumline.observed.hosts import HostPhase
 log = logging.getLogger(__name__)
 
 FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
-"""After the start, and between two times: what grows takes weeks to matter."""
+"""Seconds from the start to the first pruning, and between two: growth takes weeks to matter."""
 BREATH = 100
-"""Jobs that are decided on at a stretch; then callers have their turn."""
+"""Jobs that are decided on before the event loop may serve callers."""
 ROUND_PAUSE = 0.02
-"""Seconds between two rounds at least, so that a burst of news is one round and not many."""
+"""The least seconds between two rounds, so that a burst of news is one round and not many."""
 
 
 Standing = tuple[Job, Zones, bool, bool]
@@ -68,9 +68,9 @@ class Supervisor:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take up every job where the store left it.
+        """Take up every job as the store has it.
 
-        Order and duration come from the `monotonic` clock; the `wall` is for showing.
+        Order and duration come from the `monotonic` clock; `wall` gives the times that are shown.
         """
         clock = SteadyClock(wall, monotonic)
         self.store = store
@@ -94,7 +94,7 @@ class Supervisor:
         self._requests = Requests(cloud, store.owner, public_key, budget)
         self._availability = Availability(config.zone_rest_scale, clock)
         self._waiting: dict[str, Standing] = {}
-        """What the last decision on a job without a slice went by."""
+        """What the last decision on each job without a slice was based on."""
         self.sessions = Sessions(cloud, config, self.folders, clock)
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
@@ -105,8 +105,8 @@ class Supervisor:
             store, self.polls, self.releases, self.strays,
             zones=config.zones, held=self._held, clock=clock,
         )  # fmt: skip
-        # No number is given twice in a home, not even by a new database or an older copy: logs are
-        # kept by it, and a host takes the attempt of a job that it knows for one that has begun.
+        # No job number is used twice in a home, not even by a new database or an older copy: logs
+        # are kept by number, and a host that knows a job's attempt takes it for started.
         store.skip_to(max(owners.last_jobs.values(), default=0))
         owners.remember(store.owner, store.last_number(), store.zones_used())
 
@@ -138,7 +138,7 @@ class Supervisor:
         self.actions.writable_again()
 
     async def _rest(self, began: float) -> None:
-        """Until there is news or something is due, after a round that began at that time."""
+        """Wait until there is news or something is due, after a round that began at that time."""
         await asyncio.sleep(ROUND_PAUSE)
         waits = (self.polls.next_due(), self.actions.next_try())
         planned = max(0.01, min(wait for wait in waits if wait is not None))
@@ -150,28 +150,28 @@ class Supervisor:
             pass
         overslept = self._clock() - began - planned
         if overslept > self.config.patience.silence / 4:
-            # We could not listen: the machine slept, or was too busy. Nobody was silent meanwhile.
+            # We could not listen: the machine slept, or was too busy. No host was silent meanwhile.
             log.info("nothing was heard for %.0f s, by no fault of the hosts", overslept)
             self.sessions.listen_anew()
 
     async def close(self) -> None:
-        """Let go of everything; programs and slices go on without us."""
+        """Close everything; programs and slices go on without us."""
         await self.actions.close()
         await self.sessions.close()
         await self.cloud.close()
         self.heartbeats.write(everything=True)
 
     def busy(self) -> bool:
-        """Whether anything needs us: a job that lives, a slice that is held or that is to go."""
+        """Whether anything needs us: a job that has not ended, a slice held or to be deleted."""
         living = (not r.job.status.ended or r.job.placement for r in self.records.values())
         return any(living) or bool(self.store.releasing())
 
     def wake(self) -> None:
-        """Something changed: go round now."""
+        """Start the next round now, because something changed."""
         self._wake.set()
 
     def _prune(self) -> None:
-        """Forget what nobody will miss, now and then; not at the start, which shall be quick."""
+        """Prune the store now and then; not at the start, which should be quick."""
         now = self._clock()
         if now < self._prune_at:
             return
@@ -200,10 +200,10 @@ class Supervisor:
         )
 
     def _standing(self, job: Job) -> Standing | None:
-        """All that `decide` goes by for a job without a slice; None for the others.
+        """All that `decide` depends on for a job without a slice; None for the others.
 
-        Where it is as it was at the last decision there is nothing to decide, and that is so for
-        most of a thousand jobs that wait, at every round.
+        If it is equal to that of the last decision there is nothing to decide, which holds for
+        most of a thousand waiting jobs in every round.
         """
         if job.placement is not None:
             return None
@@ -215,7 +215,7 @@ class Supervisor:
         )
 
     def _listen_to(self, job: Job) -> None:
-        """Take in what the program tells of its steps."""
+        """Take in the metrics that the program reports."""
         reports = self.sessions.reports(job)
         if job.attempt is not None and reports:
             pattern = self.records[job.id].spec.progress
@@ -232,7 +232,7 @@ class Supervisor:
     def _settle(self, job_id: str) -> None:
         record = self.records.get(job_id)
         if record is None:
-            return  # it went while others were decided on
+            return  # it was deleted while others were decided on
         job = record.job
         standing = self._standing(job)
         if standing is not None and standing == self._waiting.get(job_id):
@@ -247,17 +247,17 @@ class Supervisor:
             self._waiting[job_id] = standing
 
     def record(self, job_id: str) -> Record | None:
-        """A job as it is now, whether it has ended or not; None where there is none of that id."""
+        """The current record of a job, ended or not; None where no job has that id."""
         return self.records.get(job_id) or self.store.record(job_id)
 
     def take_in(self, record: Record) -> None:
-        """A new job: from now on it is kept moving."""
+        """Supervise a new job from now on."""
         self.records[record.job.id] = record
         self.strays.gave(record.job.id)
         self.wake()
 
     def forget(self, job_id: str) -> None:
-        """Nothing more happens to this job of itself: the store keeps what there is to know."""
+        """Drop a job that stays as it is until a user acts; the store keeps its record."""
         self.records.pop(job_id, None)
         self._waiting.pop(job_id, None)
         self.actions.forget(job_id)
@@ -269,12 +269,12 @@ class Supervisor:
         decided: Callable[[Record], Decision | None],
         spec: StoredSpec | None = None,
     ) -> Record | None:
-        """Change a job, the one way to do so: `decided` is given its record as it is now.
+        """Change a job; the only way to do so. `decided` is given its current record.
 
-        Nothing is awaited between reading and writing, so whatever is slow comes before, and
-        `decided` looks again at what it builds on. None from it leaves the job as it is; a `spec`
-        is written along with its decision. Returns the record as it is then, None where there is
-        no such job.
+        Nothing is awaited between reading and writing, so do slow work before, and let `decided`
+        check again what it relies on. If it returns None the job stays as it is; a `spec` is
+        saved along with its decision. Returns the record afterwards, None where there is no such
+        job.
         """
         record = self.record(job_id)
         if record is None:
@@ -286,20 +286,20 @@ class Supervisor:
         return self.record(job_id)
 
     def apply(self, before: Job, decision: Decision, spec: StoredSpec | None = None) -> None:
-        """Write a decision down, then do what follows from it."""
+        """Save a decision, then do what follows from it."""
         job = decision.job
         if job.status.ended and not before.status.ended:
             job = replace(job, ended_at=self._wall())
             decision = replace(decision, job=job)
         record = self.records[job.id]
         changed = job is not before and job != before
-        # Why a job waits is only told. A thousand that wait for a zone learn of its news together,
-        # and after a crash the first round tells it anew: no reason for a thousand writes.
+        # Why a job waits is only shown. A thousand jobs that wait for a zone change it together,
+        # and after a crash the first round sets it again: no reason for a thousand writes.
         only_told = changed and replace(before, reason=job.reason) == job
         if (changed and not only_told) or decision.events or decision.ended or spec is not None:
-            events = told_events(decision.events, job, record.spec)
-            told = replace(decision, events=events)
-            self.store.save(told, self._wall(), self.sessions.reports(before), spec)
+            events = detailed_events(decision.events, job, record.spec)
+            detailed = replace(decision, events=events)
+            self.store.save(detailed, self._wall(), self.sessions.reports(before), spec)
             self.wake()
         if changed or spec is not None:
             given = record.spec if spec is None else spec
@@ -353,7 +353,7 @@ class Supervisor:
                 self.polls.soon(held.zone)
 
     def _stop_soon(self, run: Run, held: Placement) -> None:
-        """Stop the program; a server that has just started must first see where its hosts are."""
+        """Stop the program; a server that has just started must first find its hosts."""
         if self.sessions.get(run) is None and self.polls.of(held) is None:
             self.polls.soon(held.zone)
             return
@@ -407,10 +407,10 @@ class Supervisor:
         self.actions.start(f"listen {job_id}/{number}", lambda: self._listen(run, zone), job_id)
 
     async def _listen(self, run: Run, zone: str) -> None:
-        """Wake the loop when a host has news; news of trouble brings the next look forward.
+        """Wake the loop when a host has news; news of trouble brings the next poll forward.
 
-        A heartbeat alone is taken in here: with ten a second from each job, a round for every one
-        would be all that the server does.
+        A heartbeat alone is taken in here: with ten a second from each job, a round for each
+        would keep the server busy with nothing else.
         """
         session = self.sessions.get(run)
         before: list[tuple[HostPhase, str, int | None, str, str]] = []

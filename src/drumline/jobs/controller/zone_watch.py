@@ -1,4 +1,4 @@
-"""Which zones are polled, and what is made of what they show: ours, to be released, or a stray."""
+"""Which zones are polled, and what becomes of the slices found: ours, to be deleted, or strays."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
@@ -12,11 +12,11 @@ from drumline.jobs.core.state import Placement
 from drumline.jobs.store.records import Store
 
 SWEEP_SECONDS = 300.0
-"""Between two polls of zones where nothing of ours should be; a forgotten slice costs money."""
+"""Seconds between polls of zones where we should have nothing: a forgotten slice costs money."""
 
 
 class ZoneWatch:
-    """Polls zones where something of ours is as often as is due, and all others now and then."""
+    """Polls zones where we have something at the usual interval, and all others now and then."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ZoneWatch:
         held: Callable[[], Iterable[Placement]],
         clock: Callable[[], float],
     ) -> None:
-        """`zones` are those that the user named; `held` gives what jobs hold or wait for now."""
+        """`zones` are those the user named; `held` returns what jobs hold or wait for now."""
         self._store = store
         self._polls = polls
         self._releases = releases
@@ -40,7 +40,7 @@ class ZoneWatch:
         self._swept_at = float("-inf")
 
     def start_polls(self, actions: Actions) -> None:
-        """Begin every poll that is due."""
+        """Start every poll that is due."""
         now = self._clock()
         zones = {held.zone for held in self._held()} | {row.zone for row in self._releases.rows}
         if now - self._swept_at > SWEEP_SECONDS:
@@ -54,17 +54,17 @@ class ZoneWatch:
         await asyncio.gather(*(self._poll(zone) for zone in self._everywhere()))
 
     def known(self) -> set[str]:
-        """The names of what a job holds or what is to go."""
+        """The names of slices that a job holds or that are to be deleted."""
         held = {placement.name for placement in self._held()}
         return held | {row.name for row in self._store.releasing()}
 
     def _everywhere(self) -> set[str]:
-        """Where a slice of ours may be."""
+        """The zones where a slice of ours may be."""
         return set(self._named) | self._store.zones_used() | self._strays.zones
 
     async def _poll(self, zone: str) -> None:
         expected = self._held_in(zone) | {r.name for r in self._releases.rows if r.zone == zone}
-        poll = await self._polls.look(zone, expected)
+        poll = await self._polls.poll(zone, expected)
         if poll is not None:
             self._strays.see(poll)
             held = self._held_in(zone) | self._store.held_aside() | self._strays.names()

@@ -31,7 +31,7 @@ class LostSlices:
         """What bears the label of a database this home had and is known to none here."""
         await self._supervisor.zones.poll_everywhere()
         return {
-            "strays": [stray.told() for stray in self.seen()],
+            "strays": [stray.as_json() for stray in self.seen()],
             "not_seen": dict(self._supervisor.polls.trouble),
         }
 

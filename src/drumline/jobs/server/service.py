@@ -121,7 +121,7 @@ class JobService:
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
             "unreadable": [asdict(aside) for aside in self.store.set_aside()],
-            "strays": [stray.told() for stray in self.lost.seen()],
+            "strays": [stray.as_json() for stray in self.lost.seen()],
             "trouble": self._trouble(),
         }
 

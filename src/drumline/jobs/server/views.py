@@ -90,7 +90,7 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             {key: attempt[key] for key in told} for attempt in supervisor.store.attempts(job_id)
         ],
         "points": [asdict(point) for point in points],
-        "steps_again": steps_again(supervisor.store.told.steps_by_attempt(job_id).values()),
+        "steps_again": steps_again(supervisor.store.metrics.steps_by_attempt(job_id).values()),
     }
 
 
@@ -98,7 +98,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Everything `drumline show` tells."""
     job, store = record.job, supervisor.store
     attempts = store.attempts(job.id)
-    steps = store.told.steps_by_attempt(job.id)
+    steps = store.metrics.steps_by_attempt(job.id)
     if job.attempt is not None and attempts:
         live = supervisor.heartbeats.steps(job.id, job.attempt.number)
         if live is not None:

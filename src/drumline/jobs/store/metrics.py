@@ -1,4 +1,4 @@
-"""What programs told of their steps, on disk: the newest report, each attempt's steps, points."""
+"""Metrics that programs reported, on disk: the newest of each job, steps of attempts, points."""
 
 import json
 import sqlite3
@@ -16,7 +16,7 @@ _STEPS = TypeAdapter(Steps)
 
 @dataclass(frozen=True)
 class Point:
-    """A step of an attempt, when it was seen, and what the program told with it."""
+    """A step of an attempt, when it was seen, and the metrics reported with it."""
 
     attempt: int
     time: float
@@ -24,11 +24,11 @@ class Point:
     metrics: Mapping[str, float]
 
 
-class Told:
-    """The part of the database that programs fill."""
+class Metrics:
+    """The part of the database that programs fill by their heartbeats."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        """Work on the store's connection."""
+        """`db` is the store's connection."""
         self._db = db
 
     def put(
@@ -38,7 +38,7 @@ class Told:
         steps: Mapping[int, Steps],
         points: Iterable[Point],
     ) -> None:
-        """Keep what a program told: its newest report, how attempts have gone, and the history."""
+        """Save what a program reported: its newest metrics, the steps of attempts, and points."""
         with transaction(self._db):
             self._db.execute(
                 "UPDATE jobs SET progress = coalesce(?, progress) WHERE number = ?",
@@ -47,8 +47,8 @@ class Told:
             self._db.executemany(
                 "UPDATE attempts SET course = ? WHERE job = ? AND number = ?",
                 [
-                    (_STEPS.dump_json(told).decode(), job_id, number)
-                    for number, told in steps.items()
+                    (_STEPS.dump_json(reached).decode(), job_id, number)
+                    for number, reached in steps.items()
                 ],
             )
             self._db.executemany(
@@ -57,33 +57,33 @@ class Told:
             )
 
     def steps(self, job_id: str, attempt: int) -> Steps | None:
-        """How an attempt has gone, if it told anything."""
+        """The steps of an attempt, if it reported any."""
         row = self._db.execute(
             "SELECT course FROM attempts WHERE job = ? AND number = ?", (job_id, attempt)
         ).fetchone()
         return _steps(row) if row else None
 
     def steps_by_attempt(self, job_id: str) -> dict[int, Steps]:
-        """How the attempts of a job have gone: those that told anything."""
+        """The steps of each attempt of a job that reported any."""
         rows = self._db.execute(
             "SELECT number, course FROM attempts WHERE job = ? ORDER BY number", (job_id,)
         )
         return {row["number"]: found for row in rows if (found := _steps(row))}
 
     def points(self, job_id: str) -> list[Point]:
-        """The history of what a job told."""
+        """The history of a job's metrics."""
         rows = self._db.execute("SELECT * FROM points WHERE job = ? ORDER BY id", (job_id,))
         return [_point(row) for row in rows]
 
     def first_and_last_point(self, job_id: str) -> tuple[float | None, Point | None]:
-        """When the history begins, and its end."""
+        """When the history begins, and its last point."""
         query = "SELECT * FROM points WHERE job = ? ORDER BY id"
         first = self._db.execute(f"{query} LIMIT 1", (job_id,)).fetchone()
         last = self._db.execute(f"{query} DESC LIMIT 1", (job_id,)).fetchone()
         return (first["time"], _point(last)) if first else (None, None)
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
-        """The last that a job told, if anything."""
+        """The newest metrics of a job, if it reported any."""
         query = "SELECT progress FROM jobs WHERE number = ?"
         row = self._db.execute(query, (int(job_id),)).fetchone()
         return dict(json.loads(row["progress"])) if row and row["progress"] else None

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Placement
-from drumline.jobs.store.metrics import Told
+from drumline.jobs.store.metrics import Metrics
 from drumline.jobs.store.schema import transaction, upgrade
 from drumline.jobs.store.search import MOST_ENDED, Search, where
 from drumline.jobs.store.specs import StoredSpec
@@ -78,7 +78,7 @@ class Store:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         upgrade(self._db)
-        self.told = Told(self._db)
+        self.metrics = Metrics(self._db)
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
 
     @property
