@@ -139,7 +139,7 @@ class PretendedCloud:
         request, node = self.requested.get(name), self.held.get(name)
         if not any(found and found.zone == zone for found in (request, node)):
             return None
-        return placements.one(request, [node] if node else [])
+        return placements.combined(request, [node] if node else [])
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
         fault = classify(error.code, str(error))

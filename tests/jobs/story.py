@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from drumline.cloud.google.faults import classify, explain
-from drumline.cloud.google.placements import one
+from drumline.cloud.google.placements import combined
 from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.causes import GO_ON_LATER
@@ -66,7 +66,7 @@ class Story:
             sighting = Sighting(self.now, self.listed)
         elif self.looked_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
-            listed = one(self.request, nodes) if self.request or nodes else None
+            listed = combined(self.request, nodes) if self.request or nodes else None
             sighting = Sighting(self.looked_at, listed)
         return Seen(
             sighting,

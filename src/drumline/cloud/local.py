@@ -1,8 +1,8 @@
 """The emulator on this machine as the job manager's cloud.
 
-It is known by its home folder, not by its address: there stand the port and the token of the one
-that runs now, and both are others after it was restarted. They are read at every call, so whoever
-holds this cloud finds the emulator again when it comes back.
+It is known by its home folder, not by its address: the folder has the port and the token of the
+emulator that runs now, and both change when it is restarted. They are read at every call, so a
+caller finds the emulator again when it comes back.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from drumline.cloud.emulator import launch
 from drumline.cloud.google.tpu_api import TpuApi
 from drumline.cloud.protocol import CloudError
 
-# Only a name: where the calls go is found out when they are made.
+# A placeholder: the address is read at each call.
 _URL = "http://localhost"
 
 
@@ -30,7 +30,7 @@ def emulated_cloud(project: str, home: Path) -> TpuApi:
 
 
 class EmulatorCredentials:
-    """The token that the emulator wrote down for its owner."""
+    """The token that the emulator left in its home folder for its owner."""
 
     quota_project: str | None = None
 
@@ -39,7 +39,7 @@ class EmulatorCredentials:
         self._home = home
 
     async def token(self, refused: str | None = None) -> str:
-        """The token of the emulator that runs now; a restarted one has another."""
+        """The token of the emulator that runs now; a restarted emulator has another."""
         del refused
         found = launch.find(self._home)
         if found is None:

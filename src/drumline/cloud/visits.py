@@ -1,7 +1,7 @@
-"""Who calls a server, so that one that nobody needs can leave by itself.
+"""Counts the calls of a server, so that it can exit when it is idle.
 
 The job manager's server and the emulator are started by commands and would otherwise run for ever
-on the machine of somebody who once tried them.
+on the machine of a user who once tried them.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 LONGEST_POLL = 5.0
 LAST_CALLERS = 0.5
-"""Seconds for those who are connected to hear that nobody serves them here."""
+"""Seconds in which connected callers are still answered, with a refusal."""
 
 
 class Visits:
-    """An application that counts its callers, and turns them away once it is leaving.
+    """An application that counts its callers, and refuses them once it is exiting.
 
-    What is turned away has not been done, so whoever called may ask the next server for it.
+    A refused call has had no effect, so the caller may send it to the next server.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class Visits:
         unnoticed: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Leave `patience` seconds after the last call and the last moment that it was `busy`.
+        """Exit `patience` seconds after the last call and the last time that it was `busy`.
 
-        Without patience it stays. Calls of the paths `unnoticed` count for nothing.
+        Without `patience` it never exits. Calls of the paths `unnoticed` do not count.
         """
         self._app = app
         self._busy = busy
@@ -45,7 +45,7 @@ class Visits:
         self._leaving = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a call on, and remember that there was one."""
+        """Pass a call on, and count it."""
         if self._leaving and scope["type"] == "http":
             refusal = JSONResponse({"error": "the server is leaving; ask again"}, 503)
             await refusal(scope, receive, send)
@@ -61,7 +61,7 @@ class Visits:
             self._last = self._clock()
 
     def leaves_in(self) -> float | None:
-        """Seconds until it leaves if nothing happens; None while it does not think of it."""
+        """Seconds until it exits if nothing happens; None while it is not idle."""
         if self._patience is None:
             return None
         if self._open or self._busy():
@@ -70,7 +70,7 @@ class Visits:
         return max(self._last + self._patience - self._clock(), 0.0)
 
     async def over(self) -> None:
-        """Return when it is time to leave; from then on callers are turned away."""
+        """Return when it is time to exit; from then on callers are refused."""
         while True:
             left = self.leaves_in()
             if left == 0.0:

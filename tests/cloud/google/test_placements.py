@@ -22,7 +22,7 @@ PAIR = replace(REQUEST, nodes=("s-0", "s-1"))
 
 def seen(request: str | None, node: str | None) -> ListedPlacement:
     """One slice in these states; None where there is none."""
-    return placements.one(
+    return placements.combined(
         replace(REQUEST, state=request) if request else None,
         [replace(NODE, state=node)] if node else [],
     )
@@ -66,7 +66,7 @@ def test_what_runs_no_more_cannot_hold_up_the_next_slice() -> None:
 
 def test_a_request_that_failed_says_what_that_means() -> None:
     trouble = Trouble(8, 'There is no more capacity in the zone "local-a"')
-    failed = placements.one(replace(REQUEST, state="FAILED", trouble=trouble), [])
+    failed = placements.combined(replace(REQUEST, state="FAILED", trouble=trouble), [])
     assert failed.refusal is not None
     assert (failed.refusal.fault.kind, failed.refusal.said) == (
         FaultKind.STOCKOUT,
@@ -106,16 +106,16 @@ class TestSeveralSlices:
 
     def test_the_tenth_comes_after_the_ninth(self) -> None:
         names = tuple(f"s-{number}" for number in range(11))
-        found = placements.one(replace(REQUEST, nodes=names), self.nodes(*["READY"] * 11))
+        found = placements.combined(replace(REQUEST, nodes=names), self.nodes(*["READY"] * 11))
         assert tuple(part.name for part in found.slices) == names
 
     def test_are_ready_when_all_are(self) -> None:
-        assert placements.one(PAIR, self.nodes("READY")).state is PlacementState.BOOTING
-        half = placements.one(PAIR, self.nodes("READY", "CREATING"))
+        assert placements.combined(PAIR, self.nodes("READY")).state is PlacementState.BOOTING
+        half = placements.combined(PAIR, self.nodes("READY", "CREATING"))
         assert (half.state, half.word) == (PlacementState.BOOTING, "CREATING")
 
     def test_are_lost_when_one_is(self) -> None:
-        found = placements.one(PAIR, self.nodes("READY", "PREEMPTED"))
+        found = placements.combined(PAIR, self.nodes("READY", "PREEMPTED"))
         assert (found.state, found.why_lost) == (PlacementState.LOST, "node PREEMPTED")
         assert found.may_run, "the other one does not know yet"
 

@@ -239,7 +239,7 @@ class TestHostKeys:
     def keys(self, *answers: Answer) -> list[str | None]:
         self.script = Script(list(answers))
         node = ListedNode("n", ZONE, "READY", "v4-16", {})
-        return run(self.script, lambda api: api.host_keys(placements.one(None, [node])))
+        return run(self.script, lambda api: api.host_keys(placements.combined(None, [node])))
 
     def test_are_in_worker_order(self) -> None:
         first = guest(("ssh-rsa", "BBBB"), ("ssh-ed25519", "AAAA1"))

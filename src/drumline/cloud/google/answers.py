@@ -1,8 +1,8 @@
-"""Reading what Google's REST APIs answer when they refuse. Pure.
+"""Reads the error responses of Google's REST APIs. Pure.
 
-gRPC's sixteen codes are squeezed into fewer HTTP codes over REST: 409 is ABORTED and
-ALREADY_EXISTS, 400 is INVALID_ARGUMENT and FAILED_PRECONDITION. The body's `status` tells, where
-the body is Google's; a proxy's HTML page leaves the HTTP code only.
+REST maps gRPC's sixteen codes to fewer HTTP codes: 409 is ABORTED and ALREADY_EXISTS, 400 is
+INVALID_ARGUMENT and FAILED_PRECONDITION. The `status` in the body tells them apart, if the body is
+Google's; with a proxy's HTML page there is only the HTTP code.
 """
 
 import json
@@ -55,8 +55,8 @@ _FROM_HTTP = {
 }
 _TRY_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 _BUSY = re.compile(r"unable to queue the operation", re.IGNORECASE)
-# Seen with 429 and 503, and no second try within seconds will change them. A limit on calls
-# per minute speaks of quota too, which is why the word alone is not enough.
+# Seen with 429 and 503, and a retry within seconds will not change them. A limit on calls per
+# minute mentions quota too, which is why the word alone is not enough.
 _LASTING = re.compile(r"ForTPUAPI|\bcapacity\b|\bQuota limit\b|QuotaFailure", re.IGNORECASE)
 _CALLS = re.compile(r"requests? per (?:minute|second|user)|RATE_LIMIT_EXCEEDED", re.IGNORECASE)
 _LONGEST_TEXT = 2000
@@ -70,7 +70,7 @@ class Refusal:
     code: int
     text: str
     wait: float | None = None
-    """Seconds the cloud asked us to wait."""
+    """Seconds that the cloud asked us to wait."""
 
     @property
     def may_pass(self) -> bool:
@@ -83,7 +83,7 @@ class Refusal:
 
 
 def read_refusal(http: int, body: bytes, headers: Mapping[str, str], now: datetime) -> Refusal:
-    """What an HTTP answer with an error code says."""
+    """The error in an HTTP response."""
     error = _error_of(body)
     details = list(_details(error))
     text = error_text(error) or _plain(body) or f"HTTP {http}"
@@ -94,7 +94,7 @@ def read_refusal(http: int, body: bytes, headers: Mapping[str, str], now: dateti
 
 
 def error_text(error: Mapping[str, Any]) -> str:
-    """The message of a google.rpc.Status, with what only its details say."""
+    """The message of a google.rpc.Status, with what is only in its details."""
     parts = [str(error.get("message") or "").strip()]
     for detail in _details(error):
         kind = str(detail.get("@type", "")).rpartition(".")[2]
@@ -113,7 +113,7 @@ def _error_of(body: bytes) -> Mapping[str, Any]:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    # A streaming front end wraps the error into a list of one.
+    # A streaming front end wraps the error into a list.
     if isinstance(answer, list) and answer:
         answer = answer[0]
     error = answer.get("error") if isinstance(answer, dict) else None
@@ -122,14 +122,14 @@ def _error_of(body: bytes) -> Mapping[str, Any]:
 
 def _details(error: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     details = error.get("details")
-    return (one for one in details if isinstance(one, dict)) if isinstance(details, list) else ()
+    return (item for item in details if isinstance(item, dict)) if isinstance(details, list) else ()
 
 
 def _code(http: int, error: Mapping[str, Any], details: list[Mapping[str, Any]], text: str) -> int:
     status = error.get("status")
     if isinstance(status, str) and status in Rpc.__members__:
         return Rpc[status].value
-    if any(str(one.get("@type", "")).endswith("QuotaFailure") for one in details):
+    if any(str(item.get("@type", "")).endswith("QuotaFailure") for item in details):
         return Rpc.RESOURCE_EXHAUSTED.value
     # Cloud Storage and front ends send no status.
     if http == 409 and "already exists" in text.lower():
@@ -138,7 +138,7 @@ def _code(http: int, error: Mapping[str, Any], details: list[Mapping[str, Any]],
 
 
 def _plain(body: bytes) -> str:
-    """An HTML or text body as one line a user can bear."""
+    """An HTML or text body as one short line."""
     text = body[:20_000].decode(errors="replace")
     title = re.search(r"<title>([^<]*)</title>", text, re.IGNORECASE)
     text = title[1] if title else re.sub(r"<[^>]*>", " ", text)
@@ -146,7 +146,7 @@ def _plain(body: bytes) -> str:
 
 
 def _retry_after(value: str | None, now: datetime) -> float | None:
-    """Retry-After is a count of seconds or a date; what is neither is left aside."""
+    """The seconds of a Retry-After, which is a count or a date; None where it is neither."""
     if value is None:
         return None
     if re.fullmatch(r"\s*\d{1,9}\s*", value, re.ASCII):

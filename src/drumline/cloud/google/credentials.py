@@ -1,7 +1,7 @@
-"""Who we are to Google: a bearer token that is fresh when it is needed.
+"""Authentication with Google: a bearer token that is fresh when it is needed.
 
-google-auth is imported when the first token is asked for: its transport costs 0.2 s, and a job on
-the emulator never needs it. Everything it does blocks, so it runs in a thread.
+google-auth is imported with the first token: its transport takes 0.2 s, and a job on the emulator
+never needs it. All its calls block, so they run in a thread.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = "run gcloud auth application-default login"
 UNAUTHENTICATED = 16
 
-# A token lives for an hour. Five minutes outlast any call and its retries.
+# A token is valid for an hour. Five minutes outlast any call and its retries.
 _MARGIN = timedelta(minutes=5)
 
 Found = tuple["GoogleAuthCredentials", str | None]
 
 
 class Credentials(Protocol):
-    """What `TpuApi` wants of whoever logs us in."""
+    """What `TpuApi` needs for its authentication."""
 
     @property
     def quota_project(self) -> str | None:
-        """The project that calls are counted against, where it is not the credentials' own."""
+        """The project whose quota calls count against, if not that of the credentials."""
 
     async def token(self, refused: str | None = None) -> str:
-        """A bearer token, and not the one the cloud `refused`."""
+        """A bearer token other than the one that the cloud `refused`."""
 
 
 class GoogleCredentials:
@@ -44,24 +44,24 @@ class GoogleCredentials:
         find: Callable[[], Found] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Look for nothing yet; `find` and `now` stand in for google.auth and the clock."""
+        """`find` and `now` stand in for google.auth and the clock; nothing is loaded yet."""
         self._find = find or _default
         self._now = now
         self._held: GoogleAuthCredentials | None = None
-        # The supervisor looks at many zones at once; one of the looks refreshes, the others wait.
+        # The supervisor polls many zones at once; one of the polls refreshes, the others wait.
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def quota_project(self) -> str | None:
-        """As google-auth knows it; a user's own login needs one, a service account does not."""
+        """The quota project of the login: a user's login needs one, a service account does not."""
         project = getattr(self._held, "quota_project_id", None)
         return project if isinstance(project, str) else None
 
     async def token(self, refused: str | None = None) -> str:
-        """The cached token while it is good, else a fresh one; CloudError 16 where there is none.
+        """The cached token while it is valid, else a fresh one; raises CloudError 16 without login.
 
-        Many calls may be refused with the same stale token: the first to come here refreshes it,
-        and the others, whose token is no longer the cached one, take what it got.
+        Many calls may be refused with the same stale token: the first of them refreshes it, and
+        the others, whose token is no longer the cached one, take the fresh one.
         """
         async with self._one_at_a_time:
             held = self._held
@@ -78,17 +78,17 @@ class GoogleCredentials:
         expiry: datetime | None = held.expiry
         if expiry is None:
             return False
-        # google-auth keeps the expiry in UTC without saying so.
+        # google-auth keeps the expiry as a naive UTC time.
         if expiry.tzinfo is None:
             expiry = expiry.replace(tzinfo=UTC)
         return expiry - self._now() <= _MARGIN
 
 
 def find_project(find: Callable[[], Found] | None = None) -> str | None:
-    """The project to use when nobody named one: the environment's, the login's, or None.
+    """The default project: the environment's, the login's, or None.
 
-    Blocks, and on a machine without any login for seconds: google-auth tries to reach the metadata
-    server that a virtual machine of Google's would have.
+    Blocks, for seconds on a machine without a login: google-auth tries to reach the metadata server
+    that a virtual machine at Google would have.
     """
     named = os.environ.get("GOOGLE_CLOUD_PROJECT")
     if named:
@@ -107,7 +107,7 @@ def _default() -> Found:
     try:
         found: Found = google.auth.default(scopes=[SCOPE])
     except GoogleAuthError as error:
-        # This variable goes before a login: while it is wrong, logging in would not help.
+        # This variable takes precedence over a login: while it is wrong, a login does not help.
         named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
         mend = f"GOOGLE_APPLICATION_CREDENTIALS={named} is no key file we can use; unset it, then "
         raise CloudError(
@@ -123,7 +123,7 @@ def _refresh(held: "GoogleAuthCredentials") -> None:
     try:
         held.refresh(Request())  # type: ignore[no-untyped-call]
     except TransportError as error:
-        # Not being reached is no verdict on the login: the code stays empty, the call is retried.
+        # A network error says nothing about the login: without a code, the call is retried.
         raise CloudError(f"no answer when refreshing the Google credentials: {error}") from error
     except GoogleAuthError as error:
         if error.retryable:

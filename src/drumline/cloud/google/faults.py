@@ -1,9 +1,9 @@
-"""What an error of Google's means, from its code and its text: kind, scope, and a sentence.
+"""Classifies Google's errors by code and text: kind, scope, and a sentence for the user.
 
-One table holds the texts that the cloud has been seen to send. RESOURCE_EXHAUSTED (8) covers
-stockout, quota and rate alike, so the text is asked first and the code only when no text is known.
-A text that nobody has seen is UNKNOWN, not the likeliest guess. Pure; `drumline list` prints what
-`explain` says, and `jobs.core.refusals` decides what follows.
+A table holds the texts that the cloud has been seen to send. RESOURCE_EXHAUSTED (8) covers
+stockout, quota and rate alike, so the text is matched first, and the code only if no text matches.
+A text that is not in the table is UNKNOWN, not the likeliest guess. Pure; `drumline list` prints
+what `explain` returns, and `jobs.core.refusals` decides what follows.
 """
 
 import re
@@ -26,12 +26,12 @@ _SENTENCES = {
     FaultKind.TRANSIENT: "no answer from the cloud for {zone}, trying again",
     FaultKind.UNKNOWN: "{zone} refused: {text}",
 }
-"""For the user; {zone}, and {text} for what the cloud said."""
+"""Sentences for the user, with {zone}, and {text} for the cloud's own message."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A pattern, what it means, and a text it was seen in."""
+    """A pattern, what it means, and a text that it was seen in."""
 
     pattern: re.Pattern[str]
     kind: FaultKind
@@ -43,9 +43,9 @@ def _row(pattern: str, kind: FaultKind, scope: Scope, seen: str) -> _Row:
     return _Row(re.compile(pattern, re.IGNORECASE), kind, scope, seen)
 
 
-# The first row that fits decides. Scopes of QUOTA rows give way to a place that the text names.
+# The first row that matches decides. A place that the text names overrides the scope of QUOTA rows.
 _CLOUD: tuple[_Row, ...] = (
-    # Before quota, of which it speaks: "Quota exceeded for … 'CreateNode requests per minute'".
+    # Before quota, which it mentions: "Quota exceeded for … 'CreateNode requests per minute'".
     _row(
         r"requests? per (?:minute|second|user|\d+ seconds)|RATE_LIMIT_EXCEEDED",
         FaultKind.RATE,
@@ -164,18 +164,18 @@ _BY_CODE = {
     14: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # UNAVAILABLE
     16: Fault(FaultKind.LOGIN, Scope.PROJECT),  # UNAUTHENTICATED
 }
-# Resource exhausted, failed precondition and the like with a text that nobody has seen.
+# Resource exhausted, failed precondition and the like with an unknown text.
 _UNSEEN = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 _NO_ANSWER = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
 
-# Google's own messages fit; a page of HTML or a log need not be read to its end.
+# Google's own messages fit; a page of HTML or a log need not be read to the end.
 _LONGEST = 20_000
 
 
 def classify(code: int | None, text: str) -> Fault:
     """What an error means; `code` is the google.rpc code, None where no answer came."""
     text = text[:_LONGEST]
-    # An expired login is one whatever else its text speaks of.
+    # An expired login is LOGIN, whatever else its text mentions.
     if code == 16:
         return _BY_CODE[16]
     for row in _CLOUD:
@@ -194,7 +194,7 @@ _NAMES = {"IN_USE_ADDRESSES": "external addresses"}
 
 
 def explain(fault: Fault, zone: str, text: str) -> str:
-    """One sentence that says why a job waits or was refused, for the user."""
+    """The sentence that tells the user why a job waits or was refused."""
     if fault.kind is FaultKind.QUOTA:
         return _explain_quota(fault, zone, text[:_LONGEST])
     said = _one_line(text)
@@ -231,7 +231,7 @@ def _counted(name: str) -> str:
 
 
 def _around(scope: Scope, zone: str) -> str:
-    """The zone, or its region; a name that is no zone stays as it is."""
+    """The zone or its region, by the scope; a name that is no zone stays as it is."""
     region, dash, last = zone.rpartition("-")
     return region if scope is Scope.REGION and dash and len(last) == 1 else zone
 

@@ -1,9 +1,9 @@
-"""Between the JSON of the Cloud TPU API (v2) and our values. Pure.
+"""Conversion between the JSON of the Cloud TPU API (v2) and our values. Pure.
 
 Reading is lenient where a field is optional and strict where a guess would hurt: an entry without
-a state stays in the listing, because a slice that vanishes from it is taken for lost; an address
-that is missing makes the whole list of hosts unknown, because a list with a gap numbers the
-hosts behind it wrongly.
+a state stays in the listing, because a slice that is missing there counts as lost; a missing
+address makes the whole list of hosts unknown, because the hosts after a gap would get wrong
+numbers.
 """
 
 import logging
@@ -18,7 +18,7 @@ from drumline.observed.placements import Endpoint
 _log = logging.getLogger(__name__)
 
 UNSPECIFIED = "STATE_UNSPECIFIED"
-"""What the API calls a state it leaves out."""
+"""The API's name of a state that it leaves out."""
 HOST_KEY = "ssh-ed25519"
 _MOST_SLICES = 1000
 
@@ -26,9 +26,9 @@ Read = TypeVar("Read")
 
 
 def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
-    """The body that asks for a placement.
+    """The body of a request for a placement.
 
-    A queued resource of v2 has no labels of its own: those of the node it describes stand for it.
+    A queued resource of v2 has no labels of its own: it takes those of its node.
     """
     node: dict[str, Any] = {
         "acceleratorType": request.accelerator,
@@ -47,7 +47,7 @@ def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
         case "spot":
             body["spot"] = {}
         case "reserved":
-            # `guaranteed.reserved` is v2alpha1's; v2 has the flag on the node.
+            # `guaranteed.reserved` is of v2alpha1; v2 has the flag on the node.
             body["guaranteed"] = {}
             node["schedulingConfig"] = {"reserved": True}
         case "on-demand":
@@ -71,7 +71,7 @@ def read_nodes(entries: Sequence[object], zone: str, ssh_port: int | None) -> li
 
 
 def read_trouble(error: object) -> Trouble | None:
-    """A google.rpc.Status as trouble; None where there is none."""
+    """The trouble in a google.rpc.Status; None where there is none."""
     if not isinstance(error, Mapping) or not error:
         return None
     code = error.get("code")
@@ -84,13 +84,13 @@ def read_trouble(error: object) -> Trouble | None:
 def read_host_keys(answer: Mapping[str, Any], hosts: int) -> list[str | None]:
     """The key of each host, from its guest attributes.
 
-    The entries bear no worker id, only their order. When there are fewer or more than hosts, a key
-    might go to the wrong host and make an honest one look like an impostor: then none is known.
+    The entries have no worker id, only their order. If there are fewer or more than hosts, a key
+    might be assigned to the wrong host, whose connection would then fail: then none is used.
     """
     attributes = _sequence(answer.get("guestAttributes"))
     if len(attributes) != hosts:
         return [None] * hosts
-    return [_host_key(one) for one in attributes]
+    return [_host_key(attribute) for attribute in attributes]
 
 
 def count_hosts(node: Mapping[str, Any]) -> int:
@@ -103,11 +103,11 @@ def _read_all(
 ) -> list[Read]:
     found = []
     for entry in entries:
-        one = read(entry) if isinstance(entry, Mapping) else None
-        if one is None:
+        resource = read(entry) if isinstance(entry, Mapping) else None
+        if resource is None:
             _log.warning("left out of a listing, because it has no name: %.200r", entry)
         else:
-            found.append(one)
+            found.append(resource)
     return found
 
 
@@ -126,7 +126,7 @@ def _request(entry: Mapping[str, Any], zone: str) -> ListedRequest | None:
         labels=_labels(node),
         trouble=read_trouble(_mapping(state.get("failedData")).get("error")),
         by_user=state.get("stateInitiator") == "USER",
-        nodes=tuple(one for spec in specs for one in _node_names(_mapping(spec), name)),
+        nodes=tuple(node for spec in specs for node in _node_names(_mapping(spec), name)),
     )
 
 
@@ -174,7 +174,7 @@ def _host_key(attributes: object) -> str | None:
     for item in map(_mapping, items):
         value = _text(item.get("value"))
         if item.get("key") == HOST_KEY and value:
-            # Some images publish the whole line with its comment, most the key alone.
+            # Some images publish the whole line with its comment, most only the key.
             key = value.removeprefix(HOST_KEY).split()
             return f"{HOST_KEY} {key[0]}" if key else None
     return None

@@ -1,7 +1,7 @@
 """What the states of queued resources and nodes mean for a placement. Pure.
 
-A queued resource and the nodes under it are one placement. A node without a request, made by hand
-or left behind, is a placement by itself.
+A queued resource and the nodes under it are one placement. A node without a request, created by
+hand or left behind, is a placement of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
 from drumline.observed.placements import ListedPlacement, ListedSlice, PlacementState
 
 # A node in these states runs nothing of ours any more. STOPPED and the hiding states come from
-# maintenance and cannot be undone by us, so they count as taken.
+# maintenance and cannot be undone by us, so they count as preempted.
 _NODE_OFF = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "HIDDEN"})
 _NODE_GOING = frozenset({"DELETING", "STOPPING", "HIDING"})
 _REQUEST_TAKEN = frozenset({"SUSPENDING", "SUSPENDED", "DELETING"})
@@ -21,41 +21,41 @@ _UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 
 
 def listed(requests: Iterable[ListedRequest], nodes: Iterable[ListedNode]) -> list[ListedPlacement]:
-    """Every placement of a zone's two listings; a node without a request is one by itself."""
+    """Every placement of a zone's two listings; a node without a request has its own."""
     by_name = {request.name: request for request in requests}
     asked_by = {node: request.name for request in by_name.values() for node in request.nodes}
     under: dict[str, list[ListedNode]] = {name: [] for name in by_name}
     for node in nodes:
         asked_for = node.request or asked_by.get(node.name, node.name)
         under.setdefault(asked_for, []).append(node)
-    return [one(by_name.get(name), found) for name, found in under.items()]
+    return [combined(by_name.get(name), found) for name, found in under.items()]
 
 
-def one(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> ListedPlacement:
-    """One placement, from its request, its nodes, or both."""
+def combined(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> ListedPlacement:
+    """The placement of a request, its nodes, or both."""
     order = {name: place for place, name in enumerate(request.nodes if request else ())}
     nodes = sorted(nodes, key=lambda node: (order.get(node.name, len(order)), node.name))
-    # The node knows more than the request, and one that is in trouble more than its siblings.
-    told = next((n for n in nodes if n.state != "READY"), nodes[0]) if nodes else request
-    assert told is not None
+    # A node says more than the request, and a node in trouble more than its siblings.
+    source = next((n for n in nodes if n.state != "READY"), nodes[0]) if nodes else request
+    assert source is not None
     lost = _why_lost(request, nodes)
     return ListedPlacement(
         name=request.name if request else nodes[0].request or nodes[0].name,
-        zone=told.zone,
+        zone=source.zone,
         state=_state(request, nodes) if lost is None else PlacementState.LOST,
-        accelerator=told.accelerator,
-        labels=told.labels,
-        word=told.state,
+        accelerator=source.accelerator,
+        labels=source.labels,
+        word=source.state,
         slices=tuple(ListedSlice(node.name, node.endpoints) for node in nodes),
         why_lost=lost or "",
         refusal=None if lost is None or request is None else _refusal(request),
-        being_deleted=told.state == "DELETING",
+        being_deleted=source.state == "DELETING",
         may_run=any(node.state not in _NODE_OFF for node in nodes),
     )
 
 
 def _why_lost(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> str | None:
-    """Why the cloud has taken this, None while it has not."""
+    """Why the placement is lost, None while it is not."""
     for node in nodes:
         if node.state in _NODE_OFF | _NODE_GOING:
             return f"node {node.state}"
@@ -67,7 +67,7 @@ def _why_lost(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> str
 
 
 def _refusal(request: ListedRequest) -> Refusal | None:
-    """Why a request came to nothing, where the cloud itself gave it up."""
+    """Why a request failed, if the cloud itself gave it up."""
     trouble = request.trouble
     if trouble is not None:
         fault = classify(trouble.code, trouble.message)

@@ -1,4 +1,4 @@
-"""What the Cloud TPU API lists, with its own words for states: WAITING_FOR_RESOURCES, READY, …"""
+"""What the Cloud TPU API lists, with its own names of states: WAITING_FOR_RESOURCES, READY, …"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class ListedRequest:
     labels: Mapping[str, str]
     trouble: Trouble | None = None
     by_user: bool = False
-    """Whether the last change of state was asked for (USER) or came from the cloud (SERVICE)."""
+    """Whether the last change of state was requested (USER), or the cloud's own (SERVICE)."""
     nodes: tuple[str, ...] = ()
-    """The names of those it asks for; where it tells none, there is one of its own name."""
+    """The names of the requested nodes; where it lists none, there is one of the same name."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ListedNode:
     accelerator: str
     labels: Mapping[str, str]
     endpoints: tuple[Endpoint, ...] = ()
-    """In worker order."""
+    """The hosts in worker order."""
     health: str | None = None
     request: str = ""
-    """The queued resource that it came from, where the API says so."""
+    """The queued resource that the node came from, where the API says so."""

@@ -1,7 +1,7 @@
-"""One REST call, made until it succeeds, is refused for good, or has taken long enough.
+"""A REST call with retries, until it succeeds, fails for good, or its time is up.
 
-Every call of ours can be repeated without harm (names are made before the call), so all of them
-are retried alike. What comes back is JSON or a CloudError, never anything else.
+All our calls are idempotent (names are made before the call), so all of them are retried alike.
+The result is JSON or a CloudError, never anything else.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How long a call may take before its caller gets an error and goes on with its loop."""
+    """Timeouts in seconds after which the caller gets an error and goes on with its loop."""
 
     connect: float = 5.0
     read: float = 20.0
-    """Listing a zone with hundreds of nodes takes seconds."""
+    """The timeout of a read: listing a zone with hundreds of nodes takes seconds."""
     write: float = 10.0
     pool: float = 10.0
     attempts: int = 4
     first_delay: float = 0.5
     longest_delay: float = 8.0
     total: float = 45.0
-    """All attempts and waits of one call together, all pages of a listing included."""
+    """The timeout of a call with all its retries and waits, and all pages of a listing."""
 
     def delay(self, failed: int, chance: float) -> float:
-        """Full jitter: anything up to twice the last ceiling, so that callers do not march in step.
+        """Exponential backoff with full jitter, so that callers do not retry at the same time.
 
         `failed` counts the attempts made, `chance` lies in [0, 1).
         """
@@ -52,7 +52,7 @@ class CallLimits:
 
 @dataclass(frozen=True)
 class World:
-    """What a call takes from outside itself; tests bring their own."""
+    """The outside dependencies of a call; tests inject their own."""
 
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = random.random
@@ -71,7 +71,7 @@ class RestCall:
 
 
 class _Unanswered(Exception):
-    """No answer, or one that cannot be read: an attempt that tells nothing."""
+    """An attempt got no answer, or one that cannot be read."""
 
 
 class Rest:
@@ -85,7 +85,7 @@ class Rest:
         world: World,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Open nothing yet. `credentials` None sends no token, as for the emulator."""
+        """Nothing is opened yet. `credentials` None sends no token."""
         self._credentials = credentials
         self._patience = patience
         self._world = world
@@ -97,7 +97,7 @@ class Rest:
                 pool=patience.pool,
             ),
             transport=transport,
-            # A proxy from the environment must not stand between us and the emulator.
+            # A proxy from the environment must not be used for the emulator.
             trust_env=urlsplit(base_url).hostname not in _LOOPBACK,
         )
 
@@ -106,11 +106,11 @@ class Rest:
         await self._client.aclose()
 
     def deadline(self) -> "Deadline":
-        """The time that one call of our caller may take, shared by the calls it leads to."""
+        """The deadline of one operation, shared by all calls that it consists of."""
         return Deadline(self._world.clock() + self._patience.total, self._patience.total)
 
     async def send(self, call: RestCall, deadline: "Deadline") -> dict[str, Any]:
-        """The answer's JSON object, or CloudError after the retries that made sense."""
+        """The JSON object of the answer. Raises CloudError after the retries that made sense."""
         failed = 0
         refused: str | None = None
         while True:
@@ -136,7 +136,7 @@ class Rest:
             failed += 1
             if failed >= self._patience.attempts:
                 raise error
-            # The wait that the cloud asked for is a floor; jitter on top keeps callers apart.
+            # The wait that the cloud asked for is the minimum; jitter on top keeps callers apart.
             pause = self._patience.delay(failed, self._world.random()) + (wait or 0.0)
             if self._world.clock() + pause >= deadline.at:
                 raise error
@@ -146,10 +146,10 @@ class Rest:
     async def _once(
         self, call: RestCall, refused: str | None, deadline: "Deadline"
     ) -> tuple[dict[str, Any] | Refusal, str | None]:
-        """One attempt: what came back, and the token it was made with."""
+        """One attempt: the response, and the token it was made with."""
         left = deadline.at - self._world.clock()
         try:
-            # httpx bounds each read, not the answer: one that drips would never end.
+            # httpx bounds each read, not the whole response: a trickle would never end.
             async with asyncio.timeout(max(left, 0.0)):
                 token, headers = await self._headers(refused)
                 response = await self._client.request(
@@ -160,7 +160,7 @@ class Rest:
         except httpx.TransportError as error:
             raise _Unanswered(f"{type(error).__name__} {error}".strip()) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # What cannot be decoded at all, a body that is not the gzip it says.
+            # A body that cannot be decoded, such as one that is not the gzip it claims.
             raise _Unanswered(f"{type(error).__name__} {error}".strip()) from error
         if not response.is_success:
             refusal = read_refusal(
@@ -186,14 +186,14 @@ class Rest:
 
 @dataclass(frozen=True)
 class Deadline:
-    """A time on the injected clock."""
+    """A point in time on the injected clock."""
 
     at: float
     total: float
 
 
 def _json_object(call: RestCall, body: bytes) -> dict[str, Any]:
-    """The answer; one cut short must never pass for an empty listing."""
+    """The answer as an object; a truncated one must never pass for an empty listing."""
     if not body.strip() and call.method != "GET":
         return {}
     try:

@@ -3,7 +3,7 @@
     TpuApi(project, credentials=GoogleCredentials())                              # Google
     TpuApi("local", base_url=url, storage_url=url, ssh_port=None)                 # the emulator
 
-What is sent and read is in `messages`, how a call is made and retried in `rest`.
+What is sent and received is in `messages`, how a call is made and retried in `rest`.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ GOOGLE = "https://tpu.googleapis.com"
 STORAGE = "https://storage.googleapis.com"
 SSH_PORT = 22
 
-# The most that the API gives at once is not documented; it may give less than asked for.
+# The largest page of the API is not documented; it may return less than requested.
 _PAGE = "500"
-# No project has so many; a cloud whose last page points to another would hold us forever.
+# No project has so many pages; a last page that points to another would loop forever.
 _MOST_PAGES = 200
 _BEING_DELETED = re.compile(
     r"(?:already|currently|is) (?:being )?delet(?:ed|ing)\b|\bbeing deleted\b"
@@ -54,11 +54,11 @@ class TpuApi:
         world: World | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Open nothing yet.
+        """Nothing is opened yet.
 
-        `credentials` None calls without a token. `ssh_port` None takes the port each endpoint
+        `credentials` None calls without a token. `ssh_port` None takes the port that each endpoint
         publishes: the emulator's hosts share an address. Google publishes the port of the TPU's
-        own service there, so 22 is said, not read.
+        own service there, so 22 is the default.
         """
         self._project = project
         self._base = base_url.rstrip("/")
@@ -69,7 +69,7 @@ class TpuApi:
         )
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._rest.close()
 
     async def requests(self, zone: str) -> list[ListedRequest]:
@@ -85,16 +85,16 @@ class TpuApi:
         return placements.listed(*await asyncio.gather(self.requests(zone), self.nodes(zone)))
 
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
-        """The placement of that name, None where the cloud knows of none."""
+        """The placement of that name, None where the cloud has none."""
         found = messages.read_requests(await self._get(zone, "queuedResources", name), zone)
         request = found[0] if found else None
         names = request.nodes if request and request.nodes else (name,)
         nodes = [entry for node in names for entry in await self._get(zone, "nodes", node)]
         listed = messages.read_nodes(nodes, zone, self._ssh_port)
-        return placements.one(request, listed) if request or listed else None
+        return placements.combined(request, listed) if request or listed else None
 
     async def ask(self, request: PlacementRequest) -> None:
-        """Queue a request; one that exists already under that name is taken for ours."""
+        """Queue a request; a request that exists under that name already is taken to be ours."""
         call = RestCall(
             "POST",
             self._url(request.zone, "queuedResources"),
@@ -140,7 +140,7 @@ class TpuApi:
         return Refusal(fault, explain(fault, zone, str(error)))
 
     async def bucket_location(self, bucket: str) -> str | None:
-        """`US-CENTRAL2`, `EU`, …; None where it cannot be known."""
+        """The location of a bucket: `US-CENTRAL2`, `EU`, …; None where it cannot be read."""
         url = f"{self._storage}/storage/v1/b/{quote(bucket, safe='')}"
         call = RestCall("GET", url, query={"fields": "location"})
         try:
@@ -168,7 +168,7 @@ class TpuApi:
         raise CloudError(f"the listing of {collection} in {zone} has no end")
 
     async def _get(self, zone: str, collection: str, name: str) -> list[object]:
-        """One entry of a collection, or none."""
+        """A list of the entry of that name, empty where there is none."""
         call = RestCall("GET", self._url(zone, collection, name))
         try:
             return [await self._rest.send(call, self._rest.deadline())]
@@ -183,7 +183,7 @@ class TpuApi:
         query = {"pageSize": _PAGE} | ({"pageToken": token} if token else {})
         page = await self._rest.send(RestCall("GET", self._url(zone, collection), query), deadline)
         if page.get("unreachable"):
-            # The listing has holes, and what is not in it would be taken for lost.
+            # The listing is incomplete, and what is missing in it would count as lost.
             raise CloudError(
                 f"the listing of {collection} is incomplete: the cloud could not reach {zone}",
                 Rpc.UNAVAILABLE.value,
@@ -191,7 +191,7 @@ class TpuApi:
         return page
 
     async def _operate(self, call: RestCall) -> None:
-        """Start an operation. It may have ended by the time we hear of it, and badly."""
+        """Start an operation. It may have failed by the time of the answer."""
         answer = await self._rest.send(call, self._rest.deadline())
         trouble = messages.read_trouble(answer.get("error"))
         if trouble is not None:
@@ -217,7 +217,7 @@ class TpuApi:
 
 
 _FORCE = {"force": "true"}
-# The codes with which a cloud may say "not now, it is going": which one is undocumented.
+# Codes for a resource that is being deleted: which of them the API sends is undocumented.
 _REFUSALS = frozenset({Rpc.INVALID_ARGUMENT, Rpc.FAILED_PRECONDITION, Rpc.ABORTED})
 
 

@@ -1,7 +1,7 @@
-"""One HTTP call whose body and answer go on side by side, until either end leaves.
+"""One HTTP call whose body and answer are streamed at the same time, until either side closes.
 
-What ASGI offers reads a body first and then answers, and listens for the caller's leave by reading
-on: a body that is still coming would be lost to it. Here one task reads all there is to read.
+An ASGI response reads the body first and then answers, and notices a disconnect by reading on: it
+would swallow a body that is still coming. Here one task does all the reading.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ LONGEST_LINE = 1 << 20
 
 
 class Exchange:
-    """A body of one line of JSON and, behind it, bytes; an answer of lines of JSON."""
+    """A body of one line of JSON followed by bytes; an answer of lines of JSON."""
 
     def __init__(self, receive: Receive) -> None:
         """Nothing is read before `opening`."""
         self._receive = receive
-        # Unbounded, so that a caller who leaves is noticed in any case: it keeps to a window.
+        # Unbounded, so that a disconnect is always noticed; the caller keeps to a window.
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
         self._whole = False
 
@@ -42,13 +42,13 @@ class Exchange:
             raise Mistake("the first line is no JSON") from None
 
     async def input(self) -> AsyncIterator[bytes]:
-        """The bytes behind the first line."""
+        """The bytes after the first line."""
         while not (self._whole and self._pieces.empty()):
             if piece := await self._pieces.get():
                 yield piece
 
     async def _piece(self) -> bytes | None:
-        """What comes next of the body; None when the caller has left."""
+        """The next piece of the body; None when the caller has disconnected."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self._whole = True
@@ -57,7 +57,7 @@ class Exchange:
         return bytes(message.get("body", b""))
 
     async def listen(self) -> None:
-        """Take in the body; return when the caller has left."""
+        """Read the body; return when the caller has disconnected."""
         while True:
             piece = await self._piece()
             self._pieces.put_nowait(piece or b"")
@@ -66,7 +66,7 @@ class Exchange:
 
 
 class LinesResponse(Response):
-    """An object on each line, as they come; closed with the last one, or when the caller leaves."""
+    """Streams an object on each line; closed after the last, or when the caller disconnects."""
 
     def __init__(self, exchange: Exchange, lines: AsyncGenerator[Mapping[str, Any], None]) -> None:
         """Answer in this exchange."""
@@ -76,21 +76,21 @@ class LinesResponse(Response):
         self._lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Listen and tell at once."""
+        """Read the body and send the answer at the same time."""
         del scope, receive
         listening = asyncio.create_task(self._exchange.listen())
-        telling = asyncio.create_task(self._tell(send))
+        sending = asyncio.create_task(self._send_lines(send))
         try:
-            await asyncio.wait({listening, telling}, return_when=asyncio.FIRST_COMPLETED)
-            if telling.done():
-                await telling
+            await asyncio.wait({listening, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                await sending
         finally:
             listening.cancel()
-            telling.cancel()
-            await asyncio.gather(listening, telling, return_exceptions=True)
+            sending.cancel()
+            await asyncio.gather(listening, sending, return_exceptions=True)
             await self._lines.aclose()
 
-    async def _tell(self, send: Send) -> None:
+    async def _send_lines(self, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         async for line in self._lines:

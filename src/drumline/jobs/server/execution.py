@@ -8,8 +8,8 @@ A frame is an object on a line of JSON:
     {"host": 0, "exit_code": 0}                          last of each host; negative is a signal
     {"host": 0, "exit_code": null, "error": "no answer"} it is not known how it ended
 
-Nothing is piled up: a caller that reads no more holds up the command, and a command that reads no
-more holds up the caller, who sends only so much (`WINDOW`) ahead of what was taken.
+Nothing is buffered without limit: a caller that stops reading holds up the command, and a command
+that stops reading holds up the caller, who sends at most `WINDOW` bytes ahead of what was read.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Frame = dict[str, Any]
 
 
 class Execution:
-    """One command, on some hosts."""
+    """A command on one or more hosts."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Execution:
         self._frames: asyncio.Queue[Frame] = asyncio.Queue(2)
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
-        """Run it and tell of it; whoever closes this ends it on every host."""
+        """Run the command and yield its frames; closing this generator ends it on every host."""
         fanout = Fanout(self._taken(self._stdin), len(self._hosts)) if self._stdin else None
         tasks = [
             asyncio.create_task(self._run(host, fanout.reader(number) if fanout else None))
@@ -68,7 +68,7 @@ class Execution:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, host: int, stdin: AsyncIterator[bytes] | None) -> None:
-        # Loaded with the first connection, which there is by now.
+        # Already imported with the first connection, which exists by now.
         from drumline.hosts.connection import in_words
         from drumline.hosts.driver import CUT
 
@@ -82,13 +82,13 @@ class Execution:
         except CUT as trouble:
             end["error"] = in_words(trouble)
         except Exception as trouble:
-            # Without its end the caller would wait for ever.
+            # Without this last frame the caller would wait for ever.
             log.exception("a command on host %d", host)
             end["error"] = f"the server failed ({trouble}), see its log"
         await self._frames.put(end)
 
     async def _taken(self, stdin: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """What comes in, and word of it once it was passed on."""
+        """The input, with a `taken` frame for each piece once it was passed on."""
         async for piece in stdin:
             yield piece
             await self._frames.put({"taken": len(piece)})

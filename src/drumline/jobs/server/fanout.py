@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 
 class Fanout:
-    """The slowest reader sets the pace, so little is held in memory; one that leaves is let go."""
+    """The slowest reader sets the pace, so little is held in memory; readers may leave."""
 
     def __init__(self, source: AsyncIterator[bytes], readers: int) -> None:
         """Nothing is read before `run`."""
@@ -14,7 +14,7 @@ class Fanout:
         self._left: set[int] = set()
 
     async def run(self) -> None:
-        """Pass on all there is, until all of it is read or everybody has left."""
+        """Pass on the source until all of it is read or every reader has left."""
         async for piece in self._source:
             if piece:
                 await self._put(piece)
@@ -36,7 +36,7 @@ class Fanout:
             self.leave(number)
 
     def leave(self, number: int) -> None:
-        """This one reads no more: nothing waits for it."""
+        """Wait no longer for this reader."""
         self._left.add(number)
         while not self._queues[number].empty():
             self._queues[number].get_nowait()

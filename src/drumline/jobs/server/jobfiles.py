@@ -1,4 +1,4 @@
-"""A job file on its way to a job: what is wrong with it here, where it may run, its code packed.
+"""From a job file to a job: what is wrong with it here, where it may run, its packed code.
 
 The schema is imported with the first job file: building it takes an eighth of the server's start.
 """
@@ -30,7 +30,7 @@ class JobFiles:
         self._code = archives
 
     def valid(self, raw: Mapping[str, Any]) -> "JobSpec":
-        """The job that JSON describes."""
+        """The job that this JSON describes."""
         from drumline.jobs.spec import SpecError, validate
 
         try:
@@ -39,7 +39,7 @@ class JobFiles:
             raise Mistake(str(wrong)) from None
 
     async def checked(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Choice, ...]]":
-        """The job that JSON describes, and the slices that would do for it here."""
+        """The job that this JSON describes, and the slices here that it can run on."""
         from drumline.jobs.spec.places import (
             bucket_uses,
             candidates,
@@ -75,7 +75,7 @@ class JobFiles:
         return spec, left
 
     def warnings(self, spec: "JobSpec", choices: tuple[Choice, ...], along: Companion) -> list[str]:
-        """What may go wrong with a job, and is no mistake."""
+        """What may go wrong with a job though its file is valid."""
         config = self._config
         short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
         return [*short, along.warning] if along.warning else short
@@ -92,7 +92,7 @@ class JobFiles:
             raise Mistake(str(wrong)) from None
 
     async def pack(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
-        """The archive of its code; None where it has none."""
+        """The archive of the job's code; None where it has no code."""
         if spec.workdir is None and along.package is None:
             return None
         try:
@@ -109,7 +109,7 @@ class JobFiles:
         }
 
     async def measure(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
-        """What `pack` would send, with nothing written."""
+        """What `pack` would send, without writing anything."""
         if spec.workdir is None:
             nothing = {"files": 0, "bytes": 0, "drumline": along.use}
             return None if along.package is None else nothing

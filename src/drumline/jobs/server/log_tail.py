@@ -1,4 +1,4 @@
-"""One host's log, read onward from a place: as bytes, or as lines with when each was begun."""
+"""One host's log, read from an offset on: as bytes, or as lines with the time each was begun."""
 
 import contextlib
 from pathlib import Path
@@ -6,36 +6,36 @@ from pathlib import Path
 from drumline.hosts.kept_log import Moments, parts_of, place_since, read
 
 CHUNK = 1 << 18
-"""Bytes that are read at once, of one host."""
+"""The most bytes of one read."""
 LONGEST_LINE = 1 << 16
-"""A longer line is shown as several, where lines are put in order or given a prefix."""
+"""The most bytes of a line that is sorted or prefixed; a longer one is split."""
 
 Timed = tuple[float, bytes]
 
 
 class LogTail:
-    """One host's log, read as far as it has come."""
+    """One host's log, read as far as it has grown."""
 
     def __init__(self, path: Path, place: int) -> None:
-        """Read from a place on."""
+        """Read from the offset `place` on."""
         self.number = int(path.stem.rpartition("-")[2])
         self._path = path
         self._place = place
-        """Where reading goes on."""
+        """The offset of the next read."""
         self._rest = b""
         self._rest_at = 0.0
         self._moments: Moments | None = None
         self._latest = 0.0
         self._whole = True
-        """Whether what was read last ended a line."""
+        """Whether the last bytes read ended a line."""
 
     def begin_at_tail(self, lines: int) -> int:
-        """Move on to the last so many lines; how many there are."""
+        """Skip to the last `lines` lines; returns how many there are."""
         self._place, found = _last_lines(self._path, lines, self._place)
         return found
 
     def raw(self) -> bytes:
-        """Some bytes as they were written, none at the end."""
+        """The next bytes as they were written, none at the end."""
         stretch = read(self._path, self._place, CHUNK)
         if not stretch.data:
             return b""
@@ -45,15 +45,15 @@ class LogTail:
         return gap + stretch.data
 
     def _gap(self, start: int) -> bytes:
-        """What is said in the place of bytes that were not kept."""
+        """The notice in place of bytes that were not kept."""
         left_out = start - self._place
         if left_out <= 0:
             return b""
-        told = b"--- %d bytes are not kept: the log has reached its limit\n"
-        return (b"" if self._whole else b"\n") + told % left_out
+        notice = b"--- %d bytes are not kept: the log has reached its limit\n"
+        return (b"" if self._whole else b"\n") + notice % left_out
 
     def lines(self) -> list[Timed]:
-        """Whole lines, each with when it was begun; none at the end."""
+        """Complete lines, each with the time it was begun; none at the end."""
         found: list[Timed] = []
         while not found:
             stretch = read(self._path, self._place, CHUNK)
@@ -69,12 +69,12 @@ class LogTail:
         return found
 
     def _split(self, data: bytes, place: int) -> list[Timed]:
-        """The lines that begin or end in these bytes; one that does not end is held back."""
+        """The lines that begin or end in these bytes; an unfinished line is held back."""
         found: list[Timed] = []
         at, until = self._at(place), self._moments.next_place if self._moments else 0
         *whole, last = data.split(b"\n")
         for line in whole:
-            # Most lines were written in the same moment as the one before.
+            # Most lines were written at the same time as the line before.
             if place >= until:
                 at, until = self._at(place), self._moments.next_place if self._moments else 0
             place += len(line) + 1
@@ -92,19 +92,19 @@ class LogTail:
         return found
 
     def rest(self) -> list[Timed]:
-        """The last line, where nothing ended it."""
+        """The last line, if it is unfinished."""
         rest, self._rest = self._rest, b""
         return [(self._rest_at, rest + b"\n")] if rest else []
 
     def _at(self, place: int) -> float:
-        """When a byte was written; never before one that stands before it."""
+        """When a byte was written; never earlier than the bytes before it."""
         found = self._moments.at(place) if self._moments else None
         self._latest = max(self._latest, found or 0.0)
         return self._latest
 
 
 def line_since(path: Path, moment: float) -> int:
-    """Where the first line begins that was begun at or after a moment."""
+    """The offset of the first line that was begun at or after a moment."""
     place = place_since(path, moment)
     if place == 0 or read(path, place - 1, 1).data == b"\n":
         return place
@@ -117,7 +117,7 @@ def line_since(path: Path, moment: float) -> int:
 
 
 def _last_lines(path: Path, lines: int, first: int) -> tuple[int, int]:
-    """Where the last so many lines begin, not before `first`, and how many they are."""
+    """The offset of the last `lines` lines, not before `first`, and how many they are."""
     place, found = first, 0
     end = True
     for part in reversed(parts_of(path)):
@@ -130,7 +130,7 @@ def _last_lines(path: Path, lines: int, first: int) -> tuple[int, int]:
                 block = file.read(upper - lower)
                 at = len(block)
                 if end:
-                    # What nothing has ended yet is a line too.
+                    # An unfinished line counts too.
                     end = False
                     found += not block.endswith(b"\n")
                     if lines == 0:

@@ -1,7 +1,7 @@
 """Reading the logs that the server keeps of every host and attempt.
 
-A log may be longer than memory, and everybody shares the server's event loop: so logs are read in
-pieces, by threads, and a piece is read when the one before it has been sent. With `follow`, reading
+A log may be larger than memory, and all callers share the server's event loop: so logs are read in
+pieces, by threads, and a piece is read when the last one has been sent. With `follow`, reading
 goes on through preemptions and failures until the job has ended.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drumline.jobs.server.service import JobService
 
 BATCH = 1 << 18
-"""Bytes that are sent at once."""
+"""The least bytes of a batch of merged lines."""
 POLL = 0.2
 
 _MOMENT = itemgetter(0)
@@ -32,25 +32,25 @@ _MOMENT = itemgetter(0)
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which part of a job's logs."""
+    """The part of a job's logs that a caller wants."""
 
     host: str = "0"
-    """A number, or all."""
+    """The number of a host, or `all`."""
     attempt: str = ""
-    """A number, all, or nothing for the last."""
+    """The number of an attempt, `all`, or empty for the last."""
     follow: bool = False
     tail: int | None = None
-    """The last so many lines."""
+    """How many of the last lines; None is all."""
     since: float | None = None
-    """What was written from this moment on, in any attempt."""
+    """The time from which on lines are wanted, in any attempt."""
     times: bool = False
-    """Whether each line begins with when it was written."""
+    """Whether each line begins with the time it was written."""
     json: bool = False
     """Whether each line is an object of attempt, host, time and text."""
 
 
 def wanted_of(query: Mapping[str, str]) -> Wanted:
-    """What a caller asked for; Mistake where it makes no sense."""
+    """What a caller asked for. Raises Mistake where it makes no sense."""
     from drumline.jobs.server.verbs import Mistake
 
     host, attempt = query.get("host", "0"), query.get("attempt", "")
@@ -83,7 +83,7 @@ def _is_number(text: str) -> bool:
 def stream_logs(service: "JobService", job_id: str, wanted: Wanted) -> AsyncIterator[bytes]:
     """The log of one host, or of all with the host's number before each line, merged by time.
 
-    Raises Mistake at once for an attempt or a host there is not.
+    Raises Mistake at once for an attempt or a host that does not exist.
     """
     from drumline.jobs.server.verbs import Mistake
 
@@ -127,7 +127,7 @@ async def _stream(
     goes_on = not wanted.attempt.isdecimal()
     while True:
         latest, over = _standing(service, job_id)
-        # What was written before it was over is read after we knew that it was.
+        # Read once more after the attempt was over, for what was written until then.
         done = over or latest > reading.attempt
         while piece := await asyncio.to_thread(reading.news, done):
             yield piece
@@ -159,7 +159,7 @@ def _standing(service: "JobService", job_id: str) -> tuple[int, bool]:
 
 
 def _opened(folder: Path, wanted: Wanted, attempts: range) -> "list[_Reading]":
-    """The attempts to read, each from the place where reading begins; in threads only."""
+    """The attempts to read, each from the offset where reading begins. Blocks: for threads."""
     readings: list[_Reading] = []
     lines = wanted.tail
     for number in reversed(attempts):
@@ -173,12 +173,12 @@ def _opened(folder: Path, wanted: Wanted, attempts: range) -> "list[_Reading]":
 
 
 class _Reading:
-    """The logs of one attempt, read onward."""
+    """The logs of one attempt as they are read."""
 
     def __init__(self, folder: Path, attempt: int, wanted: Wanted) -> None:
         self.attempt = attempt
         self.heading = b""
-        """Goes before the first bytes, where one attempt follows another."""
+        """What goes before the first bytes, where one attempt follows another."""
         self._folder = folder
         self._wanted = wanted
         self._tails: dict[Path, LogTail] = {}
@@ -186,7 +186,7 @@ class _Reading:
         self._all()
 
     def _all(self) -> "list[LogTail]":
-        """Every log there is by now."""
+        """Every log that exists by now."""
         for path in _files(self._folder, self._wanted.host):
             if path not in self._tails:
                 since = self._wanted.since
@@ -194,13 +194,13 @@ class _Reading:
         return list(self._tails.values())
 
     def begin_at_tail(self, lines: int) -> int:
-        """Begin with the last so many lines; how many more an earlier attempt has to give."""
+        """Begin with the last `lines` lines; returns how many an earlier attempt must add."""
         found = [tail.begin_at_tail(lines) for tail in self._all()]
         self._skip = max(sum(found) - lines, 0)
         return max(lines - sum(found), 0)
 
     def pieces(self, ended: bool) -> Iterator[bytes]:
-        """All there is now; with `ended`, also the last line where it is not whole."""
+        """All there is now; with `ended`, also an unfinished last line."""
         for text in self._pieces(ended):
             yield self._headed(text)
 
@@ -237,7 +237,7 @@ class _Reading:
             yield b"".join(batch)
 
     def news(self, ended: bool) -> bytes:
-        """What was written since; with `ended`, also the last line where it is not whole."""
+        """What was written since the last call; with `ended`, also an unfinished last line."""
         tails = self._all()
         if self._plain:
             text = b"".join(tail.raw() for tail in tails)
@@ -251,8 +251,8 @@ class _Reading:
     @property
     def _plain(self) -> bool:
         """Whether the bytes are passed on as they are."""
-        one = self._wanted.host != "all" or not self._several
-        return one and not self._wanted.times and not self._wanted.json
+        single = self._wanted.host != "all" or not self._several
+        return single and not self._wanted.times and not self._wanted.json
 
     @property
     def _several(self) -> bool:
@@ -263,7 +263,7 @@ class _Reading:
             yield from self._mark(tail, lines)
 
     def _mark(self, tail: "LogTail", lines: list[Timed]) -> list[Timed]:
-        """Put the time and the host before each line, as far as they are wanted."""
+        """The lines with time and host before each, as far as they are wanted."""
         if self._wanted.json:
             return [(at, _object(self.attempt, tail.number, at, line)) for at, line in lines]
         several = self._wanted.host == "all" and self._several
@@ -283,14 +283,14 @@ def _clock(moment: float) -> bytes:
 
 def _object(attempt: int, host: int, at: float, line: bytes) -> bytes:
     text = line.decode("utf-8", "replace").removesuffix("\n")
-    told = {"attempt": attempt, "host": host, "time": at or None, "text": text}
-    return json.dumps(told).encode() + b"\n"
+    line = {"attempt": attempt, "host": host, "time": at or None, "text": text}
+    return json.dumps(line).encode() + b"\n"
 
 
 def _hosts(job: Job, attempt: int, folder: Path) -> int:
     """How many hosts may have a log of this attempt, or of a later one that goes on from it.
 
-    While the slice is there it says so itself, since a host may not have written yet.
+    While the job holds its slice, the slice says so, since a host may not have written yet.
     """
     under_way = attempt == job.attempts and job.attempt is not None
     if under_way and job.placement is not None:

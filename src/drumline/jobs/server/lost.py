@@ -1,4 +1,4 @@
-"""What a user does about the slices of a database that was lost: see, release or adopt them."""
+"""What a user can do about the slices of a lost database: list, release or adopt them."""
 
 import getpass
 import time
@@ -16,19 +16,19 @@ from drumline.jobs.store.records import SliceRow
 
 
 class LostSlices:
-    """What can be done about slices that no job here knows of."""
+    """Lists, releases and adopts slices that belong to no job here."""
 
     def __init__(self, supervisor: Supervisor, files: JobFiles) -> None:
-        """Serve what this supervisor sees."""
+        """`supervisor` polls the zones and holds the jobs that adopt a slice."""
         self._supervisor = supervisor
         self._files = files
 
     def seen(self) -> list[Stray]:
-        """Those that the newest polls showed."""
+        """The strays in the newest polls."""
         return self._supervisor.strays.all(self._supervisor.zones.known())
 
     async def found(self) -> dict[str, Any]:
-        """What bears the label of a database this home had and is known to none here."""
+        """Poll all zones and list the strays there; `not_seen` are zones that did not answer."""
         await self._supervisor.zones.poll_everywhere()
         return {
             "strays": [stray.as_json() for stray in self.seen()],
@@ -46,21 +46,21 @@ class LostSlices:
             raise Mistake(f"{unknown[0]} is no stray slice; drumline server strays lists them", 404)
         chosen = [found[name] for name in names] or [*found.values()]
         if verb == "release":
-            told = [self._release(stray) for stray in chosen]
+            lines = [self._release(stray) for stray in chosen]
         else:
-            told = [self._adopt(stray, user) for stray in chosen]
+            lines = [self._adopt(stray, user) for stray in chosen]
         self._supervisor.wake()
-        return {"text": told or ["there are no stray slices"]}
+        return {"text": lines or ["there are no stray slices"]}
 
     def _release(self, stray: Stray) -> str:
         now = time.time()
-        # Under no job: its number means another one in this database.
+        # Under no job: its number is that of another job in this database.
         row = SliceRow(stray.name, "", stray.zone, stray.accelerator, now, None, now, None)
         self._supervisor.store.adopt_stray(row)
         return f"{stray.name} in {stray.zone} is being released"
 
     def _adopt(self, stray: Stray, user: str) -> str:
-        """Give a stray to a new job, which holds it as one that was cancelled does."""
+        """Give a stray to a new job, which holds it as a cancelled job does."""
         if not stray.adoptable:
             return f"{stray.name} in {stray.zone} is {stray.state}: it can only be released"
         name = f"adopted-{stray.job or stray.name}"

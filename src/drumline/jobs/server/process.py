@@ -2,9 +2,9 @@
 
     python -m drumline.jobs.server [--stay]
 
-One per home folder; a second one finds the lock taken and leaves quietly. It may be killed at any
-moment: programs, slices and the store do not need it, and the next one takes up where it was. With
-nothing to do for a while it leaves, unless it is told to stay.
+One per home folder; a second server finds the lock held and exits quietly. It may be killed at any
+moment: programs, slices and the store do not need it, and the next server continues where it was.
+With nothing to do for a while it exits, unless it was started to stay.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ def _search(query: QueryParams) -> Search:
         if not whole or (given is not None and int(given) == 0):
             raise Mistake(f"{key}: {given!r:.40} is not a number above 0 that a job can have")
         numbers[key] = given
-    status = [one.strip().upper() for text in query.getlist("status") for one in text.split(",")]
+    status = [name.strip().upper() for text in query.getlist("status") for name in text.split(",")]
     unknown = set(status) - {*Status, UNREADABLE}
     if unknown:
         known = ", ".join([*Status, UNREADABLE])
@@ -172,14 +172,14 @@ def _search(query: QueryParams) -> Search:
     )
 
 
-class SelfTelling:
-    """An application each of whose answers also tells, in headers, of the server itself.
+class ServerHeaders:
+    """Adds headers about the server itself to each answer of an application.
 
-    So a command that was answered knows what else to tell its user without asking again.
+    So a command knows what else to show its user without a second request.
     """
 
     def __init__(self, app: ASGIApp, service: JobService) -> None:
-        """`service` knows what is to be told."""
+        """`service` gives the values of the headers."""
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,7 +213,7 @@ async def _no_room(_: Request, error: Exception) -> Response:
 
 
 def connect(config: Config) -> Cloud:
-    """The cloud the settings name; the emulator is started when it is not running."""
+    """The cloud that the settings name; the emulator is started if it is not running."""
     if config.local:
         from drumline.cloud.local import emulated_cloud
 
@@ -227,7 +227,7 @@ def connect(config: Config) -> Cloud:
 
 
 def start_emulator(config: Config) -> None:
-    """Start our own emulator where it is the cloud and does not run: it leaves when it is idle."""
+    """Start our own emulator if it is the cloud and is not running; it exits when idle."""
     from drumline.cloud.emulator import launch
 
     if config.local and not config.endpoint:
@@ -240,11 +240,11 @@ def start_emulator(config: Config) -> None:
 def ssh_key(folders: Folders) -> str:
     """The public half of our key, which is made once.
 
-    It stands in a file of its own, so that a start need not load SSH to derive it.
+    It is kept in a file of its own, so that a start need not load SSH to derive it.
     """
     public = folders.key.with_suffix(".pub")
     try:
-        # One that is older belongs to another key that was put in its place.
+        # A public half that is older belongs to a key that was replaced.
         if public.stat().st_mtime_ns >= folders.key.stat().st_mtime_ns:
             return public.read_text().strip()
     except FileNotFoundError:
@@ -268,7 +268,7 @@ def _write_private(path: Path, content: bytes) -> None:
 
 
 async def _home_is_gone(door: Path) -> None:
-    """Return when nobody can reach us any more: the socket was removed, or is another's."""
+    """Return when no caller can reach us any more: the socket was removed or replaced."""
     ours = door.stat().st_ino
     with contextlib.suppress(FileNotFoundError):
         while door.stat().st_ino == ours:
@@ -276,7 +276,7 @@ async def _home_is_gone(door: Path) -> None:
 
 
 async def serve(config: Config, stay: bool = False) -> None:
-    """Run until told to stop, or until nobody has needed us for a while, unless we are to stay."""
+    """Run until stopped, or, without `stay`, until there was nothing to do for a while."""
     folders = Folders(config.home)
     store = Store(folders.database)
     cloud = await asyncio.to_thread(connect, config)
@@ -293,7 +293,7 @@ async def serve(config: Config, stay: bool = False) -> None:
         },
     )
     patience = None if stay else config.idle_seconds
-    visits = Visits(SelfTelling(app, service), supervisor.busy, patience, unnoticed={"/status"})
+    visits = Visits(ServerHeaders(app, service), supervisor.busy, patience, unnoticed={"/status"})
     folders.socket.unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(folders.socket))
@@ -331,7 +331,7 @@ async def serve(config: Config, stay: bool = False) -> None:
 
 
 def main() -> None:
-    """Take the lock and serve; a server that runs already is no error."""
+    """Acquire the lock and serve; it is no error if a server runs already."""
     os.umask(0o077)
     home = home_folder()
     folders = Folders(home)

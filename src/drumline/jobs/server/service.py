@@ -1,6 +1,6 @@
 """What the server does for its callers: each verb of the HTTP API, on plain values.
 
-The service only records what the user wants; the supervisor brings it about.
+The service only records what the user wants; the supervisor does it.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ RECENT = 24 * 3600.0
 EVERYTHING = Search()
 
 MOST_DIGITS = 15
-"""Of a job's number; more do not go into the database."""
+"""The most digits of a job's number; the database takes no more."""
 
 
 class JobService:
-    """The server's front."""
+    """What the HTTP API can do."""
 
     def __init__(self, supervisor: Supervisor) -> None:
-        """Serve what this supervisor keeps."""
+        """`supervisor` holds the jobs."""
         self.supervisor = supervisor
         self.store = supervisor.store
         self.folders = supervisor.folders
@@ -71,7 +71,7 @@ class JobService:
         return Mistake(f"there is no job {job_id}; drumline list --all shows all", 404)
 
     def overview(self, search: Search = EVERYTHING) -> list[dict[str, Any]]:
-        """The jobs looked for, oldest first."""
+        """The jobs that match, oldest first."""
         found = []
         for job_id in self.store.find(search):
             try:
@@ -84,11 +84,11 @@ class JobService:
         return found
 
     def show(self, job_id: str) -> dict[str, Any]:
-        """All there is to know of a job."""
+        """Everything that is known about a job."""
         return views.full(self.supervisor, self.record(job_id))
 
     def history(self, job_id: str) -> dict[str, Any]:
-        """What a job told over its steps."""
+        """The metrics of a job over its steps."""
         return views.history(self.supervisor, self.record(job_id))
 
     async def events(self, job_id: str, after: int, wait: float) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class JobService:
                 await self.supervisor.changed.wait()
 
     def status(self) -> dict[str, Any]:
-        """How the server is."""
+        """The state of the server."""
         config = self.supervisor.config
         return {
             "home": str(config.home),
@@ -126,7 +126,7 @@ class JobService:
         }
 
     def _trouble(self) -> dict[str, str]:
-        """What is amiss, by place: a zone, a slice that cannot be released, or the disk."""
+        """What is wrong, by place: a zone, a slice that cannot be released, or the disk."""
         supervisor = self.supervisor
         disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
         return {**disk, **supervisor.polls.trouble, **supervisor.releases.trouble}
@@ -140,7 +140,7 @@ class JobService:
         user: str,
         origin: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Take in a job: its code is packed now, so that later edits do not change it.
+        """Create a job: its code is packed now, so that later edits do not change it.
 
         `origin` says where it comes from: `file` and `overrides` for a later resume, and `from`,
         the job whose checkpoints it takes over.
@@ -180,7 +180,7 @@ class JobService:
     def _taking_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A job file and its origin, with the checkpoints of the job that it begins from."""
+        """A job file and its origin, with the checkpoints of the job that it continues from."""
         other = self.record(str(origin["from"]))
         folder = other.spec.checkpoints_of(other.job.id)
         if folder is None:
@@ -188,11 +188,11 @@ class JobService:
                 f"{other.job.id} has no checkpoints to begin from: its job file sets no checkpoint"
             )
         self._nobody_writes_to(folder, "")
-        taken = {"checkpoint": other.spec.checkpoint}
-        return {**raw, **taken}, {**origin, "from": other.job.id, "checkpoint": folder}
+        given = {**raw, "checkpoint": other.spec.checkpoint}
+        return given, {**origin, "from": other.job.id, "checkpoint": folder}
 
     def _nobody_writes_to(self, folder: str, job_id: str) -> None:
-        """Two programs that save into one folder would ruin both."""
+        """Raise if a job writes to this folder: two programs that save there would ruin both."""
         for other in self.supervisor.records.values():
             job = other.job
             if job.id == job_id or job.status.ended:
@@ -244,14 +244,14 @@ class JobService:
         return self._answer(self.record(job_id), text)
 
     def _let_go(self, aside: SetAside, verb: str) -> dict[str, Any]:
-        """All that can be done for a job whose row cannot be read."""
+        """Release, and with `clean` remove, a job whose row cannot be read."""
         count = self.store.release_all(aside.id, time.time())
         self.supervisor.wake()
-        told = f"{count} slice{'' if count == 1 else 's'} of {aside.id} to be released"
+        text = f"{count} slice{'' if count == 1 else 's'} of {aside.id} to be released"
         if verb == "clean":
             self._remove(aside.id)
-            told = f"{aside.id} and its logs are gone; {told}"
-        return {"job": views.unreadable(aside), "text": told}
+            text = f"{aside.id} and its logs are gone; {text}"
+        return {"job": views.unreadable(aside), "text": text}
 
     def _remove(self, job_id: str) -> None:
         self.supervisor.forget(job_id)
@@ -268,7 +268,7 @@ class JobService:
         verb: Callable[[Record], verbs.VerbResult],
         spec: StoredSpec | None = None,
     ) -> str:
-        """Apply a verb to the job as it is now, and return what the user is told."""
+        """Apply a verb to the current state of the job, and return the text for the user."""
         answers: list[verbs.VerbResult] = []
 
         def decided(record: Record) -> Decision | None:
@@ -281,7 +281,7 @@ class JobService:
         return answers[0].text
 
     async def _resume(self, job_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a job again, by the job file as it is now where the caller has read it."""
+        """Run a job again, with the current job file where the caller has sent it."""
         from drumline.jobs.spec import changes
 
         record = self.record(job_id)
@@ -314,7 +314,7 @@ class JobService:
         archive = await self.files.pack(spec, await self.files.companion(spec))
         kept = StoredSpec.of(after | {"archive": archive, "origin": origin})
         settings = verbs.JobTerms.of(spec, choices)
-        # From here on nothing is awaited: the job is looked at again and changed at once.
+        # From here on nothing is awaited: the job is read again and changed at once.
         folder = kept.checkpoints_of(job_id)
         if folder is not None:
             self._nobody_writes_to(folder, job_id)

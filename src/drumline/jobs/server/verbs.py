@@ -1,8 +1,8 @@
-"""What a user's word makes of a job: `cancel`, `delete`, `resume` and `clean`. Pure.
+"""What a user's command changes in a job: `cancel`, `delete`, `resume` and `clean`. Pure.
 
-Each function is applied to the job's record as it is at that moment (`Supervisor.change`), after
-everything slow is done, so none of them can write over what another one said meanwhile. A word that
-comes too late is a `Mistake`, and nothing is changed.
+Each function is applied to the job's current record (`Supervisor.change`), after everything slow
+is done, so none of them can overwrite what another command did meanwhile. A command that comes too
+late is a `Mistake`, and nothing is changed.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Mistake(Exception):
-    """The caller asked for something that cannot be; the text is the sentence to show."""
+    """The caller asked for something that cannot be done; the text is the sentence to show."""
 
     def __init__(self, sentence: str, code: int = 400) -> None:
         """Keep the HTTP status beside the sentence."""
@@ -41,7 +41,7 @@ class Mistake(Exception):
 
 @dataclass(frozen=True)
 class VerbResult:
-    """What becomes of the job, None where it stays as it is, and what the user is told."""
+    """The text for the user, and the decision on the job, None where it stays as it is."""
 
     text: str
     decision: Decision | None = None
@@ -49,7 +49,7 @@ class VerbResult:
 
 @dataclass(frozen=True)
 class JobTerms:
-    """What of a job file decides how its job goes on."""
+    """The keys of a job file that `decide` depends on."""
 
     choices: tuple[Choice, ...]
     allowance: Allowance
@@ -59,7 +59,7 @@ class JobTerms:
 
     @classmethod
     def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "JobTerms":
-        """Out of a job file, with the slices that would do."""
+        """The terms of a job file, with the slices that it can run on."""
         retry = spec.retry
         counts = (retry.failures, retry.bad_hosts, retry.preemptions)
         return cls(
@@ -71,7 +71,7 @@ class JobTerms:
         )
 
     def applied(self, job: Job) -> Job:
-        """The job by these settings."""
+        """The job with these terms."""
         return replace(
             job,
             choices=self.choices,
@@ -84,7 +84,7 @@ class JobTerms:
 
 
 def cancel(record: Record) -> VerbResult:
-    """End the program and keep the slice. A delete that was asked for before outranks it."""
+    """End the program and keep the slice, unless a delete was asked for before."""
     job = record.job
     if job.status.ended:
         return VerbResult(f"{job.id} is {job.status} already")
@@ -122,7 +122,7 @@ def delete(record: Record) -> VerbResult:
 
 
 def resumable(job: Job) -> str | None:
-    """None where a job can be resumed, or a sentence that says that it goes on as it is."""
+    """None where a job can be resumed, else a sentence that says that it goes on anyway."""
     if job.status is Status.SUCCEEDED:
         raise Mistake(f"{job.id} has succeeded; create it again to run it again", 409)
     if job.status.ended or job.wish is Wish.CANCEL:
@@ -140,10 +140,10 @@ def resumable(job: Job) -> str | None:
 def resume(
     record: Record, asked: Job, settings: JobTerms, changed: Sequence[str] = ()
 ) -> VerbResult:
-    """Run a job again by these settings; `asked` is the job as it was when the user asked for it.
+    """Run a job again with these terms; `asked` is the job as it was when the user asked for it.
 
-    One whose program is being stopped for a `cancel` goes on when that is done, on its slice.
-    `changed` are the lines of the job file that became different.
+    If its program is being stopped for a `cancel`, it goes on when that is done, on its slice.
+    `changed` are the lines of the job file that are different.
     """
     job = record.job
     if job.wish is Wish.DELETE and asked.wish is not Wish.DELETE:
@@ -164,8 +164,8 @@ def resume(
             later,
         )
     decision = lifecycle.resumed(job)
-    told = replace(decision, events=(*notes, *decision.events))
-    return VerbResult(f"{job.id} goes on {_where(job)}, with the code as it is now", told)
+    noted = replace(decision, events=(*notes, *decision.events))
+    return VerbResult(f"{job.id} goes on {_where(job)}, with the code as it is now", noted)
 
 
 def _where(job: Job) -> str:
@@ -178,7 +178,7 @@ def _where(job: Job) -> str:
 
 
 def adopted(settings: JobTerms, stray: Stray, owner: str, now: float) -> Job:
-    """A job that holds a slice of a database that was lost, as one that was cancelled does."""
+    """A job that holds a slice of a lost database, as a cancelled job does."""
     held = Placement(
         stray.name, stray.zone, stray.accelerator, stray.hosts,
         asked_at=now, phase=PlacementPhase.READY, ready_at=now,
@@ -196,7 +196,7 @@ def adopted(settings: JobTerms, stray: Stray, owner: str, now: float) -> Job:
 
 
 def removable(job: Job) -> bool:
-    """Whether a job that `clean` asked to delete has let go of everything."""
+    """Whether a job that `clean` deletes has ended and holds nothing."""
     if job.wish is not Wish.DELETE:
         raise Mistake(f"{job.id} was resumed meanwhile; nothing was removed", 409)
     return job.status.ended and job.placement is None

@@ -1,4 +1,4 @@
-"""What the server tells of a job: plain dictionaries for the command line and for programs."""
+"""What the server shows of a job: plain dictionaries for the command line and for programs."""
 
 import time
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ def unreadable(aside: SetAside) -> dict[str, Any]:
 
 
 def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
-    """Why it waits. Trouble that holds everything up comes first: the disk, the cloud, our own."""
+    """Why a job waits. What blocks every job comes first: the disk, the cloud, our own errors."""
     trouble = supervisor.actions.unwritable
     if job.placement and not trouble:
         trouble = supervisor.polls.trouble.get(job.placement.zone, "")
@@ -83,11 +83,11 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Everything `drumline plot` draws."""
     job_id = record.job.id
     points = supervisor.heartbeats.history(job_id)
-    told = ("number", "started", "running", "ended", "outcome", "course")
+    keys = ("number", "started", "running", "ended", "outcome", "course")
     return {
         "job": summary(supervisor, record),
         "attempts": [
-            {key: attempt[key] for key in told} for attempt in supervisor.store.attempts(job_id)
+            {key: attempt[key] for key in keys} for attempt in supervisor.store.attempts(job_id)
         ],
         "points": [asdict(point) for point in points],
         "steps_again": steps_again(supervisor.store.metrics.steps_by_attempt(job_id).values()),
@@ -95,7 +95,7 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
 
 
 def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
-    """Everything `drumline show` tells."""
+    """Everything that `drumline show` prints."""
     job, store = record.job, supervisor.store
     attempts = store.attempts(job.id)
     steps = store.metrics.steps_by_attempt(job.id)

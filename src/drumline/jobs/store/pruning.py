@@ -31,7 +31,7 @@ CODE_BYTES = 2 * 10**9
 
 
 async def prune_rows(store: Store, now: float) -> None:
-    """Forget old rows, a job at a time so that nobody waits for it."""
+    """Delete old rows, a job at a time so that no caller waits for it."""
     for job_id, keep in store.long_histories(EVENTS, OLD_EVENTS, now - OLD):
         store.prune_events(job_id, keep)
         await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def prune_rows(store: Store, now: float) -> None:
 
 
 def prune_code(folder: Path, used: Collection[str], now: float) -> None:
-    """Remove code archives that no job will ask for; `used` are the hashes of those that may be."""
+    """Remove code archives that no job needs; `used` are the hashes of those still needed."""
     found = []
     for path in folder.iterdir():
         try:
@@ -51,13 +51,13 @@ def prune_code(folder: Path, used: Collection[str], now: float) -> None:
     total = 0
     for written, size, path in sorted(found, reverse=True):
         total += size
-        # One that was packed a moment ago may belong to a job that is just being written down.
+        # An archive that was just packed may belong to a job that is being saved.
         beyond = total > CODE_BYTES and written < now - 3600
         if written < now - CODE_AGE or beyond:
             path.unlink(missing_ok=True)
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove archives that an earlier server never finished; call it before any is begun."""
+    """Remove archives that an earlier server left unfinished; call this before packing any."""
     for draft in folder.glob(f"{DRAFT}*"):
         shutil.rmtree(draft, ignore_errors=True)

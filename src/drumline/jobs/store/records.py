@@ -1,7 +1,7 @@
 """Jobs, attempts, slices and events on disk: one SQLite file that survives any crash of the server.
 
-WAL with synchronous=FULL: what a caller was told is on disk. Decisions are written whole, in one
-transaction, before anything is done about them.
+WAL with synchronous=FULL: what a caller was answered is on disk. Each decision is saved in one
+transaction, before it is acted on.
 """
 
 import json
@@ -37,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A job whose row cannot be read. Nothing is done about it until the user says what."""
+    """A job whose row cannot be read. Nothing is done about it until the user decides."""
 
     id: str
     user: str
@@ -46,17 +46,17 @@ class SetAside:
 
 
 class Unreadable(Exception):
-    """A job's row says nothing that can be worked with; the text is why."""
+    """A job's row cannot be read; the text is why."""
 
     def __init__(self, aside: SetAside) -> None:
-        """Keep what is known of the job all the same."""
+        """Keep what is known of the job nevertheless."""
         super().__init__(aside.reason)
         self.aside = aside
 
 
 @dataclass(frozen=True)
 class SliceRow:
-    """A slice that was ever asked for: `ready` to `gone` is what it cost."""
+    """A slice that was ever requested; it cost money from `ready` to `gone`."""
 
     name: str
     job: str
@@ -72,7 +72,7 @@ class Store:
     """The database. Used from one thread; each method is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it."""
+        """Open the file, or create it."""
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode=WAL")
@@ -83,7 +83,7 @@ class Store:
 
     @property
     def owner(self) -> str:
-        """Which server this is, among all that share a project: eight characters, for ever."""
+        """The id of this server among all that share a project: eight characters, never changed."""
         row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
         return str(row["value"])
 
@@ -98,7 +98,7 @@ class Store:
     def add(
         self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
     ) -> Record:
-        """A new job under the next free id, which `make` puts into its state."""
+        """Save a new job under the next free id, which `make` puts into its state."""
         kept = StoredSpec.of(spec)
         with transaction(self._db):
             row = self._db.execute(
@@ -143,7 +143,7 @@ class Store:
     def _mark(self, row: sqlite3.Row, trouble: str | None) -> None:
         if row["trouble"] != trouble:
             query = "UPDATE jobs SET trouble = ? WHERE number = ?"
-            # On a full disk the next one who reads the row writes it down.
+            # On a full disk this is saved when the row is next read.
             with suppress(sqlite3.OperationalError):
                 self._db.execute(query, (trouble, row["number"]))
 
@@ -158,7 +158,7 @@ class Store:
         return int(row["seq"]) if row else 0
 
     def skip_to(self, number: int) -> None:
-        """The next job gets a number above this one."""
+        """Give the next job a number above this one."""
         if number > self.last_number():
             with transaction(self._db):
                 self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
@@ -169,7 +169,7 @@ class Store:
         return int(self._db.execute("SELECT count(*) FROM jobs").fetchone()[0])
 
     def find(self, search: Search) -> list[str]:
-        """The ids of the jobs looked for, oldest first."""
+        """The ids of the jobs that match, oldest first."""
         term, given = where(search)
         if search.paged:
             found = self._numbers(term, given, search.limit or MOST_ENDED)
@@ -179,7 +179,7 @@ class Store:
         return [f"{number:06}" for number in sorted(found)]
 
     def _numbers(self, term: str, given: list[object], limit: int | None) -> list[int]:
-        # The term is made of question marks and columns, of nothing that a user typed.
+        # The term consists of question marks and columns, of nothing that a user typed.
         query = f"SELECT number FROM jobs WHERE {term} ORDER BY number DESC LIMIT ?"  # noqa: S608
         rows = self._db.execute(query, (*given, -1 if limit is None else limit))
         return [row["number"] for row in rows]
@@ -191,9 +191,9 @@ class Store:
         reports: Iterable[HostReport] = (),
         spec: StoredSpec | None = None,
     ) -> None:
-        """Write what was decided, and the last word of the hosts of an attempt that ended.
+        """Save a decision, and the last reports of the hosts of an attempt that ended.
 
-        With a `spec`, that replaces what the user gave for the job.
+        A `spec` replaces what the user gave for the job.
         """
         job = decision.job
         hosts = json.dumps([_host(report) for report in reports])
@@ -267,14 +267,14 @@ class Store:
         return [SliceRow(**dict(row)) for row in rows]
 
     def releasing(self) -> list[SliceRow]:
-        """Slices that are to go and have not been seen gone."""
+        """Slices that are to be deleted and have not been seen gone."""
         rows = self._db.execute(
             "SELECT * FROM slices WHERE released IS NOT NULL AND gone IS NULL ORDER BY released"
         )
         return [SliceRow(**dict(row)) for row in rows]
 
     def release_all(self, job_id: str, now: float) -> int:
-        """Every slice of a job is to go; returns how many that are."""
+        """Mark every slice of a job to be deleted; returns how many they are."""
         changed = self._db.execute(
             "UPDATE slices SET released = ? WHERE job = ? AND released IS NULL AND gone IS NULL",
             (now, job_id),
@@ -282,7 +282,7 @@ class Store:
         return changed.rowcount
 
     def held_aside(self) -> set[str]:
-        """Slices of jobs that were set aside: whether they are still wanted cannot be told."""
+        """Slices of jobs that were set aside: whether they are still wanted is not known."""
         rows = self._db.execute(
             "SELECT slices.name FROM jobs JOIN slices ON slices.job = printf('%06d', jobs.number)"
             " WHERE jobs.trouble IS NOT NULL AND slices.released IS NULL AND slices.gone IS NULL"
@@ -290,7 +290,7 @@ class Store:
         return {row["name"] for row in rows}
 
     def adopt_stray(self, stray: SliceRow) -> None:
-        """A slice under our label that nobody holds: it is to go."""
+        """Add a slice with our label that no job holds, to be deleted."""
         self._db.execute(
             "INSERT INTO slices VALUES (?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT (name) DO UPDATE"
             " SET released = coalesce(released, excluded.released), gone = NULL",
@@ -301,11 +301,11 @@ class Store:
         )  # fmt: skip
 
     def gone(self, name: str, now: float) -> None:
-        """A slice has been seen gone from the cloud."""
+        """Note that a slice has been seen gone from the cloud."""
         self._db.execute("UPDATE slices SET gone = ? WHERE name = ?", (now, name))
 
     def long_histories(self, most: int, of_old: int, old: float) -> list[tuple[str, int]]:
-        """Jobs with more events than `most`, or `of_old` where they ended before; how many stay."""
+        """Jobs with over `most` events, `of_old` if they ended before `old`; and how many stay."""
         rows = self._db.execute(
             "SELECT events.job AS job, count(*) AS count,"
             " coalesce(max(ended), :old) < :old AS is_old"
@@ -317,7 +317,7 @@ class Store:
         return [(job, keep) for job, keep, count in kept if count > keep + 1]
 
     def prune_events(self, job_id: str, keep: int) -> None:
-        """Forget the events of a job but its first and the newest `keep`."""
+        """Delete the events of a job except its first and the newest `keep`."""
         self._db.execute(
             "DELETE FROM events WHERE job = :job AND id <="
             " (SELECT id FROM events WHERE job = :job ORDER BY id DESC LIMIT 1 OFFSET :keep)"
@@ -326,8 +326,8 @@ class Store:
         )
 
     def prune_slices(self, keep: int, before: float) -> None:
-        """Forget slices that went before then: of cleaned jobs, and beyond `keep` of those that
-        never came."""
+        """Delete rows of slices gone before then: those of cleaned jobs, and all but `keep` of a
+        job's that never came up."""
         self._db.execute(
             "DELETE FROM slices WHERE gone < ? AND (name IN (SELECT name FROM (SELECT name,"
             " row_number() OVER (PARTITION BY job ORDER BY asked DESC, name DESC) AS place"
@@ -358,7 +358,7 @@ class Store:
         )
 
     # The times in a job's state order what happens and come from a clock that never steps. The
-    # rows are for showing: they take the wall time at which something was written down first.
+    # rows are for display: they take the wall time at which something was first saved.
 
     def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
         zone = job.placement.zone if job.placement else None

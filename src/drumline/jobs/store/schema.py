@@ -2,7 +2,7 @@
 
 `PRAGMA user_version` says how many steps a file has had. A step runs in one transaction together
 with its number, so a server that is killed in the middle finds the file as it was before. Steps
-that were released are never changed; what comes next is a new one at the end.
+that were released are never changed; a change of the schema is a new step at the end.
 """
 
 import sqlite3
@@ -22,14 +22,14 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         yield
         db.execute("COMMIT")
     except BaseException:
-        # A disk that is full may show at the commit, and SQLite may have gone back by itself.
+        # A full disk may raise at the commit, and SQLite may have rolled back by itself.
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Take the steps that a file has not had."""
+    """Apply the steps that a file has not had."""
     (known,) = db.execute("PRAGMA user_version").fetchone()
     if known > len(_STEPS):
         raise SchemaError(
@@ -101,7 +101,7 @@ def _what_is_searched_for(db: sqlite3.Connection) -> None:
         " OR state ->> '$.slice' IS NOT NULL"
         " WHERE json_valid(state)"
     )
-    # All that a search goes by: rows are long, and a list would read every one of them.
+    # All that a search needs: rows are long, and a list would have to read each of them.
     db.execute(
         "CREATE INDEX searched_jobs ON jobs (live, number, status, ended, user, name, trouble)"
     )
@@ -113,7 +113,7 @@ def _what_is_searched_for(db: sqlite3.Connection) -> None:
 
 
 def _placements(db: sqlite3.Connection) -> None:
-    """What a job holds is called its placement, and one that waits is queued."""
+    """What a job holds is now called its placement, and a waiting placement is queued."""
     db.execute(
         "UPDATE jobs SET state = json_remove("
         "json_set(state, '$.placement', json_extract(state, '$.slice')), '$.slice')"

@@ -5,32 +5,32 @@ from dataclasses import dataclass
 UNREADABLE = "UNREADABLE"
 """The status under which a job is listed whose row cannot be read."""
 MOST_ENDED = 1000
-"""Jobs that have ended, in a list that nobody limited: enough for any screen."""
+"""The most ended jobs in a list without a limit: enough for any screen."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is looked for. What is None or empty does not matter."""
+    """The filters of a list; those that are None or empty do not apply."""
 
     since: float | None = None
     """Leave out jobs that had ended before this."""
     status: tuple[str, ...] = ()
     name: str | None = None
-    """Part of the name, or a pattern with * and ?."""
+    """A part of the name, or a pattern with * and ?."""
     user: str | None = None
     limit: int | None = None
-    """The newest so many; without it, all that have not ended and the newest MOST_ENDED others."""
+    """How many of the newest; None is all that have not ended and the newest MOST_ENDED others."""
     before: str | None = None
-    """Only jobs older than this one: the way to the next page."""
+    """List only jobs older than this one, for the next page."""
 
     @property
     def paged(self) -> bool:
-        """Whether the list is cut after a number of jobs, whatever they do."""
+        """Whether the list is cut after a number of jobs, running ones included."""
         return self.limit is not None or self.before is not None
 
 
 def where(search: Search) -> tuple[str, list[object]]:
-    """The term for the rows of `jobs`, and what its question marks stand for."""
+    """The SQL term for the rows of `jobs`, and the values for its question marks."""
     terms: list[str] = ["1"]
     given: list[object] = []
     if search.since is not None:
@@ -44,7 +44,7 @@ def where(search: Search) -> tuple[str, list[object]]:
     if search.name is not None:
         pattern = search.name if set(search.name) & set("*?") else f"*{search.name}*"
         terms.append("name GLOB ?")
-        # GLOB knows sets of characters too; here a bracket is a bracket.
+        # GLOB has sets of characters too; here a bracket is only a bracket.
         given.append(pattern.replace("[", "[[]"))
     if search.user is not None:
         terms.append("user = ?")

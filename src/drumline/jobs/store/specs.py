@@ -1,8 +1,8 @@
 """What a user gave for a job, as it is kept: the job file, the code packed for it, its origin.
 
-`jobs.spec` checks a job file before it comes here, by rules that may grow stricter. What is kept
-runs already, so it is read back by its types alone, and what an older version left out has the
-value that it meant then.
+`jobs.spec` checks a job file before it is stored, by rules that may grow stricter. A stored file
+runs already, so it is read back with only its types checked, and what an older version left out has
+the default of that version.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class PythonChoice:
     kind: Literal["system", "uv", "venv", "conda", "docker"] = "system"
     version: str | None = None
     requirements: str | tuple[str, ...] | None = None
-    """A file in the code, or a list of packages."""
+    """The name of a file in the code, or a list of packages."""
     image: str | None = None
 
 
@@ -35,7 +35,7 @@ class PackedCode:
     files: int
     bytes: int
     drumline: Use = "none"
-    """How Drumline itself comes to the hosts."""
+    """How Drumline itself gets to the hosts."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Origin:
     checkpoint: str | None = None
     """The folder of the job whose checkpoints it took over."""
     adopted: str | None = None
-    """The stray slice that it was made for."""
+    """The stray slice that the job was made for."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class StoredSpec:
     archive: PackedCode | None = None
     origin: Origin | None = None
     given: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The whole of it as JSON, to be kept, shown and compared with the job file of today."""
+    """The whole file as JSON, to be stored, shown and compared with a later version of it."""
 
     @classmethod
     def of(cls, given: object) -> Self:
-        """Read what is kept. Raises ValueError."""
+        """Read what was stored. Raises ValueError."""
         if not isinstance(given, dict):
             raise ValueError("spec: not a mapping")
         read: Self = _STORED.validate_python({**given, "given": given})
@@ -78,14 +78,14 @@ class StoredSpec:
 
     @property
     def file(self) -> dict[str, Any]:
-        """The keys of the job file alone."""
+        """Only the keys of the job file."""
         return {key: value for key, value in self.given.items() if key not in _OURS}
 
     def checkpoints_of(self, job_id: str) -> str | None:
-        """Where a job keeps its checkpoints: in a folder of its own, or in one it took over."""
+        """Where a job keeps its checkpoints: in its own folder, or in one that it took over."""
         if self.origin is not None and self.origin.checkpoint:
             return self.origin.checkpoint
-        # Two jobs from one file must not write over each other's checkpoints.
+        # Two jobs from one file must not overwrite each other's checkpoints.
         return f"{self.checkpoint.rstrip('/')}/{job_id}" if self.checkpoint else None
 
 
