@@ -1,7 +1,7 @@
-"""What a job is and what becomes of it.
+"""Jobs: getting slices, and keeping programs running on them.
 
-`from drumline.jobs import Client` is the way in for Python users. It is looked up when asked for,
-so that importing one module of this room does not load the others.
+`from drumline.jobs import Client` is the entry point for Python users. It is loaded on first use,
+so that importing one module of this package does not load the others.
 """
 
 from typing import TYPE_CHECKING

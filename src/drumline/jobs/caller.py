@@ -1,4 +1,4 @@
-"""The way to the server: HTTP over its Unix socket, and starting it where none listens.
+"""Calls the server by HTTP over its Unix socket, and starts it where none listens.
 
 Standard library only, because every command pays for what is imported here.
 """
@@ -17,29 +17,29 @@ from drumline import __version__
 from drumline.jobs.http import HttpAnswer, HttpConnection
 
 if TYPE_CHECKING:
-    from subprocess import Popen  # waits until it is used: few commands start anything
+    from subprocess import Popen  # imported on use: few commands start anything
 
 Json = dict[str, Any]
 
 SERVER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "drumline.jobs.server")
-# A cold start of the server imports its web and SSH libraries and may start the emulator: 2 s here,
-# many on a machine whose cores are taken. One that died is noticed at once, so patience is free.
+# A cold start of the server imports its web and SSH libraries and may start the emulator: 2 s, or
+# many on a busy machine. A server that died is noticed at once, so a long timeout costs nothing.
 START_SECONDS = 60.0
-# Far above any healthy answer; below it a busy disk or a slow bucket lookup must not look dead.
+# Far above any healthy answer: a busy disk or a slow bucket lookup must not look dead.
 ANSWER_SECONDS = 60.0
-# Less than a database and a log need to begin with.
+# Less than a new database and a log need.
 LEAST_ROOM = 1 << 18
-# Of a command's input, on its way to the hosts: enough to keep a fast link busy.
+# Bytes of a command's input in flight to the hosts: enough to keep a fast link busy.
 WINDOW = 1 << 20
-# sun_path holds 108 bytes on Linux and 104 on macOS, the closing zero included.
+# sun_path holds 108 bytes on Linux and 104 on macOS, including the final zero.
 LONGEST_SOCKET = 103
 
-# What every answer tells of the server itself, in its headers.
+# Headers about the server itself, in every answer.
 VERSION = "Drumline-Version"
 STRAYS = "Drumline-Strays"
 
 # The server outlives the command, and what it starts (an emulated host, say) inherits from it. So
-# it gets what it works with, and not every token exported in the shell that happened to come first.
+# it gets the variables it needs, and not every token exported in the shell of the first command.
 _KEPT = (
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|TZ|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"
     r"|(HTTPS?|NO)_PROXY|(https?|no)_proxy|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE"
@@ -49,7 +49,7 @@ _KEPT = (
 
 
 class Refused(ValueError):
-    """What was asked for cannot be done; the text says why and what to do."""
+    """The request cannot be fulfilled; the text says why and what to do."""
 
 
 class NoServer(Refused):
@@ -57,21 +57,21 @@ class NoServer(Refused):
 
 
 class Leaving(ConnectionRefusedError):
-    """The server is on its way out and did nothing; the next one may be asked."""
+    """The server is exiting and did nothing; the call may be sent to the next server."""
 
 
 class Dropped(Exception):
-    """The server went away between the question and the end of its answer."""
+    """The server went away before the end of its answer."""
 
 
 def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the state is kept: `$DRUMLINE_HOME`, or `~/.drumline`."""
+    """The folder of the state: `$DRUMLINE_HOME`, or `~/.drumline`."""
     named = environ.get("DRUMLINE_HOME")
     return Path(named).expanduser().absolute() if named else Path.home() / ".drumline"
 
 
 class Caller:
-    """One home folder's server, started by the first question that needs it."""
+    """The server of a home folder, started by the first call that needs it."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Caller:
 
     @property
     def log(self) -> Path:
-        """Where the server writes what goes wrong."""
+        """The log of the server."""
         return self.home / "server.log"
 
     def ask(
@@ -104,7 +104,7 @@ class Caller:
         body: Json | None = None,
         timeout: float | None = ANSWER_SECONDS,
     ) -> Json:
-        """Ask, starting a server where none listens. Only what changes nothing is asked twice."""
+        """Send a call, starting a server where none listens. Only reads are repeated."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -127,7 +127,7 @@ class Caller:
         body: Json | None = None,
         timeout: float | None = ANSWER_SECONDS,
     ) -> Json:
-        """Ask a server that listens already."""
+        """Send a call to a server that listens already."""
         connection = self._connect(timeout)
         try:
             answer: Json = json.loads(self._send(connection, method, path, body).read())
@@ -144,10 +144,10 @@ class Caller:
             connection.close()
 
     def exchange(self, path: str, body: Json, source: BinaryIO | None = None) -> Iterator[Json]:
-        """Ask for an answer of several objects, and yield each as it comes.
+        """Send a call with an answer of several objects, and yield each as it comes.
 
-        `source` is sent along until the answer ends, little ahead of what the server has taken of
-        it; it need never end. To leave early, close this: the server knows by the connection.
+        `source` is sent until the answer ends, at most a window ahead of what the server has read;
+        it need never end. To stop early, close this generator: the server sees the disconnect.
         """
         while True:
             try:
@@ -165,11 +165,11 @@ class Caller:
             while piece := answer.piece():
                 *whole, rest = (rest + piece).split(b"\n")
                 for line in whole:
-                    told: Json = json.loads(line)
-                    if "taken" in told:
-                        window.open(int(told["taken"]))
+                    frame: Json = json.loads(line)
+                    if "taken" in frame:
+                        window.open(int(frame["taken"]))
                     else:
-                        yield told
+                        yield frame
         except Leaving as gone:
             if source is not None:  # some of which may have been read
                 raise Refused("the server was just leaving; try again") from gone
@@ -184,14 +184,14 @@ class Caller:
     def _feed(
         self, connection: HttpConnection, path: str, body: Json, source: BinaryIO
     ) -> "tuple[HttpAnswer, _Window]":
-        """Send a line of JSON and go on to send `source`, while the answer is read."""
+        """Send a line of JSON and then `source`, while the answer is read."""
         from threading import Thread
 
         headers = {"Content-Type": "application/octet-stream", "Transfer-Encoding": "chunked"}
         connection.send("POST", path, headers)
         window = _Window()
         head = json.dumps(body).encode() + b"\n"
-        # Not waited for: it may hang on a pipe that nobody writes to.
+        # Not waited for: it may block on a pipe that nobody writes to.
         pouring = (head, source, connection.sock, window)
         Thread(target=_pour, args=pouring, daemon=True).start()
         return self._answer(connection, path), window
@@ -199,7 +199,7 @@ class Caller:
     def _send(
         self, connection: HttpConnection, method: str, path: str, body: Json | None = None
     ) -> HttpAnswer:
-        """Send the question and return a good answer; any other is raised as its sentence."""
+        """Send a call and return its answer; an error is raised with its sentence."""
         if body is None:
             connection.send(method, path)
         else:
@@ -209,8 +209,8 @@ class Caller:
 
     def _answer(self, connection: HttpConnection, path: str) -> HttpAnswer:
         answer = connection.answer()
-        told = answer.headers
-        self._server = told.get(VERSION.lower()), int(told.get(STRAYS.lower(), 0))
+        headers = answer.headers
+        self._server = headers.get(VERSION.lower()), int(headers.get(STRAYS.lower(), 0))
         if answer.status < 400:
             return answer
         if answer.status == 503:
@@ -234,7 +234,7 @@ class Caller:
             connection.close()
 
     def _warn_of_server(self) -> None:
-        """Say once what the user should know of a server that was found running."""
+        """Warn the user once about a server that was found running."""
         if self._warn is None:
             return
         warn, self._warn = self._warn, None
@@ -266,11 +266,11 @@ class Caller:
         try:
             self._connect(ANSWER_SECONDS).close()
         except (ConnectionRefusedError, FileNotFoundError):
-            return False  # never started, stopped, or killed and its socket file left behind
+            return False  # never started, stopped, or killed with its socket file left behind
         return True
 
     def vacant(self) -> bool:
-        """Whether no server has this home; one that listens no more may still write to it."""
+        """Whether no server has this home; one that no longer listens may still write to it."""
         import fcntl
 
         try:
@@ -283,7 +283,7 @@ class Caller:
         return True
 
     def start(self) -> None:
-        """Start a server and wait until one listens: ours, or that of a command beside this one."""
+        """Start a server and wait until one listens: ours, or that of a concurrent command."""
         if not self._autostart:
             raise NoServer(f"no server runs in {self.home}")
         self._make_home()
@@ -304,15 +304,15 @@ class Caller:
                     if child is None:
                         child = self._spawn(log)
                     elif code == 0:
-                        # Ours found the lock taken and left. If whoever held it was a server on
-                        # its way out, nobody will listen: leave time for that, then try again.
+                        # Ours found the lock held and exited. If its holder was a server that is
+                        # exiting, none will listen: allow time for that, then try again.
                         time.sleep(0.2)
                         child = None
                     time.sleep(0.02)
             finally:
                 if child is not None and child.returncode is None:
-                    child.returncode = 0  # meant to outlive us, of which Popen would complain
-        self._warn = None  # what listens now is of our own version
+                    child.returncode = 0  # it is to outlive us, which Popen would warn about
+        self._warn = None  # the server that listens now has our own version
 
     def _spawn(self, log: BinaryIO) -> "Popen[bytes]":
         import subprocess
@@ -327,7 +327,7 @@ class Caller:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Not the user's folder: it would come first on the server's import path.
+            # Not the user's folder, which would come first on the server's import path.
             cwd=self.home,
             env=environ | {"DRUMLINE_HOME": str(self.home)},
             start_new_session=True,
@@ -347,7 +347,7 @@ class Caller:
 
 
 class _Window:
-    """How much may be sent before the other side has taken some of it."""
+    """Flow control: how many bytes may be sent ahead of what the other side has read."""
 
     def __init__(self) -> None:
         from threading import Condition
@@ -356,26 +356,26 @@ class _Window:
         self._changed = Condition()
 
     def open(self, taken: int) -> None:
-        """So much was taken."""
+        """The other side has read this many bytes."""
         with self._changed:
             self._room += taken
             self._changed.notify()
 
     def wait(self, most: int) -> int:
-        """How much may be sent now: at least a byte."""
+        """Wait until bytes may be sent, and return how many."""
         with self._changed:
             while self._room <= 0:
                 self._changed.wait()
             return min(self._room, most)
 
     def sent(self, count: int) -> None:
-        """So much is on its way."""
+        """This many bytes were sent."""
         with self._changed:
             self._room -= count
 
 
 def _pour(head: bytes, source: BinaryIO, sock: socket.socket, window: _Window) -> None:
-    """Send bytes in the pieces that HTTP has for what nobody knows the length of."""
+    """Send bytes in the chunked encoding, as their length is not known."""
     try:
         sock.sendall(b"%x\r\n%b\r\n" % (len(head), head))
         while piece := os.read(source.fileno(), window.wait(1 << 16)):
@@ -383,7 +383,7 @@ def _pour(head: bytes, source: BinaryIO, sock: socket.socket, window: _Window) -
             sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
         sock.sendall(b"0\r\n\r\n")
     except OSError:
-        return  # the answer is there and the connection closed
+        return  # the answer has ended and the connection is closed
 
 
 def _private(path: str, flags: int) -> int:
@@ -391,7 +391,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _no_room(folder: Path) -> str:
-    """A sentence where the disk is full: then there is none in the log."""
+    """A sentence where the disk is full: then the log has none."""
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     return f"the disk that holds {folder} is full; make room" if free < LEAST_ROOM else ""

@@ -4,9 +4,9 @@
     job = client.create("job.yaml")
     client.wait([job["id"]])
 
-Synchronous and made of the standard library alone, because every command pays for what is imported
-here. The first call that needs the server starts it; answers are the server's JSON, as dicts.
-A mistake (the user's, or a server that cannot be had) raises `Refused` with a sentence to show.
+Synchronous and standard library only, because every command pays for what is imported here. The
+first call that needs the server starts it; answers are the server's JSON, as dicts. A mistake (the
+user's, or a server that cannot be started) raises `Refused` with a sentence to show.
 """
 
 import os
@@ -48,7 +48,7 @@ def job_id(typed: JobId) -> str:
 
 
 LONGEST_WORD = 1000
-"""Characters that one may look for."""
+"""The most characters of a search filter."""
 
 
 class Client:
@@ -65,7 +65,7 @@ class Client:
 
     @property
     def home(self) -> Path:
-        """The folder of the server this client speaks to."""
+        """The home folder of the server that this client calls."""
         return self._server.home
 
     # What a job is asked to do
@@ -77,9 +77,9 @@ class Client:
         environ: Mapping[str, str] | None = None,
         begin_from: JobId | None = None,
     ) -> Json:
-        """Hand over a job file (or its content) and return the job; secrets come from `environ`.
+        """Create a job from a job file (or its content); secrets come from `environ`.
 
-        With `begin_from`, the new job takes over the checkpoints of another that has ended.
+        With `begin_from`, the new job takes over the checkpoints of a job that has ended.
         """
         spec = _spec(job, overrides)
         secrets = _secrets(spec.secrets, os.environ if environ is None else environ)
@@ -116,8 +116,8 @@ class Client:
     ) -> Json:
         """Start a job again that has ended: `{job, text, changes}`.
 
-        Its job file is read again, or another where `file` names one; `overrides` are `key=value`.
-        Its secrets were forgotten, so `environ` has them.
+        Its job file is read again, or `file` instead; `overrides` are `key=value`. Its secrets were
+        deleted, so they are read from `environ` again.
         """
         known = self.show(job)
         spec, origin = self._again(known, file, overrides)
@@ -126,7 +126,7 @@ class Client:
         asked: Json = {}
         if known["status"] in ENDED:
             asked["secrets"] = _secrets(names, values)
-        else:  # one that is being cancelled may go on; of the others the server says that they do
+        else:  # a job that is being cancelled may be resumed; for others the server says no
             asked["secrets"] = {name: values[name] for name in names if name in values}
         if spec is not None:
             asked |= {"spec": given, "origin": origin}
@@ -150,7 +150,7 @@ class Client:
     def _again(
         self, known: Json, file: "str | Path | None", overrides: Sequence[str]
     ) -> "tuple[JobSpec | None, Json | None]":
-        """The job file as it is now, None where it is to stay as it was, and where it is from."""
+        """The current job file, None where the stored one is to be used, and its origin."""
         from drumline.jobs.spec import amend
 
         if file is not None:
@@ -165,16 +165,16 @@ class Client:
 
     def cancel(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
         """End the programs and keep the slices; each answer is `{job, text}`."""
-        return [self._server.ask("POST", f"/jobs/{one}/cancel") for one in _ids(jobs)]
+        return [self._server.ask("POST", f"/jobs/{job}/cancel") for job in _ids(jobs)]
 
     def delete(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
         """End the programs and release the slices; each answer is `{job, text}`."""
-        return [self._server.ask("POST", f"/jobs/{one}/delete") for one in _ids(jobs)]
+        return [self._server.ask("POST", f"/jobs/{job}/delete") for job in _ids(jobs)]
 
     def clean(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
         """Delete, and remove logs and record; each answer is `{job, text}`."""
-        # The answer comes when all of it is gone, which takes as long as the program's last words.
-        return [self._server.ask("POST", f"/jobs/{one}/clean", timeout=None) for one in _ids(jobs)]
+        # The answer comes when all of it is gone, which takes as long as the program's shutdown.
+        return [self._server.ask("POST", f"/jobs/{job}/clean", timeout=None) for job in _ids(jobs)]
 
     def exec(
         self,
@@ -185,16 +185,18 @@ class Client:
     ) -> list[Json]:
         """Run a command on one host, or on `"all"`: a `{host, exit_code, stdout, stderr}` each.
 
-        What `stdin` holds (a file with a descriptor) is its input. An exit code below zero is a
-        signal; None, with an `error`, a host that was lost meanwhile.
+        Its input is `stdin` (a file with a descriptor). A negative exit code is a signal; None,
+        with an `error`, is a host that was lost meanwhile.
         """
         written: dict[tuple[int, str], bytearray] = {}
         ended = {}
-        for told in self.exec_frames(job, command, host, stdin):
-            if "data" in told:
-                written.setdefault((told["host"], told["stream"]), bytearray()).extend(told["data"])
-            elif "exit_code" in told:
-                ended[told["host"]] = told
+        for frame in self.exec_frames(job, command, host, stdin):
+            if "data" in frame:
+                written.setdefault((frame["host"], frame["stream"]), bytearray()).extend(
+                    frame["data"]
+                )
+            elif "exit_code" in frame:
+                ended[frame["host"]] = frame
         for index, end in ended.items():
             for stream in ("stdout", "stderr"):
                 end[stream] = written.get((index, stream), b"").decode("utf-8", "replace")
@@ -207,7 +209,7 @@ class Client:
         host: int | str = 0,
         stdin: BinaryIO | None = None,
     ) -> Generator[Json, None, None]:
-        """Run a command like `exec`, and tell of it as it goes; closing this ends the command.
+        """Run a command like `exec`, and yield frames as it runs; closing this ends the command.
 
         First comes `{hosts}`, then `{host, stream, data}` for each piece of bytes that is written
         to "stdout" or "stderr", and `{host, exit_code}` when it has ended on a host.
@@ -217,14 +219,14 @@ class Client:
         asked = {"host": host, "command": command if isinstance(command, str) else list(command)}
         going: set[int] | None = None
         try:
-            for told in self._server.exchange(f"/jobs/{job_id(job)}/exec", asked, stdin):
-                if "hosts" in told:
-                    going = set(told["hosts"])
-                elif "data" in told:
-                    told["data"] = base64.b64decode(told["data"])
+            for frame in self._server.exchange(f"/jobs/{job_id(job)}/exec", asked, stdin):
+                if "hosts" in frame:
+                    going = set(frame["hosts"])
+                elif "data" in frame:
+                    frame["data"] = base64.b64decode(frame["data"])
                 elif going is not None:
-                    going.discard(told["host"])
-                yield told
+                    going.discard(frame["host"])
+                yield frame
         except Dropped as gone:
             raise Refused(f"{gone}; the command is ended with it") from gone
         if going is None or going:
@@ -237,7 +239,7 @@ class Client:
         return self._server.ask("GET", f"/jobs/{job_id(job)}")
 
     def history(self, job: JobId) -> Json:
-        """`{job, attempts, points, steps_again}`: what the program told over its steps."""
+        """`{job, attempts, points, steps_again}`: the program's metrics over its steps."""
         return self._server.ask("GET", f"/jobs/{job_id(job)}/history")
 
     def events(self, job: JobId, after: int = 0, wait: float = 0.0) -> Json:
@@ -255,14 +257,14 @@ class Client:
         """Wait until all have ended, or for `timeout` seconds; returns each job's status."""
         deadline = None if timeout is None else time.monotonic() + timeout
         statuses = {}
-        for one in _ids(jobs):
+        for job in _ids(jobs):
             after, patience = 0, 0.0
             while True:
-                answer = self.events(one, after, patience)
-                statuses[one] = str(answer["job"]["status"])
+                answer = self.events(job, after, patience)
+                statuses[job] = str(answer["job"]["status"])
                 after = max([after, *(int(event["id"]) for event in answer["events"])])
                 left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
-                if statuses[one] in ENDED or left <= 0:
+                if statuses[job] in ENDED or left <= 0:
                     break
                 patience = min(left, LONG_POLL_SECONDS)
         return statuses
@@ -282,7 +284,7 @@ class Client:
         """The program's output as it was written; with `follow`, on and on until the job ends.
 
         `attempt` is a number or `"all"`, else the last; `tail` asks for the last lines, `since`
-        for what was written from a moment on; with `times`, each line begins with its own; with
+        for what was written from a time on; with `times`, each line begins with its time; with
         `as_json`, each is an object `{attempt, host, time, text}`.
         """
         asked = {
@@ -306,13 +308,13 @@ class Client:
             except (ConnectionRefusedError, FileNotFoundError):
                 self._server.start()
             except Dropped as gone:
-                # Where the next server would begin is not where this one stopped: hosts take turns
-                # in the stream, and an attempt may have ended. So the caller is told.
+                # The next server could not continue where this one stopped: hosts alternate in the
+                # stream, and an attempt may have ended. So the caller gets an error.
                 if started:
                     raise Refused(f"{gone}; ask for them again") from gone
 
     def strays(self) -> Json:
-        """`{strays, not_seen}`: slices of databases this home had, and zones not looked at."""
+        """`{strays, not_seen}`: slices of databases this home had, and zones not polled."""
         return self._server.ask("GET", "/strays", timeout=PACK_SECONDS)
 
     def settle_strays(self, verb: str, names: Sequence[str] = ()) -> list[str]:
@@ -335,9 +337,9 @@ class Client:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except Dropped:
-            pass  # it may close the connection before the answer is out
+            pass  # it may close the connection before the answer is sent
         self._until_it_is(lambda: not self._server.listens())
-        # One that listens again is the next, which came when this one was gone.
+        # If a server listens again it is the next one, started after this one was gone.
         self._until_it_is(lambda: self._server.vacant() or self._server.listens())
         return True
 
@@ -360,12 +362,12 @@ class Client:
         before: JobId | None = None,
     ) -> "list[Json]":
         # Defined last of the verbs: from here on, `list` in a signature would mean this method.
-        """A summary of each job looked for, oldest first.
+        """A summary of each job that matches, oldest first.
 
         Without `all`, a `status` or `before`, those that ended over a day ago are left out. `name`
-        is part of one, or a pattern with * and ?. `limit` takes the newest so many, and `before`
-        those older than a job: the first of one page is the `before` of the next. Without a limit,
-        all that have not ended are there, and the newest 1,000 of the others.
+        is part of a name, or a pattern with * and ?. `limit` is the number of newest jobs, and
+        `before` lists those older than a job: the first of a page is the `before` of the next.
+        Without a limit, all that have not ended are listed, and the newest 1,000 of the others.
         """
         older = None if before is None else job_id(before)
         for text in (name, user, *status):
@@ -377,13 +379,13 @@ class Client:
         answer: Any = self._server.ask("GET", f"/jobs?{query}" if query else "/jobs")
         return [*answer]
 
-    # Speaking to the server
+    # Calls to the server
 
 
 def _ids(jobs: JobId | Iterable[JobId]) -> tuple[str, ...]:
-    """All ids are read before the first is acted on: a slip in the last one changes nothing."""
+    """All ids, checked before the first is acted on: a typo in the last changes nothing."""
     several = (jobs,) if isinstance(jobs, str | int) else jobs
-    return tuple(dict.fromkeys(job_id(one) for one in several))
+    return tuple(dict.fromkeys(job_id(typed) for typed in several))
 
 
 def _spec(job: "str | Path | Mapping[str, Any] | JobSpec", overrides: Sequence[str]) -> "JobSpec":
@@ -399,7 +401,7 @@ def _spec(job: "str | Path | Mapping[str, Any] | JobSpec", overrides: Sequence[s
 def _origin(
     job: "str | Path | Mapping[str, Any] | JobSpec", overrides: Sequence[str]
 ) -> Json | None:
-    """Where a job comes from, for those who read it again."""
+    """Where a job comes from, for a later resume."""
     if not isinstance(job, str | Path):
         return None
     return {"file": str(Path(job).absolute()), "overrides": [*overrides]}
@@ -420,5 +422,5 @@ def _user() -> str:
 
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # a container may run under a user id that has no name
         return str(os.getuid())

@@ -1,6 +1,6 @@
 """The server's settings: `$DRUMLINE_HOME/config.yaml`, all of it optional.
 
-Without a file, jobs run on the emulator. `drumline init` writes one for a Google project.
+Without this file, jobs run on the emulator. `drumline init` writes it for a Google project.
 """
 
 from dataclasses import dataclass, replace
@@ -21,56 +21,56 @@ class ConfigError(Exception):
 
 
 class _File(BaseModel):
-    """What may stand in config.yaml."""
+    """The keys of config.yaml."""
 
     model_config = ConfigDict(extra="forbid")
 
     cloud: Literal["emulator", "google"] = "emulator"
     project: str | None = None
     zones: list[str] = Field(default_factory=list)
-    """Zones with quota; a job with `zones: any` is tried in these."""
+    """Zones with quota; a job with `zones: any` asks in these."""
     quota: list[str] = Field(default_factory=list)
-    """As the research programme writes it: `64 spot v6e chips in europe-west4-a`. A job that asks
-    for more is warned."""
+    """Quota as the research programme writes it: `64 spot v6e chips in europe-west4-a`. The user
+    is warned of a job that needs more."""
     endpoint: str | None = None
-    """Another Cloud TPU endpoint; with the emulator, the folder of one that runs elsewhere on this
-    machine, where its address and its token are found."""
+    """The URL of another Cloud TPU endpoint; with the emulator, the home folder of another emulator
+    on this machine, which has its address and its token."""
     pace: Literal["google", "emulator"] | None = None
-    """Which cloud's waiting times to keep; `google` on the emulator is a dress rehearsal."""
+    """The cloud whose intervals and thresholds apply; `google` on the emulator is a rehearsal."""
     look_seconds: float | None = Field(default=None, gt=0)
     patience: dict[str, float] = Field(default_factory=dict)
     log_megabytes: float = Field(default=2000.0, gt=0)
-    """Of each job's logs, so much is kept on this machine: beginnings and newest ends."""
+    """How much of each job's logs is kept on this machine: beginnings and newest ends."""
     idle_minutes: float = Field(default=30.0, gt=0)
-    """With no job, no slice and no call for so long, the server leaves."""
+    """Minutes without a job, a slice or a call after which the server exits."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the server goes by."""
+    """The settings of the server."""
 
     home: Path
     cloud: str
     project: str
     zones: tuple[str, ...]
     quota: tuple[Grant, ...]
-    """What the project may use; empty where nobody wrote it down."""
+    """The quota of the project; empty where config.yaml has none."""
     endpoint: str | None
     look_seconds: float
-    """Between two polls of a zone: two calls each."""
+    """Seconds between two polls of a zone, of two calls each."""
     asks_a_minute: float
     patience: Thresholds
     timing: Timing
     zone_rest_scale: float
     idle_seconds: float
-    """Without anything to do, before the server leaves by itself."""
+    """Seconds without anything to do after which the server exits."""
     log_bytes: int
-    """What is kept of a job's logs, all hosts and attempts together."""
+    """Bytes kept of a job's logs, of all hosts and attempts together."""
 
     def log_limit(self, hosts: int) -> int:
         """Bytes kept of one host's log in one attempt.
 
-        A quarter of the whole is for the attempt under way, a quarter for the one before it, a
+        A quarter of `log_bytes` is for the attempt under way, a quarter for the last before it, a
         quarter for the first; the rest is for those in between.
         """
         return self.log_bytes // 4 // hosts
@@ -81,11 +81,11 @@ class Config:
         return self.cloud == "emulator"
 
 
-# Six zones looked at every 10 s are 72 calls a minute; Google's limit on creating nodes is about
-# 90 a minute for a whole project, of which one user may take a third.
+# Six zones polled every 10 s are 72 calls a minute; Google's limit on creating nodes is about 90 a
+# minute for a whole project, of which one user may take a third.
 _LOOK_SECONDS = 10.0
 _ASKS_A_MINUTE = 30.0
-# The emulator answers at once and takes slices by the second, so everything is quicker there.
+# The emulator answers at once and preempts slices within seconds, so everything is quicker there.
 _QUICK_LOOK_SECONDS = 0.5
 _QUICK_THRESHOLDS = Thresholds(
     waiting=3.0,

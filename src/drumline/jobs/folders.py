@@ -1,4 +1,4 @@
-"""Where things lie under `$DRUMLINE_HOME`."""
+"""The files and folders under `$DRUMLINE_HOME`."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class Folders:
-    """The layout of the home folder. Everything in it is the owner's alone."""
+    """The layout of the home folder. Only the owner can read it."""
 
     def __init__(self, home: Path) -> None:
-        """Make the folders that are not there yet."""
+        """Create the folders that do not exist yet."""
         self.home = home
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.chmod(0o700)
@@ -21,22 +21,22 @@ class Folders:
 
     @property
     def socket(self) -> Path:
-        """Where the server listens."""
+        """The socket on which the server listens."""
         return self.home / "server.sock"
 
     @property
     def lock(self) -> Path:
-        """Held by the one server of this home."""
+        """The lock that is held by the one server of this home."""
         return self.home / "server.lock"
 
     @property
     def database(self) -> Path:
-        """Jobs, attempts, events."""
+        """The database of jobs, attempts and events."""
         return self.home / "jobs.db"
 
     @property
     def owners(self) -> Path:
-        """Which databases this home has had: beside them, as a database can be lost."""
+        """The ids of the databases this home has had, apart from them: a database can be lost."""
         return self.home / "owners.json"
 
     @property
@@ -51,7 +51,7 @@ class Folders:
 
     @property
     def code(self) -> Path:
-        """Archives of working folders, by content."""
+        """Archives of working folders, named by the hash of their content."""
         return self.home / "code"
 
     @property
@@ -64,7 +64,7 @@ class Folders:
         return self.all_known_hosts / slice_name
 
     def forget_known_hosts(self, slice_name: str) -> None:
-        """The slice is gone, and its keys with it."""
+        """Delete the host keys of a slice that is gone."""
         self.known_hosts(slice_name).unlink(missing_ok=True)
 
     def logs(self, job_id: str, attempt: int | None = None) -> Path:
@@ -95,7 +95,7 @@ class Folders:
 
     @contextmanager
     def new_secrets(self, job_id: str, values: Mapping[str, str]) -> Iterator[None]:
-        """Keep these secrets, unless what needs them fails: then those from before stand."""
+        """Keep these secrets, unless the block raises: then the former ones are restored."""
         before = self.secrets(job_id)
         try:
             self.keep_secrets(job_id, values)
@@ -105,11 +105,11 @@ class Folders:
             raise
 
     def forget_secrets(self, job_id: str) -> None:
-        """The job has ended."""
+        """Delete the secrets of a job that has ended."""
         self._secrets(job_id).unlink(missing_ok=True)
 
     def forget_other_secrets(self, job_ids: Collection[str]) -> None:
-        """Remove what a server that died left behind: all but the files of these jobs."""
+        """Delete what a server that died left behind: all but the secrets of these jobs."""
         for path in (self.home / "secrets").iterdir():
             if path.suffix != ".json" or path.stem not in job_ids:
                 path.unlink()

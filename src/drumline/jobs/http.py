@@ -1,6 +1,6 @@
-"""HTTP/1.1 over a Unix socket, as much of it as a question to our own server takes.
+"""HTTP/1.1 over a Unix socket, as much of it as calls to our own server need.
 
-The standard library's client imports mail headers and TLS for it: a tenth of a command's time.
+The standard library's client imports mail headers and TLS: a tenth of a command's time.
 """
 
 import socket
@@ -11,18 +11,17 @@ LONGEST_LINE = 1 << 16
 
 
 class Broken(ConnectionResetError):
-    """The connection ended before the answer did, or what came is no HTTP."""
+    """The connection ended before the answer did, or the answer is not HTTP."""
 
 
 class HttpConnection:
-    """One question and its answer."""
+    """One request and its response."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
         """Connect; `timeout` is for everything that is read and written after that."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # Without a time-out yet: with one, a queue of callers that is full for a moment is an
-            # error, without one it is a short wait.
+            # Without a timeout yet: with one, a full accept queue is an error, without it a wait.
             self.sock.connect(path)
         except OSError:
             self.sock.close()
@@ -33,30 +32,30 @@ class HttpConnection:
     def send(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send the question; the length of a body that is given here is told."""
+        """Send the request; a `body` is sent with its Content-Length."""
         if not path.isascii() or not path.isprintable() or " " in path:
             raise ValueError(f"not a path to ask for: {path!r}")
-        told = {"Host": "drumline", "Connection": "close"} | dict(headers or {})
+        fields = {"Host": "drumline", "Connection": "close"} | dict(headers or {})
         if body:
-            told["Content-Length"] = str(len(body))
-        head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+            fields["Content-Length"] = str(len(body))
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
 
     def answer(self) -> "HttpAnswer":
-        """Wait until the answer begins."""
+        """Wait until the response begins."""
         return HttpAnswer(self._answers)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._answers.close()
         self.sock.close()
 
 
 class HttpAnswer:
-    """What was answered: `status` and `headers` (by their names in small letters), then a body."""
+    """A response: `status`, `headers` by their names in lower case, and a body to read."""
 
     def __init__(self, file: BufferedReader) -> None:
-        """Read as far as the body."""
+        """Read up to the body."""
         self._file = file
         try:
             protocol, status, *_ = self._line().split()
@@ -71,7 +70,7 @@ class HttpAnswer:
             self.headers[name.strip().lower()] = value.strip()
         self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
         length = self.headers.get("content-length")
-        # Of the body, or of a chunk of it; None where the connection's end is the end.
+        # Bytes left of the body, or of a chunk of it; None where the body ends with the connection.
         self._left = 0 if self._chunked else None if length is None else int(length)
         self._over = False
 
@@ -80,7 +79,7 @@ class HttpAnswer:
         return b"".join(iter(self.piece, b""))
 
     def piece(self, most: int = 1 << 16) -> bytes:
-        """What has come of the body, waiting for the first byte of it; nothing at its end."""
+        """The bytes of the body that have arrived, at least one; empty at its end."""
         if self._chunked and not self._left and not self._over:
             self._next_chunk()
         if self._over or self._left == 0:

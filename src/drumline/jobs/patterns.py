@@ -1,10 +1,9 @@
-"""A user's regular expression, matched for so long and no longer.
+"""A user's regular expression, matched with a time limit.
 
 `re` backtracks: `(\\d+)+x` takes minutes for a line of 30 digits and years for one of 60, and while
-it matches nothing else of the process runs, no thread either. What does run is the check for
-signals that CPython's matcher makes every few thousand steps, so a timer of the kernel ends it. It
-counts processor time, hence a busy machine makes no pattern slow. `test_patterns` holds that on
-every Python we allow.
+it matches nothing else of the process runs, no thread either. But CPython's matcher checks for
+signals every few thousand steps, so a timer of the kernel can end it. The timer counts CPU time,
+hence a busy machine makes no pattern slow. `test_patterns` checks this on every Python we support.
 """
 
 import re
@@ -19,14 +18,14 @@ _PROBES = tuple(sign * 60 + "\0" for sign in "7a ._-,:=/|#")
 
 
 class TooSlow(Exception):
-    """The time for matching is used up."""
+    """The time limit for matching was reached."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TooSlow in the block once it has used so many seconds of the processor.
+    """Raise TooSlow in the block once it has used so many CPU seconds.
 
-    Signals reach Python's main thread alone, where the server has its loop; in another thread the
+    Signals reach only Python's main thread, where the server has its loop; in another thread the
     block is not limited.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -35,13 +34,13 @@ def limited(seconds: float) -> Iterator[None]:
     armed = True
 
     def ring(_: int, __: FrameType | None) -> None:
-        # A signal may be delivered just after the block was left; then it says nothing.
+        # A signal may be delivered just after the block was left; then it is ignored.
         if armed:
             raise TooSlow
 
     before = signal.signal(signal.SIGVTALRM, ring)
     try:
-        # Again and again: an exception that something in the block swallows is not the last.
+        # Repeated, in case something in the block swallows the first exception.
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
         yield
     finally:
@@ -53,8 +52,8 @@ def limited(seconds: float) -> Iterator[None]:
 def backtracks(pattern: re.Pattern[str]) -> str | None:
     """A line of 60 equal characters for which a pattern takes too long, None where none is known.
 
-    A quick trial of what goes wrong most, for the one who writes the pattern; `limited` stands
-    behind it for all the others.
+    A quick check of the commonest mistake, for the user who writes the pattern; `limited` covers
+    all others.
     """
     for line in _PROBES:
         try:
