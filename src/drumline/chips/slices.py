@@ -63,7 +63,7 @@ class _Generation:
     def sizes(self) -> tuple[int, ...]:
         """Every suffix there is, smallest first."""
         chips = (*self.flat, *(_CUBE**3 * count for count in self.cubes))
-        return tuple(one * self._per_chip for one in chips)
+        return tuple(count * self._per_chip for count in chips)
 
     @property
     def _per_chip(self) -> int:
@@ -170,7 +170,9 @@ class Slice:
 
 def slices() -> tuple[Slice, ...]:
     """Every slice there is, oldest generation first."""
-    return tuple(one.slice(size) for one in _GENERATIONS.values() for size in one.sizes)
+    return tuple(
+        generation.slice(size) for generation in _GENERATIONS.values() for size in generation.sizes
+    )
 
 
 def slice_of(name: str) -> Slice:

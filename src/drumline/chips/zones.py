@@ -111,7 +111,7 @@ def region_of(zone: str) -> str:
     if match:
         return match["region"]
     if _REGION.fullmatch(zone):
-        inside = [one for one in zones() if one.startswith(f"{zone}-")]
+        inside = [name for name in zones() if name.startswith(f"{zone}-")]
         there = ", ".join(inside) or "none with TPUs"
         raise UnknownName(f"{zone!r} is a region; zones there: {there}")
     near = nearest(zone, zones())

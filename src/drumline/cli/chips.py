@@ -43,10 +43,10 @@ def _show_all(as_json: bool) -> None:
     rows = [
         {
             "rank": rank,
-            **_chip_facts(one),
-            f"relative_to_{BASELINE.lower()}": round(one.peak_bf16_flops / baseline, 4),
+            **_chip_facts(chip),
+            f"relative_to_{BASELINE.lower()}": round(chip.peak_bf16_flops / baseline, 4),
         }
-        for rank, one in enumerate(chips(), start=1)
+        for rank, chip in enumerate(chips(), start=1)
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -69,47 +69,50 @@ def _show_all(as_json: bool) -> None:
     typer.echo("\none with sources: drumline chips v3 · a slice: drumline chips v4-128")
 
 
-def _chip_facts(one: "Chip") -> dict[str, Any]:
+def _chip_facts(chip: "Chip") -> dict[str, Any]:
     return {
-        "name": one.name,
-        "kind": one.kind,
-        "year": one.year,
-        "peak_bf16_flops": one.peak_bf16_flops,
-        "peak_8bit_flops": one.peak_8bit_flops,
-        "hbm_bytes": int(one.hbm_bytes),
-        "hbm_bandwidth": one.hbm_bandwidth,
-        "link_bandwidth": one.link_bandwidth,
-        "torus_dimensions": one.torus_dimensions,
-        "cores": one.cores,
-        "dcn_bandwidth": one.dcn_bandwidth,
-        "sources": dict(one.sources),
-        "notes": list(one.notes),
+        "name": chip.name,
+        "kind": chip.kind,
+        "year": chip.year,
+        "peak_bf16_flops": chip.peak_bf16_flops,
+        "peak_8bit_flops": chip.peak_8bit_flops,
+        "hbm_bytes": int(chip.hbm_bytes),
+        "hbm_bandwidth": chip.hbm_bandwidth,
+        "link_bandwidth": chip.link_bandwidth,
+        "torus_dimensions": chip.torus_dimensions,
+        "cores": chip.cores,
+        "dcn_bandwidth": chip.dcn_bandwidth,
+        "sources": dict(chip.sources),
+        "notes": list(chip.notes),
     }
 
 
-def _show_chip(one: "Chip", as_json: bool) -> None:
-    facts = _chip_facts(one)
+def _show_chip(chip: "Chip", as_json: bool) -> None:
+    facts = _chip_facts(chip)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
     shown = {
-        "peak_bf16_flops": ("bf16", _rate(one.peak_bf16_flops, "FLOP/s")),
-        "peak_8bit_flops": ("8-bit", _rate(one.peak_8bit_flops, "FLOP/s")),
-        "hbm_bytes": ("memory", f"{one.hbm_bytes / 1e9:.0f} GB"),
-        "hbm_bandwidth": ("memory rate", _rate(one.hbm_bandwidth, "B/s")),
-        "link_bandwidth": ("link, one way", _rate(one.link_bandwidth, "B/s")),
-        "torus_dimensions": ("torus", f"{one.torus_dimensions}D" if one.torus_dimensions else "–"),
-        "cores": ("cores", str(one.cores or "–")),
-        "dcn_bandwidth": ("network", _rate(one.dcn_bandwidth, "B/s")),
-        "year": ("year", str(one.year)),
+        "peak_bf16_flops": ("bf16", _rate(chip.peak_bf16_flops, "FLOP/s")),
+        "peak_8bit_flops": ("8-bit", _rate(chip.peak_8bit_flops, "FLOP/s")),
+        "hbm_bytes": ("memory", f"{chip.hbm_bytes / 1e9:.0f} GB"),
+        "hbm_bandwidth": ("memory rate", _rate(chip.hbm_bandwidth, "B/s")),
+        "link_bandwidth": ("link, one way", _rate(chip.link_bandwidth, "B/s")),
+        "torus_dimensions": (
+            "torus",
+            f"{chip.torus_dimensions}D" if chip.torus_dimensions else "–",
+        ),
+        "cores": ("cores", str(chip.cores or "–")),
+        "dcn_bandwidth": ("network", _rate(chip.dcn_bandwidth, "B/s")),
+        "year": ("year", str(chip.year)),
     }
-    typer.secho(f"{one.name} · one chip", bold=True)
+    typer.secho(f"{chip.name} · one chip", bold=True)
     print_table(
         ["FIGURE", "", "SOURCE"],
-        [[label, value, one.source_of(figure)] for figure, (label, value) in shown.items()],
+        [[label, value, chip.source_of(figure)] for figure, (label, value) in shown.items()],
         right=" r",
     )
-    for note in one.notes:
+    for note in chip.notes:
         typer.echo(f"note: {note}")
 
 
@@ -122,51 +125,52 @@ def _rate(value: float | None, unit: str) -> str:
     return f"{value:,.0f} {unit}"
 
 
-def _slice_facts(one: "Slice") -> dict[str, Any]:
+def _slice_facts(tpu_slice: "Slice") -> dict[str, Any]:
     from drumline.chips import places, price
 
     offers = []
-    for place in places(one):
+    for place in places(tpu_slice):
         offer: dict[str, Any] = {"zone": place.zone, "public": place.public, "source": place.source}
         for tier in ("on-demand", "spot"):
-            found = price(one, place.zone, tier)
+            found = price(tpu_slice, place.zone, tier)
             offer[f"{tier.replace('-', '_')}_per_hour"] = (
-                None if found is None else round(found.per_chip_hour * one.chips, 4)
+                None if found is None else round(found.per_chip_hour * tpu_slice.chips, 4)
             )
             if found is not None:
                 offer |= {"price_as_of": found.as_of, "price_source": found.source}
         offers.append(offer)
     return {
-        "name": one.name,
-        "generation": one.generation,
-        "chips": one.chips,
-        "cores": one.cores,
-        "hosts": one.hosts,
-        "chips_per_host": one.chips_per_host,
-        "topology": list(one.topology),
-        "wraps": list(one.wraps),
-        "hbm_bytes": int(one.hbm_bytes),
-        "peak_bf16_flops": one.peak_bf16_flops,
-        "runtime_image": one.runtime_image,
+        "name": tpu_slice.name,
+        "generation": tpu_slice.generation,
+        "chips": tpu_slice.chips,
+        "cores": tpu_slice.cores,
+        "hosts": tpu_slice.hosts,
+        "chips_per_host": tpu_slice.chips_per_host,
+        "topology": list(tpu_slice.topology),
+        "wraps": list(tpu_slice.wraps),
+        "hbm_bytes": int(tpu_slice.hbm_bytes),
+        "peak_bf16_flops": tpu_slice.peak_bf16_flops,
+        "runtime_image": tpu_slice.runtime_image,
         "zones": [offer["zone"] for offer in offers],
         "offers": offers,
     }
 
 
-def _show_slice(one: "Slice", as_json: bool) -> None:
-    facts = _slice_facts(one)
+def _show_slice(tpu_slice: "Slice", as_json: bool) -> None:
+    facts = _slice_facts(tpu_slice)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
-    wrapped = [axis.name for axis in one.mesh_axes() if axis.wraps]
-    shape = "×".join(map(str, one.topology))
-    typer.secho(f"{one.name} · {one.generation}", bold=True)
-    typer.echo(f"chips     {_count(one.chips, 'chip')}, {_count(one.cores, 'core')}")
-    typer.echo(f"hosts     {_count(one.hosts, 'host')} with {_count(one.chips_per_host, 'chip')}")
+    wrapped = [axis.name for axis in tpu_slice.mesh_axes() if axis.wraps]
+    shape = "×".join(map(str, tpu_slice.topology))
+    typer.secho(f"{tpu_slice.name} · {tpu_slice.generation}", bold=True)
+    typer.echo(f"chips     {_count(tpu_slice.chips, 'chip')}, {_count(tpu_slice.cores, 'core')}")
+    per_host = _count(tpu_slice.chips_per_host, "chip")
+    typer.echo(f"hosts     {_count(tpu_slice.hosts, 'host')} with {per_host}")
     typer.echo(f"topology  {shape}, wraps around on {', '.join(wrapped) or 'no axis'}")
-    typer.echo(f"memory    {one.hbm_bytes / 1e9:,.0f} GB")
-    typer.echo(f"peak      {_rate(one.peak_bf16_flops, 'FLOP/s')} bf16")
-    typer.echo(f"image     {one.runtime_image or 'none: not served by the Cloud TPU API'}")
+    typer.echo(f"memory    {tpu_slice.hbm_bytes / 1e9:,.0f} GB")
+    typer.echo(f"peak      {_rate(tpu_slice.peak_bf16_flops, 'FLOP/s')} bf16")
+    typer.echo(f"image     {tpu_slice.runtime_image or 'none: not served by the Cloud TPU API'}")
     typer.echo("")
     print_table(
         ["ZONE", "SPOT AN HOUR", "ON DEMAND AN HOUR", "OPEN TO"],

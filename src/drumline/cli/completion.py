@@ -86,18 +86,22 @@ def candidates(words: list[str]) -> list[str]:
 def _within(command: Any, before: list[str], typed: str) -> list[str]:
     """Behind a command: its options, or the jobs it takes."""
     if typed.startswith("-"):
-        options = [one for parameter in command.params for one in parameter.opts]
-        return _beginning(typed, sorted(one for one in options if one.startswith("--")))
-    takes = [one.human_readable_name for one in command.params if not one.opts[0].startswith("-")]
+        options = [option for parameter in command.params for option in parameter.opts]
+        return _beginning(typed, sorted(option for option in options if option.startswith("--")))
+    takes = [
+        parameter.human_readable_name
+        for parameter in command.params
+        if not parameter.opts[0].startswith("-")
+    ]
     given = [word for word in before if not word.startswith("-")]
     several = "[ID...]" in takes
     if several or (takes[:1] == ["ID"] and not given):
-        return [one for one in _beginning(typed, _ids()) if one not in given]
+        return [job for job in _beginning(typed, _ids()) if job not in given]
     return []
 
 
 def _beginning(typed: str, known: "Iterable[str]") -> list[str]:
-    return [one for one in known if one.startswith(typed)]
+    return [name for name in known if name.startswith(typed)]
 
 
 def _ids() -> list[str]:

@@ -54,7 +54,7 @@ def echo_json(value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     # JSON escapes the control characters of ASCII and leaves those above it.
     escaped = re.sub(
-        "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda one: f"\\u{ord(one[0]):04x}", text
+        "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text
     )
     typer.echo(escaped)
 

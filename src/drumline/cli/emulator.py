@@ -118,13 +118,21 @@ def resources(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(found, indent=2))
         return
     rows = [
-        [kind, one["name"], one["zone"], one["accelerator"], one["tier"], one["state"], ""]
+        [
+            kind,
+            resource["name"],
+            resource["zone"],
+            resource["accelerator"],
+            resource["tier"],
+            resource["state"],
+            "",
+        ]
         for kind, many in (("request", found["requests"]), ("node", found["nodes"]))
-        for one in many
+        for resource in many
     ]
     rows += [
-        ["host", f"{one['node']}/{one['index']}", "", "", "", "", f"{one['ip']}:{one['port']}"]
-        for one in found["hosts"]
+        ["host", f"{host['node']}/{host['index']}", "", "", "", "", f"{host['ip']}:{host['port']}"]
+        for host in found["hosts"]
     ]
     if rows:
         print_table(["KIND", "NAME", "ZONE", "ACCELERATOR", "TIER", "STATE", "SSH"], rows)

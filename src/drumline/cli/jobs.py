@@ -136,7 +136,7 @@ def list_jobs(
     from drumline.cli.rendering.views import list_lines
 
     client = connect()
-    states = [one.strip().upper() for text in status or () for one in text.split(",")]
+    states = [state.strip().upper() for text in status or () for state in text.split(",")]
 
     def look() -> list[dict[str, Any]]:
         return client.list(all_jobs, states, name, user, limit, before)
@@ -214,18 +214,18 @@ def wait(
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             turn = left if not screen.redraws else min(1.0, 1.0 if left is None else left)
             statuses = client.wait(numbers, turn)
-            going = [one for one, status in statuses.items() if status not in ENDED]
+            going = [job for job, status in statuses.items() if status not in ENDED]
             if not going or (deadline is not None and time.monotonic() >= deadline):
                 break
             screen.progress(
-                f"  ▸ waiting for {', '.join(f'{one} {statuses[one]}' for one in going)}"
+                f"  ▸ waiting for {', '.join(f'{job} {statuses[job]}' for job in going)}"
             )
     screen.wipe()
     if as_json:
         echo_json(statuses)
-    for one, status in () if as_json else statuses.items():
+    for job, status in () if as_json else statuses.items():
         shown = typer.style(status, fg=COLOURS.get(status)) if coloured() else status
-        typer.echo(f"{one} {shown}")
+        typer.echo(f"{job} {shown}")
     if going:
         typer.echo(f"still going after {timeout:g} s: {', '.join(going)}", err=True)
         raise typer.Exit(TIMED_OUT)
@@ -283,7 +283,7 @@ def cancel(
 ) -> None:
     """End the programs and keep the slices for a resume."""
     client = connect()
-    task = _Task("cancel", lambda one: client.cancel(one)[0], every and not yes, as_json, dry_run)
+    task = _Task("cancel", lambda job: client.cancel(job)[0], every and not yes, as_json, dry_run)
     _act(client, task, _chosen(client, "cancel", job_ids, every))
 
 
@@ -298,7 +298,7 @@ def delete(
 ) -> None:
     """End the programs and release the slices; logs stay."""
     client = connect()
-    task = _Task("delete", lambda one: client.delete(one)[0], not yes, as_json, dry_run)
+    task = _Task("delete", lambda job: client.delete(job)[0], not yes, as_json, dry_run)
     _act(client, task, _chosen(client, "delete", job_ids, every))
 
 
@@ -311,7 +311,7 @@ def clean(
 ) -> None:
     """Delete jobs, and remove their logs and records."""
     client = connect()
-    task = _Task("clean", lambda one: client.clean(one)[0], not yes, as_json, dry_run)
+    task = _Task("clean", lambda job: client.clean(job)[0], not yes, as_json, dry_run)
     _act(client, task, _chosen(client, "clean", job_ids, every))
 
 
@@ -336,7 +336,7 @@ def _chosen(client: "Client", verb: str, typed: list[str] | None, every: bool) -
     if bool(typed) == every:
         raise Refused(f"{verb}: name the jobs by their ids, or all of them by --all")
     if not every:
-        return list(dict.fromkeys(job_id(one) for one in typed or ()))
+        return list(dict.fromkeys(job_id(text) for text in typed or ()))
     fits: dict[str, Callable[[dict[str, Any]], bool]] = {
         "wait": lambda job: job["status"] not in ENDED,
         "cancel": lambda job: job["status"] not in ENDED,

@@ -60,17 +60,17 @@ def cp(
         raise Refused(f"{source} is not there; nothing was copied")
     hosts = _hosts(place[1], None if host == "all" else int(host))
     commands = []
-    for one in hosts:
-        remote = f"{one['user']}@{one['ssh_ip']}:{on_host(place[2], str(one['folder']))}"
+    for access in hosts:
+        remote = f"{access['user']}@{access['ssh_ip']}:{on_host(place[2], str(access['folder']))}"
         if there is None:
-            commands.append(_scp(one, _local(source), remote))
+            commands.append(_scp(access, _local(source), remote))
             continue
         into = target
         if len(hosts) > 1:
             # The same name from every host: each gets a folder of its own.
-            into = str(Path(target) / f"host-{one['index']}")
+            into = str(Path(target) / f"host-{access['index']}")
             os.makedirs(into, exist_ok=True)
-        commands.append(_scp(one, remote, _local(into)))
+        commands.append(_scp(access, remote, _local(into)))
     if len(commands) == 1:
         _become(commands[0])
         return
@@ -83,7 +83,7 @@ def split(words: "Sequence[str]") -> tuple[list[str], list[str]]:
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in {"-", "--"}:
         # `-NL 1:a:1` is two options, and `-L1:a:1` one with its value.
-        takes = next((n for n, one in enumerate(words[at]) if n and one in _WITH_VALUE), None)
+        takes = next((n for n, letter in enumerate(words[at]) if n and letter in _WITH_VALUE), None)
         at += 2 if takes == len(words[at]) - 1 else 1
     rest = words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
     return list(words[:at]), list(rest)
@@ -123,7 +123,7 @@ def _hosts(job_id: str, wanted: int | None) -> "list[Mapping[str, Any]]":
     """The host with that number, or all."""
     from drumline.jobs.client import Refused
 
-    hosts = {int(one["index"]): one for one in connect().hosts(job_id)}
+    hosts = {int(host["index"]): host for host in connect().hosts(job_id)}
     if wanted is None:
         return list(hosts.values())
     if wanted not in hosts:

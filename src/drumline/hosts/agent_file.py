@@ -6,18 +6,18 @@ import zipfile
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("agent")
-# What Python runs in a zip file; the package's own imports are relative, so its name is free.
+# The file that Python runs in a zip; the package's imports are relative, so any name will do.
 START = "import sys\n\nfrom agent.main import main\n\nmain(sys.argv[1:])\n"
 
 
 def zipped() -> bytes:
-    """Uncompressed: it is read at every call, and sent once."""
+    """The zip file, uncompressed: it is read at every call, and sent once."""
     files = {"__main__.py": START}
     files |= {f"agent/{path.name}": path.read_text() for path in sorted(SOURCES.glob("*.py"))}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():
-            # With a date of its own, or each start of the server would have another agent.
+            # With a fixed date, or each start of the server would make another agent.
             archive.writestr(zipfile.ZipInfo(name), text)
     return content.getvalue()
 

@@ -1,8 +1,8 @@
 """The code of a job as one archive, named by its content.
 
-The same files give the same bytes, whoever packs them and when, so a host that has an archive is
-never sent it again. What .gitignore leaves out stays at home. Drumline's own package may travel in
-it too (companion.py), in a folder that no user's file is in.
+The same files always give the same bytes, so a host that has an archive is never sent it again.
+What .gitignore leaves out is not sent. Drumline's own package may be in it too (companion.py), in
+a folder without files of the user.
 """
 
 import gzip
@@ -20,15 +20,15 @@ from pathlib import Path, PurePosixPath
 from drumline.hosts.ignore import ALWAYS, files_below
 
 DRAFT = ".packing-"
-"""How the name of an archive begins that is not finished."""
+"""The prefix of the name of an unfinished archive."""
 LARGEST = 512 * 10**6
-"""Bytes. Data belongs into a bucket: this goes to every host of every slice."""
+"""The most bytes of code. Data belongs in a bucket: code is sent to every host of every slice."""
 COMPANION = ".drumline/python"
-"""Where in the working copy Drumline's own package is, if it was sent along."""
+"""The folder of Drumline's own package in the working copy, if it was sent along."""
 
 
 class CodeError(Exception):
-    """The folder cannot be sent; one sentence for the user."""
+    """The folder cannot be sent; the text is a sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Archive:
     sha256: str
     files: int
     bytes: int
-    """Of the files, not of the archive; the user's own alone, as `files` are."""
+    """The size of the files before packing; like `files`, without Drumline's own package."""
 
 
 def pack(
     folder: Path | None, into: Path, largest: int = LARGEST, package: Path | None = None
 ) -> Archive:
-    """Pack a folder into `into`/<sha256>.tar.gz, and a package with it; raises CodeError."""
+    """Pack a folder, and a package with it, into `into`/<sha256>.tar.gz; raises CodeError."""
     names = _sendable(folder, largest) if folder else []
     into.mkdir(parents=True, exist_ok=True)
     total = 0
@@ -104,7 +104,7 @@ def _entry(folder: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def _target(folder: Path, name: str) -> str:
-    """Where a link points, relative to itself; only what lies inside the folder will do."""
+    """Where a link points, relative to itself; raises CodeError if it leaves the folder."""
     written = os.readlink(folder / name)
     root = os.path.realpath(folder)
     place = os.path.dirname(os.path.join(root, name))
@@ -120,7 +120,7 @@ def _target(folder: Path, name: str) -> str:
 
 
 def _files_of(package: Path) -> list[str]:
-    """The files of an installed package, seen from beside it."""
+    """The files of an installed package, relative to its parent folder."""
     files = (path for path in package.rglob("*") if path.is_file())
     return sorted(
         path.relative_to(package.parent).as_posix()
@@ -130,7 +130,7 @@ def _files_of(package: Path) -> list[str]:
 
 
 def names_of(folder: Path) -> list[str]:
-    """What belongs to the code: files and links, sorted; raises CodeError."""
+    """The files and links of the code, sorted; raises CodeError."""
     if not folder.is_dir():
         raise CodeError(f"code: {folder} is not a folder")
     names = _git_names(folder)
@@ -148,7 +148,7 @@ def names_of(folder: Path) -> list[str]:
 
 
 def _git_names(folder: Path, prefix: str = "") -> list[str] | None:
-    """What git would keep; None where the folder is no checkout, or one ignored by it."""
+    """What git would keep; None where the folder is no checkout, or is ignored by it."""
     git = shutil.which("git")
     if git is None:
         return None

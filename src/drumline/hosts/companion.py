@@ -1,9 +1,9 @@
 """Drumline itself on the hosts, for programs that import it.
 
-A fresh host has no Drumline, and it need not be on a package index. Where the code imports it, the
-package of this very version travels in the archive of the code, and `PYTHONPATH` leads to it, in
-every kind of environment. What training needs beside it (JAX, optax, …) is installed where Drumline
-makes the environment itself; a container or the host's own Python must bring it.
+A fresh host has no Drumline, and it need not be on a package index. If the code imports it, the
+package of this very version is sent in the archive of the code, and `PYTHONPATH` points to it, in
+every kind of environment. What training needs besides (JAX, optax, …) is installed where Drumline
+makes the environment itself; a container or the host's own Python must have it.
 """
 
 import re
@@ -18,8 +18,8 @@ import drumline
 from drumline.hosts.code import names_of
 
 Use = Literal["none", "package", "training"]
-"""What a program has of Drumline: nothing; the package, of which `heartbeat` needs nothing else;
-or training, which needs JAX."""
+"""How much of Drumline a program uses: nothing; the package alone, as for `heartbeat`; or training,
+which needs JAX."""
 
 PACKAGE = Path(drumline.__file__).parent
 
@@ -32,7 +32,7 @@ _TRAINING = re.compile(
 _IN_A_SCRIPT = re.compile(r"-m[ \t]*drumline\b|\b(?:from|import)[ \t]+drumline\b")
 _REQUIREMENT = re.compile(r"\s*drumline\s*(?:[\[=<>!~@;#]|$)", re.IGNORECASE)
 _LARGEST = 1_000_000
-"""Bytes. A longer file is data, whatever its name."""
+"""The most bytes of a source file: a larger one is data, whatever its name."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,23 @@ class Companion:
     """Whether Drumline goes along with a job's code."""
 
     use: Use
-    """What the hosts get of it."""
+    """How much of Drumline the hosts get."""
     warning: str = ""
-    """Why an import would fail there, in a sentence; empty where none would."""
+    """A sentence that says why an import would fail there; empty where none would."""
 
     @property
     def package(self) -> Path | None:
-        """What to send."""
+        """The folder of the package to send, if any."""
         return None if self.use == "none" else PACKAGE
 
 
 def companion(
     folder: Path | None, scripts: Iterable[str], python: Mapping[str, Any], *, local: bool
 ) -> Companion:
-    """What of Drumline goes with the code in this folder, for a job's `python`.
+    """How much of Drumline is sent with the code in this folder, for a job's `python`.
 
-    `scripts` are the job's own lines. The emulator's hosts run this very Python, so with `system`
-    they have it already.
+    `scripts` are the job's own shell lines. The emulator's hosts run this very Python, so with
+    `system` they have Drumline already.
     """
     asked, kind = python.get("drumline", "auto"), python["kind"]
     names = names_of(folder) if folder else []
@@ -74,7 +74,7 @@ def companion(
 
 
 def use_of(folder: Path | None, names: Iterable[str], scripts: Iterable[str]) -> Use:
-    """What the code imports of Drumline."""
+    """How much of Drumline the code imports."""
     found: Use = "none"
     for script in scripts:
         if _IN_A_SCRIPT.search(script):
@@ -95,7 +95,7 @@ def use_of(folder: Path | None, names: Iterable[str], scripts: Iterable[str]) ->
 
 @cache
 def training_requirements() -> tuple[str, ...]:
-    """What `drumline.train` imports, as this version of Drumline asks for it."""
+    """What `drumline.train` imports, as this version of Drumline requires it."""
     try:
         declared = requires("drumline") or []
     except PackageNotFoundError:
@@ -109,7 +109,7 @@ def training_requirements() -> tuple[str, ...]:
 
 
 def _brought(folder: Path | None, names: list[str], requirements: object) -> bool:
-    """Whether the code, or what it has installed, is or has Drumline."""
+    """Whether the code contains Drumline, or its requirements install it."""
     if {"drumline/__init__.py", "src/drumline/__init__.py"} & set(names):
         return True
     if isinstance(requirements, str) and folder:

@@ -1,8 +1,7 @@
 """One SSH connection to one host, kept open.
 
-Only our own key opens it: no agent, no password, no SSH configuration of the user's. The host has
-to show the key that the cloud published for it or, where none is published, the one it showed
-first.
+Only our own key is used: no SSH agent, no password, no SSH configuration of the user. The host must
+show the key that the cloud published for it or, where none is published, the key it showed first.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ USER = "drumline"
 
 
 class ConnectionCut(Exception):
-    """The connection ended before the command did; what became of it is not known."""
+    """The connection ended before the command did, whose outcome is not known."""
 
 
 class HostKeyChanged(Exception):
-    """The host shows another key than before, or than the cloud published."""
+    """The host shows a different key than before, or than the cloud published."""
 
 
 class KnownHosts:
@@ -36,14 +35,14 @@ class KnownHosts:
         self.file = file
 
     def key_of(self, address: Address) -> str | None:
-        """The key this host must show; None if any will do."""
+        """The key that this host must show; None if any key is accepted."""
         if address.host_key is not None:
             return _plain(address.host_key)
         name = _name(address)
         for line in self._lines():
-            words = line.split()
-            if len(words) >= 3 and words[0] == name:
-                return _plain(" ".join(words[1:]))
+            fields = line.split()
+            if len(fields) >= 3 and fields[0] == name:
+                return _plain(" ".join(fields[1:]))
         return None
 
     def keep(self, address: Address, key: str) -> None:
@@ -76,7 +75,7 @@ def _plain(key: str) -> str:
 
 
 def _algorithms(key: str | None) -> list[str]:
-    """What to ask the host to prove, so that it shows the key we can compare."""
+    """The key algorithms to accept, so that the host shows the key we can compare."""
     kind = key.split()[0] if key else ""
     if kind == "ssh-rsa":
         return ["rsa-sha2-512", "rsa-sha2-256"]
@@ -84,7 +83,7 @@ def _algorithms(key: str | None) -> list[str]:
 
 
 class _HostCheck(asyncssh.SSHClient):
-    """Compares the host's key before anything is said to it."""
+    """Compares the host's key before anything is sent."""
 
     def __init__(self, address: Address, known: KnownHosts) -> None:
         self.address = address
@@ -147,7 +146,7 @@ class Connection:
     async def run(
         self, command: str, sent: bytes = b"", sent_file: Path | None = None
     ) -> CompletedCommand:
-        """Run a shell command to its end. Its words must be quoted; data belongs into `sent`."""
+        """Run a shell command to its end. Its arguments must be quoted; data belongs in `sent`."""
         done = (
             await self._ssh.run(command, stdin=str(sent_file), encoding=None)
             if sent_file
@@ -161,14 +160,14 @@ class Connection:
     ) -> int:
         """Run a user's command and return its exit code; negative is a signal.
 
-        `sent` and then all of `stdin` is its input. What it writes goes to `output` as it comes,
-        and while `output` does not return, the command has to wait with more. Whoever cancels this
-        closes the channel, by which the agent knows that the command is to end.
+        Its input is `sent` and then all of `stdin`. Its output goes to `output` as it comes, and
+        the command is held up until `output` returns. Cancelling this closes the channel, by which
+        the agent knows that the command is to end.
         """
         process = await self._ssh.create_process(command, encoding=None)
 
         async def feed() -> None:
-            # A command may end before it has read all.
+            # A command may end before it has read all its input.
             with contextlib.suppress(OSError, asyncssh.Error):
                 process.stdin.write(sent)
                 if stdin is not None:
@@ -197,7 +196,7 @@ class Connection:
         return _code(process.exit_status, process.exit_signal)
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
-        """What a long-lived command says, line by line; ends with ConnectionCut if it is cut."""
+        """The output of a long-lived command, line by line; raises ConnectionCut if it is cut."""
         process = await self._ssh.create_process(command, stdin=asyncssh.DEVNULL, encoding=None)
         try:
             rest = b""
@@ -212,18 +211,18 @@ class Connection:
             process.close()
 
     async def close(self) -> None:
-        """Let go; what runs on the host is not touched."""
+        """Close the connection; what runs on the host goes on."""
         self._ssh.close()
         with contextlib.suppress(asyncssh.Error, OSError):
             await self._ssh.wait_closed()
 
     def abort(self) -> None:
-        """Let go without a word."""
+        """Close the connection at once, without a disconnect message."""
         self._ssh.abort()
 
 
 def _code(status: int | None, signal: tuple[str, bool, str, str] | None) -> int:
-    """How a command ended; negative is a signal."""
+    """The exit code of a command; negative is a signal."""
     if signal is not None:
         name = f"SIG{signal[0]}"
         return -Signals[name] if name in Signals.__members__ else -1
@@ -237,7 +236,7 @@ def _text(data: object) -> str:
 
 
 def in_words(trouble: BaseException) -> str:
-    """Why a host could not be reached, for a person."""
+    """Why a host could not be reached, as a text for the user."""
     if isinstance(trouble, TimeoutError):
         return "no answer"
     if isinstance(trouble, ConnectionRefusedError):

@@ -1,7 +1,7 @@
-"""Drives one host: connect, prepare, start when all are ready, watch, and again after each cut.
+"""Drives one host: connect, prepare, start when all are ready, watch; reconnect after each cut.
 
-Every act on a host may be repeated, because the agent remembers what was done; so after a lost
-connection, or in a new server, the way begins at the top and finds most of it done.
+Every action on a host is idempotent, because the agent remembers what was done; so after a lost
+connection, or in a new server, everything is repeated from the top and most of it is done already.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ from drumline.observed.hosts import HostPhase, HostReport
 CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
 TAIL_LINES = 20
 TRIES = 3
-"""An agent that fails this often, on connections that hold, will not do better."""
+"""Failures of the agent, on good connections, after which the host is given up."""
 
 
 class Gate(Protocol):
-    """Holds all hosts back until each is ready, then tells them where the first one listens."""
+    """Holds all hosts back until each is ready, then gives them the address of the first host."""
 
     @property
     def stopped(self) -> bool:
@@ -54,7 +54,7 @@ class Gate(Protocol):
 
     @property
     def grace(self) -> float:
-        """Seconds a stopped program has to end by itself."""
+        """Seconds that a stopped program has to end by itself."""
 
     def ready(self, host: int) -> None:
         """A host is prepared."""
@@ -66,7 +66,7 @@ class Gate(Protocol):
         """A host already runs the program with this coordinator."""
 
     async def coordinator(self, place: HostRank, free_port: Callable[[], Awaitable[int]]) -> str:
-        """Wait for the others, and learn where the first host listens."""
+        """Wait for the other hosts, and return the address where the first host listens."""
 
     def was_started(self, host: int) -> bool:
         """Whether the program was started there, in this session or an earlier one."""
@@ -77,7 +77,7 @@ class Gate(Protocol):
 
 @dataclass(frozen=True)
 class Means:
-    """What a driver works with."""
+    """The resources of a driver."""
 
     key: Path
     known: KnownHosts
@@ -86,11 +86,11 @@ class Means:
     timing: Timing
     changed: Callable[[], None]
     log_limit: int | None = None
-    """Bytes that are kept of the log; None is all of it."""
+    """How many bytes of the log are kept; None is all of it."""
 
 
 class HostDriver:
-    """One host on its way."""
+    """Drives one host until its program has ended."""
 
     def __init__(self, program: Program, place: HostRank, gate: Gate, means: Means) -> None:
         """Nothing happens before `drive`."""
@@ -104,7 +104,7 @@ class HostDriver:
         self._connected = asyncio.Event()
         self._recent = b""
         self._settled = ""
-        """What was being done when this host came to its end, to be shown again after a cut."""
+        """The detail of the final report, to be shown again after a lost connection."""
 
     def report(self) -> HostReport:
         """What is known now."""
@@ -115,7 +115,7 @@ class HostDriver:
         return replace(self._report, tail=tuple(kept[-TAIL_LINES:]))
 
     async def drive(self) -> None:
-        """For ever: connect, go on from where the host is, and again when the connection ends."""
+        """For ever: connect, go on from the state of the host, and reconnect."""
         timing = self._means.timing
         pause, failures = timing.reconnect_first, 0
         while True:
@@ -134,18 +134,18 @@ class HostDriver:
             except CUT as trouble:
                 self._show(detail=in_words(trouble))
             except Exception as trouble:
-                # Whatever it is, this host is tried again and the others are not held up by it.
+                # Whatever the error, this host is retried and the others are not held up.
                 failures += 1
                 text = str(trouble) if isinstance(trouble, AgentFailed) else repr(trouble)
                 self._show(detail=text)
                 if failures >= TRIES and self._report.started_at is None:
                     self._show(phase=HostPhase.FAILED, error=text)
-            # Hosts of a slice come back together; spread, they do not all knock at once.
+            # Hosts of a slice come back together; jitter keeps us from connecting all at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
             pause = min(pause * 2, timing.reconnect_most)
 
     async def _on(self, agent: RemoteAgent) -> None:
-        """All that happens on one connection."""
+        """Everything that happens on one connection."""
         self._heard()
         await agent.install()
         status = await agent.ask(AttemptStatus, "status", self._folder)
@@ -166,7 +166,7 @@ class HostDriver:
             await asyncio.gather(watching, going, return_exceptions=True)
 
     async def _go_on(self, agent: RemoteAgent, status: AttemptStatus) -> None:
-        """From where the host is to a running program."""
+        """Go on from the state of the host until the program runs."""
         host = self.place.index
         if self._gate.stopped:
             grace = str(self._gate.grace)
@@ -234,10 +234,10 @@ class HostDriver:
     async def _free_port(self, agent: RemoteAgent) -> int:
         return (await agent.ask(Port, "free-port")).port
 
-    # What the host says --------------------------------------------------------------------------
+    # Reports of the host -------------------------------------------------------------------------
 
     async def _watch(self, agent: RemoteAgent) -> None:
-        """Until the connection ends: the log into its file, the status into the report."""
+        """Until the connection ends, write the log to its file and take in each status."""
         log = KeptLog(self._means.log, self._means.log_limit)
         with contextlib.closing(log):
             async for line in agent.watch(self._folder, log.size):
@@ -252,29 +252,29 @@ class HostDriver:
                     self._take(line.status)
 
     def _begin_log(self, on_host: int) -> None:
-        """A host that came back empty before it ran begins a new log; what we have is kept."""
+        """Begin a new log if the host was replaced before it ran; the old log is kept."""
         if size_of(self._means.log) > on_host:
             set_aside(self._means.log)
 
     def _take_unless_ended(self, status: AttemptStatus) -> None:
-        """An end is left to `watch`, which tells it after all that was logged by then."""
+        """Take a status, but leave an end to `watch`, which reports it after the whole log."""
         if status.state != "exited":
             self._take(status)
 
     def _take(self, status: AttemptStatus) -> None:
-        """What the agent says of the program, into the report."""
+        """Take the agent's status of the program into the report."""
         known = {
             "started_at": status.started_at,
             "heartbeat": status.heartbeat,
             "going_down": status.going_down,
         }
         if status.state in {"running", "exited"}:
-            # `watch` may tell of it before `start` is answered, and the host go down in between.
+            # `watch` may report it before `start` is answered, and the host go down in between.
             self._gate.started(self.place.index)
         was_started = self._gate.was_started(self.place.index)
         if status.state == "running":
             if self._report.phase is HostPhase.EXITED:
-                return  # the end, told by `watch`, has overtaken the answer to `start`
+                return  # the end, reported by `watch`, has overtaken the answer to `start`
             phase = HostPhase.RUNNING
             self._show(
                 phase=phase, detail="", error=status.error, error_at=status.error_at, **known
@@ -306,7 +306,7 @@ class HostDriver:
             self._report = report
             self._means.changed()
 
-    # What others want of it ----------------------------------------------------------------------
+    # Orders to the host --------------------------------------------------------------------------
 
     async def stop(self, grace: float) -> None:
         """End the program there; a host that cannot be reached in time is left alone."""

@@ -1,7 +1,7 @@
-"""From the parts of a job to set-up steps and to what is put before its run. Pure: text only.
+"""The set-up steps of a job, and the command prefix of its run. Pure: text only.
 
 The scripts run by bash (-eo pipefail) in the working copy, on a TPU VM and on an emulated host. All
-values stand quoted in them; what depends on the host ($HOME) is left to the host.
+values in them are quoted; what depends on the host ($HOME) is expanded there.
 """
 
 import hashlib
@@ -20,22 +20,22 @@ Kind = Literal["system", "uv", "venv", "conda", "docker"]
 
 @dataclass(frozen=True)
 class PythonEnvironment:
-    """Which Python the job runs in."""
+    """The Python environment that a job runs in."""
 
     kind: Kind
     version: str | None = None
-    """`3.11`; None takes the host's."""
+    """The version, such as `3.11`; None takes that of the host."""
     requirements: tuple[str, ...] | None = None
     requirements_file: str | None = None
-    """In the code. With uv and neither of the two, the project's own lock file counts."""
+    """A file in the code. With uv and no requirements, the project's own lock file is used."""
     image: str | None = None
-    """docker only."""
+    """The container image; for docker only."""
     drumline: Use = "none"
-    """What of Drumline was sent along with the code."""
+    """How much of Drumline was sent along with the code."""
 
 
 class BadEnvironment(ValueError):
-    """The parts do not go together; one sentence for the user."""
+    """The settings contradict each other; the text is a sentence for the user."""
 
 
 def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:
@@ -70,13 +70,13 @@ def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:
 def run_wrap(
     python: PythonEnvironment, job_id: str, mounts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The words before the run's `bash`: they make the environment the one it runs in."""
+    """The arguments before the run's `bash`, which make it run in the environment."""
     if python.kind == "docker":
         if not python.image:
             raise BadEnvironment("environment: docker needs an image")
         folders = "".join(f" -v {_path(path)}:{_path(path)}" for path in mounts or {})
         # The env-file holds names; docker takes the values from its own environment, so that no
-        # secret stands in a process list. The home is the same inside: all paths stay true.
+        # secret is in a process list. The home is the same inside, so all paths stay valid.
         script = (
             'exec docker run --rm --privileged --net=host --name "$DRUMLINE_CONTAINER"'
             ' --env-file "$DRUMLINE_ENV_FILE" -v "$HOME":"$HOME" -w "$PWD"'
@@ -90,7 +90,7 @@ def run_wrap(
 
 
 def activation(python: PythonEnvironment, job_id: str) -> str:
-    """Shell lines that make the environment the current one; to go before a user's own set-up."""
+    """Shell lines that activate the environment, before the user's own set-up."""
     if python.kind == "docker":
         return ""
     found = _FIND_DRUMLINE if python.drumline != "none" else ""
@@ -102,11 +102,11 @@ def activation(python: PythonEnvironment, job_id: str) -> str:
 
 
 _FIND_DRUMLINE = f'export PYTHONPATH="$PWD/{COMPANION}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-"""What the user or the image has there comes after it."""
+"""A shell line that puts Drumline before the PYTHONPATH of the user or the image."""
 
 
 def _inside(python: PythonEnvironment) -> str:
-    """Words before the run's `bash` within a container."""
+    """Arguments before the run's `bash` inside a container."""
     if python.drumline == "none":
         return ""
     return f"""bash -c {shlex.quote(_FIND_DRUMLINE + 'exec "$@"')} drumline """
@@ -114,29 +114,29 @@ def _inside(python: PythonEnvironment) -> str:
 
 def setup_step(python: PythonEnvironment, job_id: str, script: str) -> Step:
     """The user's own set-up lines, in the environment (for docker: on the host, before it)."""
-    # On the first line, so that the numbers of the user's lines stay true.
+    # On the first line, so that the user's line numbers stay right.
     return Step("setup", activation(python, job_id).replace("\n", "; ") + script)
 
 
 def _folder(python: PythonEnvironment, job_id: str) -> str:
-    """Where the environment is, quoted for bash: one for each job and each set of parts."""
+    """The folder of the environment, quoted for bash: one for each job and its settings."""
     mark = hashlib.sha256(repr((job_id, python)).encode()).hexdigest()[:12]
     return f'"$HOME"/.drumline/environments/{python.kind}-{mark}'
 
 
 def _asked_for(python: PythonEnvironment) -> list[str]:
-    """What the user wants installed, as words for pip."""
+    """What the user wants installed, as arguments for pip."""
     file = ["-r", python.requirements_file] if python.requirements_file else []
     return [*file, *(python.requirements or ())]
 
 
 def _install(python: PythonEnvironment, folder: str) -> str:
-    words = _asked_for(python)
+    arguments = _asked_for(python)
     if python.drumline == "training" and python.kind != "system":
-        words += training_requirements()
-    if not words:
+        arguments += training_requirements()
+    if not arguments:
         return ""
-    quoted = shlex.join(words)
+    quoted = shlex.join(arguments)
     if python.kind == "uv":
         return f"uv pip install --python {folder}/bin/python {quoted}\n"
     if python.kind == "system":
@@ -187,7 +187,7 @@ fi
 
 
 def mount_steps(mounts: Mapping[str, str]) -> tuple[Step, ...]:
-    """Steps that show buckets as folders: path → gs://bucket/prefix."""
+    """Steps that mount buckets as folders; `mounts` maps a path to gs://bucket/prefix."""
     return tuple(_mount(path, source) for path, source in mounts.items())
 
 
@@ -209,7 +209,7 @@ def _mount(path: str, source: str) -> Step:
 
 
 def _path(path: str) -> str:
-    """A path for bash: `~` is the host's home, all else is taken to the letter."""
+    """A path for bash: `~` is the host's home, all else is literal."""
     if path == "~":
         return '"$HOME"'
     if path.startswith("~/"):

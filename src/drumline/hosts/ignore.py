@@ -1,4 +1,4 @@
-"""What .gitignore files leave out, for folders that are no git checkout."""
+"""The rules of .gitignore files, for folders that are not a git checkout."""
 
 import os
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 ALWAYS = frozenset({".git", ".venv", "__pycache__"})
-"""Never part of the code, whatever a .gitignore says."""
+"""Names that are never part of the code, whatever a .gitignore says."""
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Files and links that no .gitignore leaves out, as paths relative to the folder."""
+    """Files and links that no .gitignore excludes, as paths relative to the folder."""
     yield from _below(folder, "", ())
 
 
 def _below(
     root: Path, inside: str, above: "tuple[tuple[str, GitIgnoreSpec], ...]"
 ) -> Iterator[str]:
-    """`above` has the rules of this folder's parents, each with the folder that they stand in."""
-    # Here, because most folders are checkouts, and the server starts without it sooner.
+    """`above` has the rules of this folder's parents, each with the folder that they are in."""
+    # Imported here, because most folders are checkouts, and the server starts faster without it.
     from pathspec import GitIgnoreSpec
 
     here = root / inside
@@ -42,7 +42,7 @@ def _below(
 
 
 def _ignored(path: str, known: "tuple[tuple[str, GitIgnoreSpec], ...]") -> bool:
-    # The deepest file that speaks of a path decides.
+    # The deepest file that has a rule for a path decides.
     for folder, rules in reversed(known):
         said = rules.check_file(path[len(folder) + 1 :] if folder else path).include
         if said is not None:

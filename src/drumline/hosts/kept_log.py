@@ -1,12 +1,12 @@
 """One host's log as it is kept on our side: its head, its newest end, and when it was written.
 
-A program may write for weeks, and our disk is not its disk. So `host-0.log` holds the head, and
-what follows goes into parts named by the place where they begin (`host-0.log@1048576`), of which
-the oldest is removed when the log has reached its limit. Beside each part stands `….times`: pairs
-of a place in the log and the moment from which on it was written, by the host's clock.
+A program may write for weeks, and our disk is small. So `host-0.log` holds the head, and what
+follows goes into parts named by the offset where they begin (`host-0.log@1048576`), of which the
+oldest is removed when the log has reached its limit. Beside each part is a file `….times`: pairs
+of an offset in the log and the time from which on it was written, by the host's clock.
 
-Parts are only ever appended to, and their names and sizes say all there is to know: whoever opens
-the log after a crash goes on where it ends.
+Parts are only appended to, and their names and sizes are the whole state: after a crash, the log
+goes on where it ends.
 """
 
 import os
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 SMALLEST = 1 << 16
-"""Bytes that are kept of any log, whatever its limit."""
+"""The least bytes that are kept of a log, whatever its limit."""
 TAIL_PARTS = 8
-"""The newest end is kept in this many parts, so an eighth of it is removed at a time."""
+"""The number of parts of the newest end, so that an eighth of it is removed at a time."""
 APART_BYTES, APART_SECONDS = 64, 0.2
-"""Two moments are noted only when so much lies between them: a program that writes dot by dot must
-not have more moments than text."""
+"""The least distance between two noted times: a program that writes dot by dot must not have more
+times than text."""
 _PAIR = struct.Struct("<Qd")
 
 
@@ -36,31 +36,31 @@ class Part:
 
     @property
     def end(self) -> int:
-        """Where the next byte goes."""
+        """The offset of the next byte."""
         return self.start + self.size
 
     @property
     def times(self) -> Path:
-        """When it was written."""
+        """The file that says when the part was written."""
         return self.path.with_name(self.path.name + ".times")
 
 
 def parts_of(path: Path) -> list[Part]:
     """What is kept of the log `host-0.log`, in order; between two parts some may be missing."""
     found = []
-    for one in (path, *path.parent.glob(f"{path.name}@*")):
-        _, _, place = one.name.partition("@")
+    for file in (path, *path.parent.glob(f"{path.name}@*")):
+        _, _, place = file.name.partition("@")
         if place and not place.isdecimal():
             continue  # the times of a part
         try:
-            found.append(Part(int(place or 0), one, one.stat().st_size))
+            found.append(Part(int(place or 0), file, file.stat().st_size))
         except FileNotFoundError:
             continue
     return sorted(found, key=lambda part: part.start)
 
 
 def size_of(path: Path) -> int:
-    """How long the log is on its host, as far as it has come here."""
+    """The length of the log on its host, as far as it was received."""
     parts = parts_of(path)
     return parts[-1].end if parts else 0
 
@@ -72,11 +72,11 @@ class Stretch:
     start: int
     data: bytes
     part: Part | None
-    """Where they are kept; None at the end of the log."""
+    """The part that the bytes are kept in; None at the end of the log."""
 
 
 def read(path: Path, start: int, most: int) -> Stretch:
-    """Some bytes from `start` on, or from the next place that was kept."""
+    """Some bytes from `start` on, or from the next offset that was kept."""
     for part in parts_of(path):
         if part.end <= start:
             continue
@@ -86,12 +86,12 @@ def read(path: Path, start: int, most: int) -> Stretch:
                 file.seek(begin - part.start)
                 return Stretch(begin, file.read(min(most, part.end - begin)), part)
         except FileNotFoundError:
-            continue  # removed while we looked
+            continue  # removed meanwhile
     return Stretch(start, b"", None)
 
 
 def moments(part: Part, skip: int = 0) -> Iterator[tuple[int, float]]:
-    """Places in the log and when what follows them was written, in order."""
+    """Offsets in the log and when what follows them was written, in order."""
     try:
         with part.times.open("rb") as file:
             file.seek(skip * _PAIR.size)
@@ -103,14 +103,14 @@ def moments(part: Part, skip: int = 0) -> Iterator[tuple[int, float]]:
 
 
 class Moments:
-    """When the bytes of one part were written, asked for from first to last.
+    """When the bytes of a part were written, to be read from first to last.
 
-    Of a part that grows, what is noted later is found too. Nothing is held in memory: a log may
-    have millions of moments.
+    In a part that grows, times noted later are found too. They are not held in memory: a log may
+    have millions of them.
     """
 
     def __init__(self, part: Part) -> None:
-        """Begin at the beginning of the part."""
+        """Start at the beginning of the part."""
         self.part = part
         self._read = 0
         self._pairs = moments(part)
@@ -118,7 +118,7 @@ class Moments:
         self._next: tuple[int, float] | None = None
 
     def at(self, place: int) -> float | None:
-        """When this byte was written; None where nobody noted it."""
+        """When this byte was written; None where no time was noted."""
         while True:
             if self._next is None:
                 self._next = next(self._pairs, None)
@@ -132,12 +132,12 @@ class Moments:
 
     @property
     def next_place(self) -> int:
-        """From which place on the answer is another than the last one, as far as is known."""
+        """The offset from which on the answer changes, as far as is known."""
         return self.part.start + (1 << 62) if self._next is None else self._next[0]
 
 
 def place_since(path: Path, moment: float) -> int:
-    """The first place that was written at or after a moment; the end of the log where none was."""
+    """The first offset that was written at or after a moment; the end of the log where none was."""
     parts = parts_of(path)
     for part in parts:
         for place, time in moments(part):
@@ -162,7 +162,7 @@ class KeptLog:
         self._noted: tuple[int, float] | None = None
 
     def append(self, data: bytes, at: float) -> None:
-        """Take in what follows, written at this moment."""
+        """Add the next bytes, written at this time."""
         self._note(at)
         view = memoryview(data)
         while view:
@@ -184,7 +184,7 @@ class KeptLog:
         self._noted = (self.size, at)
 
     def _room(self) -> int:
-        """How much more goes into the part under way."""
+        """How many more bytes the current part takes."""
         if self._limit is None:
             return 1 << 62
         last = self._parts[-1]
@@ -205,7 +205,7 @@ class KeptLog:
         self._noted = None
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._file.close()
         self._times.close()
 

@@ -1,4 +1,4 @@
-"""Calls the agent on a host: puts it there, asks it, reads its answers."""
+"""Calls the agent on a host: installs it, sends it verbs, reads its answers."""
 
 import shlex
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +15,7 @@ from drumline.hosts.values import CompletedCommand, Output
 # -I keeps the user's PYTHONPATH and site-packages out of the agent, not out of the program.
 AGENT_COMMAND = f'python3 -I "$HOME"/.drumline/{AGENT_FILE}'
 
-# Stores the agent. A copy cut short by a lost connection must not be taken for the agent.
+# Stores the agent. A copy truncated by a lost connection must not be taken for the agent.
 INSTALL = """
 import hashlib, os, sys
 folder, sha = os.path.expanduser("~/.drumline"), sys.argv[2]
@@ -31,19 +31,19 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class AgentFailed(Exception):
-    """The agent could not do what it was asked; the text is its last line."""
+    """The agent failed; the text is its last line of output."""
 
 
 class RemoteAgent:
     """The agent at the other end of a connection."""
 
     def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
-        """`heard` is called at every sign of life."""
+        """`heard` is called whenever the host answers."""
         self._connection = connection
         self._heard = heard
 
     async def install(self) -> None:
-        """Put the agent there unless it is."""
+        """Install the agent unless it is there."""
         found = await self._connection.run(f'test -f "$HOME"/.drumline/{AGENT_FILE}')
         self._heard()
         if found.exit_code != 0:
@@ -60,7 +60,7 @@ class RemoteAgent:
         sent: bytes = b"",
         sent_file: Path | None = None,
     ) -> Answer:
-        """Have one verb done and read the last line of what it says."""
+        """Run a verb of the agent and read the last line of its output."""
         done = await self.run(*words, sent=sent, sent_file=sent_file)
         if done.exit_code != 0 or not done.stdout.strip():
             raise AgentFailed(_last_line(done) or f"{words[0]} ended with {done.exit_code}")
@@ -72,7 +72,7 @@ class RemoteAgent:
     async def run(
         self, *words: str, sent: bytes = b"", sent_file: Path | None = None
     ) -> CompletedCommand:
-        """Have one verb done; the answer as it came."""
+        """Run a verb of the agent; returns its output as it is."""
         command = f"{AGENT_COMMAND} {shlex.join(words)}"
         done = await self._connection.run(command, sent=sent, sent_file=sent_file)
         self._heard()
@@ -81,14 +81,14 @@ class RemoteAgent:
     async def run_for_user(
         self, folder: str, wanted: bytes, stdin: AsyncIterator[bytes] | None, output: Output
     ) -> int:
-        """Have a user's command run; `wanted` is one line, `stdin` the command's own input."""
+        """Run a user's command; `wanted` is one line for the agent, `stdin` the command's input."""
         command = f"{AGENT_COMMAND} {shlex.join(['exec', folder])}"
         code = await self._connection.run_for_user(command, wanted + b"\n", stdin, output)
         self._heard()
         return code
 
     async def watch(self, folder: str, offset: int) -> AsyncIterator[Line]:
-        """The attempt's log from an offset, and its status at each change, until cut."""
+        """The attempt's log from an offset on, and its status at each change, until the end."""
         words = shlex.join(["watch", folder, str(offset)])
         async for line in self._connection.lines(f"{AGENT_COMMAND} {words}"):
             self._heard()

@@ -1,11 +1,11 @@
-"""All hosts of one slice, driven together towards one running program.
+"""All hosts of one slice, driven together until the program runs on them.
 
-A session holds no truth of its own: what ran is on the hosts, what we saw of it is beside the logs.
-Closing it and making a new one, in this process or the next, attaches to what is there.
+A session has no state of its own: what ran is on the hosts, what we saw of it is beside the logs.
+Closing it and making a new one, in this process or the next, reattaches to what is there.
 
 Hosts that `Program.hosts` leaves out are prepared like the others, run nothing and then count as
 EXITED with 0. Those that run are numbered from 0 in slice order: DRUMLINE_HOST is that number,
-DRUMLINE_HOSTS how many they are, and the coordinator is the first of them.
+DRUMLINE_HOSTS their count, and the coordinator is the first of them.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ USUAL = Timing()
 
 
 class Begun(BaseModel):
-    """What must be known of an attempt after the server died: kept in `started` beside the logs."""
+    """What a new server must know about an attempt; kept in `started` beside the logs."""
 
     coordinator: str = ""
     hosts: list[int] = []
@@ -51,7 +51,7 @@ class StartLine:
     """Where the hosts wait for each other."""
 
     def __init__(self, hosts: int, file: Path) -> None:
-        """Go on from what an earlier session wrote down."""
+        """Go on from what an earlier session saved in `file`."""
         self._file = file
         self._hosts = hosts
         self._ready: set[int] = set()
@@ -71,7 +71,7 @@ class StartLine:
 
     @property
     def grace(self) -> float:
-        """How long a stopped program has to end by itself."""
+        """Seconds that a stopped program has to end by itself."""
         return self._begun.grace
 
     def ready(self, host: int) -> None:
@@ -105,7 +105,7 @@ class StartLine:
                 for wait in waits:
                     wait.cancel()
             if not self._coordinator_known.is_set():
-                # Written before anyone starts, so that whoever goes on names the same port.
+                # Saved before any host starts, so that a later session uses the same port.
                 self.found_running(f"{place.address.internal_ip}:{await free_port()}")
         await self._coordinator_known.wait()
         return self._begun.coordinator
@@ -121,7 +121,7 @@ class StartLine:
             self._write()
 
     def stop(self, grace: float) -> None:
-        """From now on nothing starts."""
+        """Let nothing start from now on."""
         self._begun.stopped, self._begun.grace = True, grace
         self._write()
 
@@ -150,9 +150,8 @@ class SliceSession:
     ) -> None:
         """Nothing is done before `start`.
 
-        Host keys are pinned per slice, because clouds give addresses out again: `node` is its
-        name; without one they are pinned per attempt. Of each host's log `log_limit` bytes are
-        kept.
+        Host keys are pinned per slice, because clouds reuse addresses: `node` is its name; without
+        one they are pinned per attempt. `log_limit` bytes of each host's log are kept.
         """
         chosen = range(len(addresses)) if program.hosts is None else sorted(set(program.hosts))
         if unknown := [host for host in chosen if not 0 <= host < len(addresses)]:
@@ -178,7 +177,7 @@ class SliceSession:
             self._drivers.append(HostDriver(program, place, self._gate, means))
 
     def start(self) -> None:
-        """Begin to drive all hosts towards a running program."""
+        """Begin to drive all hosts until they run the program."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(driver.drive()) for driver in self._drivers]
 
@@ -187,7 +186,7 @@ class SliceSession:
         return tuple(driver.report() for driver in self._drivers)
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, grace, SIGKILL to the program on every host; it will not start again."""
+        """Send SIGTERM, and after `grace` SIGKILL, to the program on every host, for good."""
         self._gate.stop(grace)
         self.start()
         await asyncio.gather(*(driver.stop(grace) for driver in self._drivers))
@@ -202,13 +201,13 @@ class SliceSession:
     ) -> int:
         """Run a shell command in the job's working copy on one host, ended after `timeout`.
 
-        What it writes goes to `output` as it comes; returns its exit code. A host that cannot be
-        reached for a while raises TimeoutError.
+        Its output goes to `output` as it comes; returns its exit code. Raises TimeoutError if the
+        host cannot be reached for a while.
         """
         return await self._drivers[host].run(command, output, timeout, stdin)
 
     async def close(self) -> None:
-        """Let go of the connections; the program goes on."""
+        """Close the connections; the program goes on."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:

@@ -1,4 +1,4 @@
-"""The values that others know of hosts: where they are, and what they run."""
+"""Values that other packages use: where hosts are, and what they run."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Address:
-    """Where a host is."""
+    """The addresses of a host, and its key."""
 
     ssh_ip: str
     ssh_port: int
     internal_ip: str
-    """Where its siblings reach it."""
+    """The address for the other hosts of the slice."""
     host_key: str | None = None
-    """`ssh-ed25519 AAAA…` where the cloud publishes it; None pins whatever it shows first."""
+    """The key `ssh-ed25519 AAAA…` if the cloud publishes it; None pins the key it shows first."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,27 @@ class Program:
     environment: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
     hosts: tuple[int, ...] | None
-    """Which hosts run it; None is all. The others are prepared, run nothing, and count as done."""
+    """The hosts that run it; None is all. Others are prepared, run nothing, and count as done."""
     checkpoint: str | None
     wrap: tuple[str, ...] = ()
-    """Words put before `bash`, such as a container or an activated environment."""
+    """Arguments before `bash`, such as those that run a container or activate an environment."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long to wait for what, in seconds."""
+    """Timeouts and intervals in seconds."""
 
     connect_timeout: float = 10.0
     keepalive_interval: float = 2.0
     keepalive_count: int = 2
-    """Two unanswered ones end a connection: a dead host is noticed within six seconds."""
+    """Unanswered keepalives that end a connection: a dead host is noticed within six seconds."""
     reconnect_first: float = 0.3
     reconnect_most: float = 10.0
-    """The pause between two tries grows to this; hosts that boot take a minute."""
+    """The longest backoff between two connection attempts; a host takes a minute to boot."""
     device_wait: float = 60.0
-    """A chip stays busy for seconds after its holder ended."""
+    """Wait for a busy chip: it stays busy for seconds after its process ended."""
     stop_margin: float = 10.0
-    """How much longer than the grace `stop` waits for a host that does not answer."""
+    """Time beyond the grace that `stop` waits for a host that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class CompletedCommand:
     """A command that ran on a host."""
 
     exit_code: int
-    """Negative is a signal."""
+    """The exit code; a negative one is a signal."""
     stdout: str
     stderr: str
 
 
 Stream = Literal["stdout", "stderr"]
 Output = Callable[[Stream, bytes], Awaitable[None]]
-"""Takes what a command writes, piece by piece."""
+"""A callback for the output of a command, piece by piece."""

@@ -59,7 +59,9 @@ def chart_lines(drawing: Drawing, columns: int, rows: int, colour: bool = False)
         canvas.rows - 1 - round(drawing.y.share(tick) * (canvas.rows - 1)): text
         for tick, text in labels.items()
     }
-    broken = {_column(drawing.x.share(one.x), canvas.columns) for one in drawing.breaks}
+    broken = {
+        _column(drawing.x.share(interruption.x), canvas.columns) for interruption in drawing.breaks
+    }
     title = cut(drawing.title, columns)
     lines = [typer.style(title, bold=True) if colour else title]
     for row in range(canvas.rows):

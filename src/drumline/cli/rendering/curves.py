@@ -118,7 +118,7 @@ def draw(history: History, metric: str | None) -> Drawing:
         raise NothingToDraw(f"{job['id']} has told no {harmless(chosen)} that is a number")
     breaks = tuple(_breaks(history, (begin, size) if over_time else None))
     again = () if over_time else tuple(_again(history["attempts"]))
-    xs = [x for x, _ in spots] + [one.x for one in breaks]
+    xs = [x for x, _ in spots] + [interruption.x for interruption in breaks]
     return Drawing(
         title=f"{job['id']} {harmless(job['name'])} · {harmless(chosen)}",
         x=_axis(unit, min(xs), max(xs), whole=not over_time),
@@ -145,7 +145,7 @@ def _runs(spots: Iterable[Spot | None]) -> tuple[tuple[Spot, ...], ...]:
 
 def _unit(seconds: float) -> tuple[float, str]:
     """The unit in which a stretch of time reads best."""
-    return next((one for one in reversed(_UNITS) if seconds >= 2 * one[0]), _UNITS[0])
+    return next((unit for unit in reversed(_UNITS) if seconds >= 2 * unit[0]), _UNITS[0])
 
 
 def _breaks(history: History, time: tuple[float, float] | None) -> Iterable[Break]:
@@ -173,9 +173,11 @@ def _again(attempts: Sequence[Mapping[str, Any]]) -> Iterable[tuple[float, float
 
 def _notes(curves: Sequence[Curve], breaks: Sequence[Break], again: object) -> tuple[str, ...]:
     """`3 attempts`, `2 preempted`, `11 steps run again`."""
-    words = dict.fromkeys(one.what for one in breaks)
+    words = dict.fromkeys(interruption.what for interruption in breaks)
     notes = [count(len({curve.attempt for curve in curves}), "attempt")]
-    notes += [f"{sum(one.what == word for one in breaks)} {word}" for word in words]
+    notes += [
+        f"{sum(interruption.what == word for interruption in breaks)} {word}" for word in words
+    ]
     if is_number(again) and breaks:
         notes.append(f"{count(int(again), 'step')} run again")
     return tuple(notes)

@@ -69,7 +69,7 @@ def after_what(job: Job) -> str:
     told = {"program failed": "program", "stuck": "program", "set-up failed": "set-up"}
     last = told.get(outcomes[-1] or "") if outcomes else "program"
     if job.get("failures") and last:
-        of_all = all(told.get(one or "", last) == last for one in outcomes)
+        of_all = all(told.get(outcome or "", last) == last for outcome in outcomes)
         whose = f" of the {last}" if of_all else f", the last of the {last}"
         return f" after {count(job['failures'], 'failure')}{whose}"
     return f": {harmless(job['reason'])}" if job.get("reason") else ""
@@ -150,7 +150,7 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
     many = len(attempts) > MOST_ATTEMPTS
     skipped = range(3, len(attempts) - (MOST_ATTEMPTS - 3)) if many else range(0)
     digits = len(str(len(attempts)))
-    zones = max((len(harmless(one.get("zone") or NOTHING)) for one in attempts), default=0)
+    zones = max((len(harmless(attempt.get("zone") or NOTHING)) for attempt in attempts), default=0)
     for place, attempt in enumerate(attempts):
         if place in skipped:
             if place == skipped[0]:
@@ -217,7 +217,7 @@ def _cost_lines(job: Job) -> list[str]:
     if job.get("cost") is None:
         return []
     told = dollars(job["cost"])
-    ended = [one for one in job.get("attempts") or [] if one.get("ended")]
+    ended = [attempt for attempt in job.get("attempts") or [] if attempt.get("ended")]
     if ended and job.get("cost_lost", 0.0) is None:
         told += f", of it {NOTHING} lost"
     elif job.get("cost_lost"):

@@ -99,14 +99,14 @@ def _text(axis: Axis, tick: float) -> str:
 def _breaks(drawing: Drawing) -> list[str]:
     parts: list[str] = []
     free_from = 0.0
-    for one in sorted(drawing.breaks, key=lambda one: one.x):
-        x = _across(drawing, one.x)
-        parts += _break(one, x, named=x >= free_from)
+    for interruption in sorted(drawing.breaks, key=lambda interruption: interruption.x):
+        x = _across(drawing, interruption.x)
+        parts += _break(interruption, x, named=x >= free_from)
         free_from = max(free_from, x + LABEL_ROOM)
     return parts
 
 
-def _break(one: Break, x: float, named: bool) -> list[str]:
+def _break(interruption: Break, x: float, named: bool) -> list[str]:
     line = (
         f"<line x1='{x:.1f}' y1='{TOP}' x2='{x:.1f}' y2='{HEIGHT - BOTTOM}' stroke='{_BROKEN}'"
         " stroke-dasharray='4 3'/>"
@@ -117,7 +117,7 @@ def _break(one: Break, x: float, named: bool) -> list[str]:
     anchor, gap = ("end", -4) if x > WIDTH - RIGHT - LABEL_ROOM else ("start", 4)
     word = (
         f"<text x='{x + gap:.1f}' y='{TOP + 12}' font-size='11' fill='{_BROKEN}'"
-        f" text-anchor='{anchor}'>{escape(one.what)}</text>"
+        f" text-anchor='{anchor}'>{escape(interruption.what)}</text>"
     )
     return [line, word]
 

@@ -34,13 +34,13 @@ from drumline.cloud.visits import Visits
 MISTAKE = 2
 _LOCK_SECONDS = 1.0
 ANNOUNCE_SECONDS = 1.0
-"""Between two looks whether others can still find us."""
+"""Seconds between two checks that others can still find us."""
 IDLE_SECONDS = 1800.0
-"""Without a slice and without a call, until it ends by itself; the next command starts another."""
+"""Seconds without a slice or a call after which it exits; the next command starts another."""
 
 
 def main() -> int:
-    """Run until told to stop."""
+    """Run until stopped."""
     parser = argparse.ArgumentParser(prog="python -m drumline.cloud.emulator", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0, help="any free one unless given")
@@ -60,14 +60,14 @@ def main() -> int:
         if not _take(lock):
             print(f"an emulator already runs in {home}", file=sys.stderr)
             return MISTAKE
-        # What an emulator that was killed announced is not ours to be asked for.
+        # The endpoint file of a killed emulator must not be taken for ours.
         (home / ENDPOINT).unlink(missing_ok=True)
         asyncio.run(_serve(home, config, given.port, given.idle))
     return 0
 
 
 def _take(lock: IO[str]) -> bool:
-    # Who looks whether an emulator lives takes the lock for a moment.
+    # A check whether an emulator runs takes the lock briefly.
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -81,7 +81,7 @@ def _take(lock: IO[str]) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn would end the process before its hosts are ended."""
+    """Leaves signals to us: uvicorn would exit before the hosts are ended."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_hosts() -> None:
-    # Each host takes three descriptors, and many systems allow 1,024 unless asked.
+    # Each host takes three descriptors, and the default limit is often 1,024.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -113,17 +113,17 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
         routes=[*control.routes(service, stop), *rest.routes(service)],
         exception_handlers=rest.EXCEPTION_HANDLERS,
     )
-    # Behind the login: who has no token is no visitor.
+    # Inside the login: a call without the token does not count.
     visits = Visits(app, lambda: _needed(service, config), idle)
     server = _Server(
         uvicorn.Config(
             Login(visits, token),
-            # A line for each call would fill the disk of who leaves it running.
+            # A line for each call would fill the disk of a user who leaves it running.
             log_level="warning",
             lifespan="off",
             timeout_graceful_shutdown=2,
-            # Closing an idle connection in the moment a caller uses it again looks like a fault,
-            # and faults here come when they are asked for.
+            # Closing an idle connection just when a caller uses it again looks like a fault, and
+            # faults here must come only on request.
             timeout_keep_alive=600,
         )
     )
@@ -152,13 +152,13 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
 
 
 def _needed(service: Service, config: EmulatorConfig) -> bool:
-    """Whether it holds anything, or was told to be another cloud than the one that would follow."""
+    """Whether it holds anything, or was changed by controls, which the next one would not be."""
     fleet, first = service.fleet, config.limits()
-    told = service.faults != config.faults or any(
+    changed = service.faults != config.faults or any(
         fleet.limits.capacity.get(zone, {}) != first.capacity.get(zone, {})
         for zone in {*fleet.limits.capacity, *first.capacity}
     )
-    return bool(fleet.requests or fleet.nodes or told)
+    return bool(fleet.requests or fleet.nodes or changed)
 
 
 def _announce(home: Path, announcement: str) -> None:
@@ -169,7 +169,7 @@ def _announce(home: Path, announcement: str) -> None:
 
 
 async def _keep_announced(home: Path, announcement: str) -> None:
-    """Say it again where it was removed or spoilt: nobody could find us, nor start another."""
+    """Restore the endpoint file if it was removed or spoilt: otherwise nobody could find us."""
     while True:
         await asyncio.sleep(ANNOUNCE_SECONDS)
         with contextlib.suppress(OSError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
-"""What the emulated cloud is like: `config.yaml` in its home, read at start.
+"""The settings of the emulated cloud: `config.yaml` in its home, read at start.
 
-By default it has chips without end and takes no time, so that a first job runs at once. Each key
-makes it more like the real thing.
+By default it has unlimited chips and takes no time, so that a first job runs at once. Each key
+makes it more like a real cloud.
 """
 
 from pathlib import Path
@@ -23,26 +23,26 @@ class BadConfig(ValueError):
 
 
 def known_zones() -> tuple[str, ...]:
-    """Google's zones with TPUs, and the ones that only the emulator has."""
+    """Google's zones with TPUs, and those that only the emulator has."""
     return (*LOCAL_ZONES, *zones())
 
 
 def pool_name(accelerator: str) -> str:
-    """`v4` and `tpu v4` are all chips of the generation, `v4-8` those kept for that size."""
+    """The pool of an accelerator: `v4` for `v4` and `tpu v4`, or `v4-8` for that size alone."""
     return slice_of(accelerator).name if "-" in accelerator.strip() else chip(accelerator).name
 
 
 class Faults(BaseModel):
-    """How badly the API behaves. The control calls are never touched."""
+    """Faults of the API. The control calls never fail."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     fail: Share = 0.0
-    """Share of calls that answer 503, 500 or 429 in turn. Half of the changes happen all the same:
-    a caller that sees a 503 cannot know."""
+    """The share of calls that answer 503, 500 or 429 in turn. Half of their changes take effect
+    nevertheless: a caller that sees a 503 cannot know."""
     delay: Share = 0.0
     seconds: Seconds = 1.0
-    """How long a delayed call takes more."""
+    """The extra seconds of a delayed call."""
     login: Literal["ok", "expired"] = "ok"
     deny: tuple[str, ...] = ()
     """Zones where every call is denied."""
@@ -54,21 +54,21 @@ class EmulatorConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     capacity: dict[str, dict[str, Chips]] = {}
-    """Zone → accelerator (`v4`, or `v4-8` for that size alone) → chips. Unnamed is unlimited."""
+    """Chips by zone and accelerator (`v4`, or `v4-8` for that size alone). Default: unlimited."""
     quota: dict[str, dict[Tier, Chips]] = {}
-    """Zone or region → tier → chips."""
+    """Chips that a project may use, by zone or region and by tier."""
     waiting_seconds: Seconds = 0.0
-    """The least time a request waits, chips or not."""
+    """The least seconds that a request waits, with or without chips."""
     provision_seconds: Seconds = 0.0
     boot_seconds: Seconds = 0.0
-    """From a host's start, or reboot, until it answers on SSH."""
+    """Seconds from a host's start or reboot until it answers on SSH."""
     delete_seconds: Seconds = 0.0
     when_short: Literal["wait", "fail"] = "wait"
     preempt_every_seconds: Annotated[float, Field(gt=0)] | None = None
-    """Mean time that a spot node lives."""
+    """The mean lifetime of a spot node in seconds."""
     seed: int = 0
     buckets: dict[str, str] = {}
-    """Bucket → location, such as US-CENTRAL2. Every other bucket is in LOCAL."""
+    """The locations of buckets, such as US-CENTRAL2. Every other bucket is in LOCAL."""
     page_size: Annotated[int, Field(ge=1, le=1000)] = 100
     faults: Faults = Faults()
 
@@ -87,7 +87,7 @@ class EmulatorConfig(BaseModel):
             raise ValueError(str(wrong)) from wrong
 
     def limits(self) -> Limits:
-        """What the fleet decides by, to be changed while it runs."""
+        """Capacity and quota for the fleet, which can be changed while it runs."""
         return Limits(
             capacity={zone: dict(pools) for zone, pools in self.capacity.items()},
             quota={place: dict(tiers) for place, tiers in self.quota.items()},
@@ -105,7 +105,7 @@ class EmulatorConfig(BaseModel):
 
 
 def load(path: Path) -> EmulatorConfig:
-    """Read the file; one that is not there leaves everything at its default."""
+    """Read the file; everything has its default where there is none."""
     try:
         given = yaml.safe_load(path.read_text()) if path.exists() else None
         return EmulatorConfig.model_validate(given or {})

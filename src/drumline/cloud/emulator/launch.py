@@ -1,10 +1,10 @@
-"""Finds the emulator, starts it, stops it, and speaks to its controls.
+"""Finds the emulator, starts it, stops it, and calls its controls.
 
-Imported by every command that may need it, so it takes the standard library only.
+Imported by every command that may need it, so standard library only.
 
-The emulator listens on a TCP port, as Google's client wants it, and every user of the machine can
-reach that. So it answers only who bears the token that it wrote, with its address, into a file that
-its owner alone can read.
+The emulator listens on a TCP port, as Google's client requires, and every user of the machine can
+connect to it. So it answers only callers with the token that it wrote, with its address, into a
+file that only its owner can read.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 ENDPOINT = "endpoint.json"
-# It starts in about a second; a busy machine may take many.
+# It starts in about a second, or many on a busy machine.
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _ANSWER_SECONDS = 30.0
 
 
-# It outlives us, but if it ends first it must be buried, and that is the parent's to do.
+# It outlives us, but if it ends first its parent must reap it.
 _started: list["subprocess.Popen[bytes]"] = []
 
 
 class EmulatorError(RuntimeError):
-    """The emulator could not be started or asked, or refused; the text is the whole sentence."""
+    """The emulator could not be started or called, or refused; the text is the whole sentence."""
 
 
 class Access(NamedTuple):
-    """Where an emulator answers, and the token it wants to see."""
+    """The address of an emulator, and the token for it."""
 
     url: str
     token: str
@@ -44,14 +44,14 @@ class Access(NamedTuple):
 
 
 def find(home: Path) -> Access | None:
-    """The emulator of that home, if one runs; it is not asked whether it answers.
+    """The emulator of that home, if one runs; whether it answers is not checked.
 
-    A port outlives nobody: after a crash it may be another user's, who would be glad of the token.
-    So what the file says counts only while its writer holds the lock.
+    After a crash the port may belong to another user, who must not get the token. So the file
+    counts only while its writer holds the lock.
     """
     try:
-        told = json.loads((home / ENDPOINT).read_text())
-        found = Access(str(told["url"]), str(told["token"]), int(told["pid"]))
+        written = json.loads((home / ENDPOINT).read_text())
+        found = Access(str(written["url"]), str(written["token"]), int(written["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if _holds_its_lock(home) else None
@@ -71,9 +71,9 @@ def endpoint(home: Path) -> str | None:
 
 
 def ensure_running(home: Path) -> str:
-    """The base URL of the emulator of that home; it is started if there is none.
+    """The base URL of the emulator of that home, which is started if it does not run.
 
-    It is a session of its own, so it outlives the caller. Two callers at once start one.
+    It has a session of its own, so it outlives the caller. Two concurrent callers start only one.
     """
     if url := endpoint(home):
         return url
@@ -112,13 +112,13 @@ def stop(home: Path) -> bool:
     try:
         _ask(found, "stop")
     except EmulatorError:
-        # It hangs, or is on its way out; who holds the lock is the process that it says it is.
+        # It hangs or is exiting; the holder of the lock has the process id in the file.
         with contextlib.suppress(ProcessLookupError):
             os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while _holds_its_lock(home):
         if time.monotonic() > deadline:
-            # Its hosts notice and end by themselves.
+            # Its hosts notice and exit by themselves.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found.pid, signal.SIGKILL)
         time.sleep(0.02)
@@ -129,7 +129,7 @@ def stop(home: Path) -> bool:
 
 
 def control(home: Path, verb: str, **given: Any) -> dict[str, Any]:
-    """Call `/emulator/<verb>`: status and resources ask, everything else changes something."""
+    """Call `/emulator/<verb>`: status and resources only read, all others change something."""
     found = find(home)
     if found is None:
         raise EmulatorError(f"no emulator runs in {home}")
@@ -137,11 +137,11 @@ def control(home: Path, verb: str, **given: Any) -> dict[str, Any]:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner can enter, and every folder missing on the way to it."""
+    """Make a folder that only its owner can enter, and its missing parents."""
     try:
         missing = [folder, *folder.parents]
-        for one in reversed([path for path in missing if not path.exists()]):
-            one.mkdir(mode=0o700, exist_ok=True)
+        for parent in reversed([path for path in missing if not path.exists()]):
+            parent.mkdir(mode=0o700, exist_ok=True)
         owner = folder.stat().st_uid
         if os.getuid() not in (owner, 0):
             raise EmulatorError(
@@ -180,7 +180,7 @@ def _ask(access: Access, verb: str, **given: Any) -> dict[str, Any]:
 
 
 def _holds_its_lock(home: Path) -> bool:
-    """Whether an emulator lives there. Trying takes the lock for a moment, which it allows for."""
+    """Whether an emulator runs there. This takes the lock briefly, which a start allows for."""
     try:
         with (home / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,7 +192,7 @@ def _holds_its_lock(home: Path) -> bool:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """An opener of files that their owner alone can read."""
+    """An opener for files that only their owner can read."""
     return os.open(path, flags, 0o600)
 
 

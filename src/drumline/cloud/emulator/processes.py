@@ -1,7 +1,7 @@
-"""The processes of this machine: who descends from whom, who bears a mark, and ending them all.
+"""Processes of this machine: finding descendants and marked processes, and ending them.
 
-Linux tells through /proc. Elsewhere `ps` gives the tree, and what detached itself completely is
-not found: nothing there adopts orphans for us.
+Linux has /proc for this. Elsewhere `ps` gives the tree, and fully detached processes are not
+found: no process there can adopt orphans.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ ON_LINUX = sys.platform.startswith("linux")
 def adopt_orphans() -> None:
     """From now on every descendant whose parent dies becomes a child of this process.
 
-    So nothing escapes: not what forked twice, nor what made a session of its own.
+    So none escapes, not even one that forked twice or made a session of its own.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Be killed when the parent ends."""
+    """Have this process killed when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -61,7 +61,7 @@ def descendants(pid: int) -> list[int]:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    # A child belongs to the thread that made it.
+    # Each thread lists the children that it made.
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
@@ -82,14 +82,14 @@ def bearing(mark: str) -> list[int]:
 
 
 def send(pids: Iterable[int], what: signal.Signals) -> None:
-    """Signal each; who is gone already is none of our business."""
+    """Signal each process; those that are gone already are skipped."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, what)
 
 
 def reap() -> None:
-    """Let go of every child that has ended."""
+    """Reap every child that has ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -98,14 +98,14 @@ def reap() -> None:
 def end_all(find: Callable[[], list[int]], deadline: float = 30.0) -> bool:
     """Kill what `find` finds, again and again, until it finds nothing; False if it never does.
 
-    A process may fork between the look and the blow, so one round is never enough.
+    A process may fork between being found and being killed, so one round is never enough.
     """
     end = time.monotonic() + deadline
     pause = 0.001
     while pids := find():
         if time.monotonic() > end:
             return False
-        # Stopped first, as when the power goes: none is to see another die and write it down.
+        # Stopped first, as in a power failure: no process should see and log another's death.
         send(pids, signal.SIGSTOP)
         send(pids, signal.SIGKILL)
         time.sleep(pause)
@@ -115,7 +115,7 @@ def end_all(find: Callable[[], list[int]], deadline: float = 30.0) -> bool:
 
 
 def stdout_of(pid: int) -> Path | None:
-    """The regular file a process writes its output to, if it is one."""
+    """The regular file that a process writes its output to, if it is one."""
     link = Path(f"/proc/{pid}/fd/1")
     with contextlib.suppress(OSError):
         if link.is_file():
@@ -124,7 +124,7 @@ def stdout_of(pid: int) -> Path | None:
 
 
 def command_line(pid: int) -> str:
-    """How a process was called; empty when it is gone."""
+    """The command line of a process; empty when it is gone."""
     with contextlib.suppress(OSError):
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

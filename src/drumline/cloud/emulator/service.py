@@ -1,4 +1,4 @@
-"""The emulated cloud as one running thing: state, hosts, faults, and the clock that drives them."""
+"""The running emulated cloud: state, hosts, faults, and the loop that drives them."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ JOB_LABEL = "drumline-job"
 
 
 class ControlMistake(ValueError):
-    """What a user of the controls asked for cannot be; the text is the whole sentence."""
+    """A control call cannot be fulfilled; the text is the whole sentence."""
 
 
 @dataclass
@@ -37,18 +37,18 @@ class Calls:
     by_zone: dict[str, Counter[str]] = field(default_factory=dict)
 
     def count(self, method: str, zone: str) -> None:
-        """One more call."""
+        """Count a call."""
         self.by_method[method] += 1
         self.by_zone.setdefault(zone, Counter())[method] += 1
 
 
 class Service:
-    """What the routes act on."""
+    """The state behind the routes, and the loop that changes it."""
 
     def __init__(
         self, config: EmulatorConfig, ground: Ground, clock: Callable[[], float] | None = None
     ) -> None:
-        """Begin with an empty cloud. A cloud's clock does not step when that of a machine does."""
+        """An empty cloud. Its clock does not step when the machine's does."""
         clock = clock or SteadyClock()
         self.config = config
         self.faults: Faults = config.faults
@@ -62,10 +62,10 @@ class Service:
         self._failed = 0
         self._changed = asyncio.Event()
 
-    # The clockwork.
+    # The loop.
 
     def settle(self) -> None:
-        """Bring the cloud up to this moment and have its orders carried out."""
+        """Advance the fleet to this moment and carry out its orders."""
         self.fleet.advance()
         orders, self.fleet.orders = self.fleet.orders, []
         for order in orders:
@@ -79,7 +79,7 @@ class Service:
         self._changed.set()
 
     async def run(self) -> None:
-        """Let time pass, until cancelled."""
+        """Advance the fleet whenever something is due, until cancelled."""
         while True:
             self._changed.clear()
             self.fleet.advance()
@@ -107,7 +107,7 @@ class Service:
     # Faults.
 
     def trouble(self) -> ApiError | None:
-        """What this call is to fail with, if it is one of those that fail."""
+        """The error that this call is to fail with, if it is to fail."""
         if self._chance.random() >= self.faults.fail:
             return None
         self._failed += 1
@@ -115,20 +115,20 @@ class Service:
         return kinds[self._failed % len(kinds)]
 
     def takes_effect(self) -> bool:
-        """Whether a failing change happens all the same: for the caller there is no telling."""
+        """Whether a failing change takes effect nevertheless: the caller cannot know."""
         return self._failed % 2 == 0
 
     def delay(self) -> float:
-        """How much longer this call takes."""
+        """The extra seconds that this call takes."""
         delayed = self._chance.random() < self.faults.delay
         return self.faults.seconds if delayed else 0.0
 
-    # What a cloud does not let its users do.
+    # Controls, which a real cloud does not have.
 
     def find(self, target: str) -> Request | Node:
-        """A request or a node by its name, short or full, or by the job it is for.
+        """A request or a node by its name, short or full, or by its job.
 
-        Of several, the one that runs; else the newest.
+        If there are several, the running one is found, else the newest.
         """
         found: list[Request | Node] = []
         for request in self.fleet.requests.values():
@@ -144,17 +144,19 @@ class Service:
             raise ControlMistake(
                 f"nothing here is called {target!r}; drumline emulator resources lists all"
             )
-        return max(found, key=lambda one: (one.state in {"ACTIVE", "READY"}, one.created))
+        return max(
+            found, key=lambda resource: (resource.state in {"ACTIVE", "READY"}, resource.created)
+        )
 
     async def preempt(self, target: str, notice: float = 0.0) -> str:
-        """Take the chips of a request or node, `notice` seconds after its programs were told.
+        """Preempt a request or node, `notice` seconds after its programs got SIGTERM.
 
         Returns its name.
         """
         subject = self.find(target)
         short = target.rpartition("/")[2]
         if isinstance(subject, Request):
-            # Of a request with several nodes, the one that was named goes first.
+            # Of a request with several nodes, the named node is preempted first.
             for node in self.fleet.nodes_under(subject):
                 if node.spec.name.rpartition("/")[2] == short:
                     subject = node
@@ -174,7 +176,7 @@ class Service:
         return subject.spec.name.rpartition("/")[2]
 
     async def break_host(self, target: str, index: int, how: str) -> str:
-        """Break one host of a node, or heal it; returns the node's name."""
+        """Break or heal a host of a node; returns the node's name."""
         if how not in HOWS:
             raise ControlMistake(
                 f"a host breaks by {', '.join(HOWS[:-1])}, and heals; not by {how!r}"
@@ -192,21 +194,21 @@ class Service:
         return node.spec.name.rpartition("/")[2]
 
     def resources(self) -> Json:
-        """Everything the cloud holds."""
+        """All requests, nodes and hosts."""
         requests = [
             {
-                "name": one.spec.name.rpartition("/")[2],
-                "zone": one.spec.zone,
-                "state": one.state,
-                "initiator": one.by,
-                "accelerator": one.spec.nodes[0].slice.name,
-                "chips": sum(node.slice.chips for node in one.spec.nodes),
-                "tier": one.spec.tier,
-                "job": one.spec.nodes[0].labels.get(JOB_LABEL),
-                "error": one.error.message if one.error else None,
-                "created": one.created,
+                "name": request.spec.name.rpartition("/")[2],
+                "zone": request.spec.zone,
+                "state": request.state,
+                "initiator": request.by,
+                "accelerator": request.spec.nodes[0].slice.name,
+                "chips": sum(node.slice.chips for node in request.spec.nodes),
+                "tier": request.spec.tier,
+                "job": request.spec.nodes[0].labels.get(JOB_LABEL),
+                "error": request.error.message if request.error else None,
+                "created": request.created,
             }
-            for one in self.fleet.requests.values()
+            for request in self.fleet.requests.values()
         ]
         nodes: list[Json] = []
         hosts: list[Json] = []

@@ -1,4 +1,4 @@
-"""How many chips there are and how many one may have: capacity and quota. Pure."""
+"""How many chips exist, and how many a project may use: capacity and quota. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from drumline.cloud.model.resources import Limits, Node, NodeSpec
 
 
 def fits(specs: Sequence[NodeSpec], nodes: Iterable[Node], limits: Limits) -> bool:
-    """Whether a zone has the chips for these nodes beside those that run."""
+    """Whether a zone has the chips for these nodes in addition to those that run."""
     zone = specs[0].zone
     running = [node.spec for node in nodes if node.has_hosts and node.spec.zone == zone]
     for pool, chips in limits.capacity.get(zone, {}).items():
@@ -20,7 +20,7 @@ def fits(specs: Sequence[NodeSpec], nodes: Iterable[Node], limits: Limits) -> bo
 
 
 def check_quota(specs: Sequence[NodeSpec], holding: Iterable[NodeSpec], limits: Limits) -> None:
-    """Refuse what goes beyond a zone's or a region's quota, with what is held counted in."""
+    """Refuse what, with the nodes already held, exceeds the quota of a zone or a region."""
     first = specs[0]
     asked = sum(spec.slice.chips for spec in specs)
     alike = [spec for spec in holding if spec.tier is first.tier]

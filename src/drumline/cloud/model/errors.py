@@ -1,7 +1,7 @@
-"""What the API says when it refuses: google.rpc codes, Google's words, Google's JSON.
+"""The errors of the API: google.rpc codes, with Google's texts and JSON.
 
-Three different troubles share the code RESOURCE_EXHAUSTED (no chips, no quota, too many calls);
-only the text tells them apart, so the texts here are the ones the real service uses.
+Three different errors share the code RESOURCE_EXHAUSTED (no chips, no quota, too many calls); only
+the text tells them apart, so the texts here are those of the real service.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +39,14 @@ _NAMES_AND_HTTP = {
 
 @dataclass(frozen=True)
 class RpcStatus:
-    """google.rpc.Status: what a failed request or operation carries."""
+    """google.rpc.Status, as in a failed request or operation."""
 
     code: int
     message: str
     details: Sequence[Mapping[str, Any]] = ()
 
     def as_json(self) -> Json:
-        """As it stands in `failedData.error` and in a failed operation."""
+        """The JSON in `failedData.error` and in a failed operation."""
         shown: Json = {"code": self.code, "message": self.message}
         return shown | ({"details": list(self.details)} if self.details else {})
 
@@ -55,7 +55,7 @@ class ApiError(Exception):
     """A call that the API answers with an error."""
 
     def __init__(self, status: RpcStatus) -> None:
-        """Keep the status, which is the whole answer."""
+        """`status` is the whole answer."""
         super().__init__(status.message)
         self.status = status
 
@@ -65,7 +65,7 @@ class ApiError(Exception):
         return _NAMES_AND_HTTP[self.status.code][1]
 
     def as_json(self) -> Json:
-        """The body of the answer; here `code` is the HTTP status, and the rpc code has its name."""
+        """The body of the answer, where `code` is the HTTP status and `status` the rpc code."""
         name, http = _NAMES_AND_HTTP[self.status.code]
         body: Json = {"code": http, "message": self.status.message, "status": name}
         if self.status.details:
@@ -74,7 +74,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, field: str = "") -> ApiError:
-    """The call itself is wrong; it will be wrong next time too."""
+    """The call itself is wrong: a retry fails too."""
     details: list[Json] = []
     if field:
         violation = {"field": field, "description": message}
@@ -83,18 +83,18 @@ def invalid(message: str, field: str = "") -> ApiError:
 
 
 def not_found(resource: str) -> ApiError:
-    """Nothing of that name, or not any more."""
+    """There is no resource of that name, or not any more."""
     return ApiError(RpcStatus(NOT_FOUND, f"Resource '{resource}' was not found", [_info(resource)]))
 
 
 def already_exists(resource: str) -> ApiError:
-    """The name is taken, by what waits, runs, failed or is being deleted."""
+    """The name is in use, by a resource in whatever state."""
     message = f"Resource '{resource}' already exists"
     return ApiError(RpcStatus(ALREADY_EXISTS, message, [_info(resource)]))
 
 
 def unknown_location(zone: str) -> ApiError:
-    """A zone that does not exist, and one that is not granted, look alike."""
+    """The zone does not exist, or the project has no access to it."""
     message = f"Location {zone} is not found or access is unauthorized."
     return ApiError(RpcStatus(PERMISSION_DENIED, message))
 
@@ -112,7 +112,7 @@ def permission_denied(permission: str, resource: str) -> ApiError:
 
 
 def node_in_the_way(request: str, nodes: Sequence[str]) -> ApiError:
-    """A request that still has a node is deleted with force, or not at all."""
+    """A request that still has a node can only be deleted with force."""
     message = (
         f"Queued resource '{request}' still has the node '{nodes[0]}'; delete the node first, "
         "or delete the queued resource with force=true"
@@ -134,19 +134,19 @@ def not_allowed_now(resource: str, verb: str, state: str, wanted: str) -> ApiErr
 
 
 def not_supported(resource: str, verb: str, why: str) -> ApiError:
-    """This kind of node does not take that call in any state."""
+    """This kind of node does not support that call in any state."""
     return invalid(f"Cloud TPU received a bad request. Cannot {verb} '{resource}': {why}", "name")
 
 
 def login_expired() -> ApiError:
-    """The caller's credentials are no longer good."""
+    """The caller's credentials have expired."""
     return _unauthenticated(
         "Request had invalid authentication credentials.", "ACCESS_TOKEN_EXPIRED"
     )
 
 
 def login_missing() -> ApiError:
-    """The caller shows no credentials at all."""
+    """The caller sent no credentials."""
     return _unauthenticated(
         "Request is missing required authentication credential.", "CREDENTIALS_MISSING"
     )
@@ -172,7 +172,7 @@ def _unauthenticated(trouble: str, reason: str) -> ApiError:
 
 
 def passing_troubles() -> tuple[ApiError, ...]:
-    """What any call may meet on a bad day, and will not meet again if repeated."""
+    """Transient errors that any call may get, and that a retry does not."""
     rate = (
         "Quota exceeded for quota metric 'CreateNode requests' and limit 'Maximum number of "
         "CreateNode requests per minute' of service 'tpu.googleapis.com'"
@@ -196,7 +196,7 @@ def stockout(zone: str, *, reserved: bool) -> RpcStatus:
 
 
 def preempted_while_created() -> RpcStatus:
-    """The chips were taken before the node was ready."""
+    """The node was preempted before it was ready."""
     message = (
         "Cloud TPU received a bad request. update is not supported while in state PREEMPTED "
         "[EID: 0x73013519f5b7feb2]"
@@ -205,20 +205,20 @@ def preempted_while_created() -> RpcStatus:
 
 
 def zone_quota(generation: str, tier: str, zone: str, limit: int) -> RpcStatus:
-    """The zone's allowance is used up, by what runs and by what was never deleted."""
+    """The zone's quota is used up, by what runs and by what was never deleted."""
     quota = f"{_quota_name(generation, tier)}PerProjectPerZoneForTPUAPI"
     message = f"Quota '{quota}' exhausted. Limit {limit} in zone {zone}"
     return RpcStatus(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
 
 
 def region_quota(generation: str, tier: str, region: str, limit: int) -> RpcStatus:
-    """The region's allowance is used up, whatever the zone's says."""
+    """The region's quota is used up, whatever the zone's is."""
     quota = f"{_quota_name(generation, tier)}PerProjectPerRegionForTPUAPI"
     message = f"Quota limit '{quota}' has been exceeded. Limit: {limit} in region {region}."
     return RpcStatus(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
 
 
-# v5e and v6e as the service names them; the others formed alike.
+# v5e and v6e as the service names them; the others are formed in the same way.
 _QUOTA_STEMS = {
     "v2": ("TPUV2", ""),
     "v3": ("TPUV3", ""),

@@ -1,8 +1,8 @@
-"""What becomes of requests and nodes. Pure: no input or output, the clock and chance come in.
+"""The life of requests and nodes. Pure: no I/O, the clock and the random seed are arguments.
 
-`Fleet` holds everything there is. Calls change it, `advance` lets time do its work, and both leave
-orders (`StartHosts`, `RestartHosts`, `EndHosts`) for whoever runs the hosts, who reports back with
-`hosts_up` and `hosts_gone`.
+`Fleet` holds all resources. Calls change it, `advance` applies what is due, and both leave orders
+(`StartHosts`, `RestartHosts`, `EndHosts`) for the module that runs the hosts, which reports back
+with `hosts_up` and `hosts_gone`.
 
     request   CREATING → WAITING_FOR_RESOURCES → PROVISIONING → ACTIVE → SUSPENDING → SUSPENDED
                                   └──────────────────┴→ FAILED            any → DELETING → gone
@@ -65,17 +65,17 @@ class Fleet:
         timing: CloudTiming | None = None,
         seed: int = 0,
     ) -> None:
-        """Begin with nothing."""
+        """An empty cloud."""
         self.limits = limits or Limits()
         self.timing = timing or CloudTiming()
         self.requests: dict[str, Request] = {}
         self.nodes: dict[str, Node] = {}
         self.orders: list[Order] = []
         self._clock = clock
-        self._chance = random.Random(seed)  # noqa: S311, it decides who is preempted
+        self._chance = random.Random(seed)  # noqa: S311, it decides what is preempted
         self.operations = Operations(clock, self._chance)
 
-    # What callers ask for.
+    # Calls of users.
 
     def create_request(self, spec: RequestSpec) -> Operation:
         """Queue a request for one or more nodes."""
@@ -89,7 +89,7 @@ class Fleet:
         return self.operations.begin("create", request)
 
     def create_node(self, spec: NodeSpec) -> Operation:
-        """Create a node at once, or fail at once: nobody queues here."""
+        """Create a node at once, or fail at once: there is no queue."""
         if spec.name in self.nodes or self._is_promised(spec.name):
             raise already_exists(spec.name)
         check_quota((spec,), self._holding_quota(), self.limits)
@@ -114,19 +114,19 @@ class Fleet:
         return self.operations.begin("delete", request)
 
     def delete_node(self, name: str) -> Operation:
-        """Delete a node; the request above it, if any, is SUSPENDED for it."""
+        """Delete a node; its request, if any, becomes SUSPENDED."""
         node = self.node(name)
         self._delete(node)
         return self.operations.begin("delete", node)
 
     def stop_node(self, name: str) -> Operation:
-        """Stop a node, which keeps its name and its disks, and gives its chips back."""
+        """Stop a node, which keeps its name and its disks, and frees its chips."""
         node = self.node(name)
         _check_stoppable(node, "stop")
         if node.state is not NodeState.READY:
             raise not_allowed_now(name, "stop", node.state, NodeState.READY)
         node.state = NodeState.STOPPING
-        node.taken_at = None
+        node.preempt_at = None
         self.orders.append(EndHosts(node, keep_disks=True))
         return self.operations.begin("stop", node)
 
@@ -145,7 +145,7 @@ class Fleet:
         return self.operations.begin("start", node)
 
     def reset_request(self, name: str) -> Operation:
-        """Reset the hosts of a request: they boot anew, with their disks and without programs."""
+        """Reset the hosts of a request: they reboot, with their disks and without programs."""
         request = self.request(name)
         if request.state is not RequestState.ACTIVE:
             raise not_allowed_now(name, "reset", request.state, RequestState.ACTIVE)
@@ -159,7 +159,7 @@ class Fleet:
         return operation
 
     def relabel(self, name: str, labels: Mapping[str, str]) -> Operation:
-        """Replace a node's labels, which a node that is not ready does not allow."""
+        """Replace a node's labels, which is allowed only while it is READY."""
         node = self.node(name)
         if node.state is not NodeState.READY:
             raise ApiError(
@@ -184,7 +184,7 @@ class Fleet:
         return self.nodes[name]
 
     def nodes_under(self, request: Request) -> list[Node]:
-        """The nodes a request has, in the order it named them."""
+        """The nodes of a request, in the order in which it named them."""
         return [
             self.nodes[spec.name]
             for spec in request.spec.nodes
@@ -194,29 +194,29 @@ class Fleet:
     # What the cloud does on its own.
 
     def preempt(self, subject: Request | Node, after: float = 0.0) -> None:
-        """Take the chips away: from a node, or from a request at whatever point it is."""
+        """Preempt a node, or a request in any state."""
         nodes = [subject] if isinstance(subject, Node) else self.nodes_under(subject)
         for node in nodes:
             if node.state is NodeState.READY or node.state in COMING_UP:
-                node.taken_at = self._clock() + after
+                node.preempt_at = self._clock() + after
         waits = {RequestState.CREATING, RequestState.WAITING}
         if isinstance(subject, Request) and subject.state in waits:
             self._enter(subject, RequestState.SUSPENDING, By.SERVICE)
 
     def hosts_up(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
-        """All hosts of a node have booted and let one in."""
+        """Note that all hosts of a node have booted and accept logins."""
         node.hosts = hosts
         node.answers = True
 
     def hosts_gone(self, node: Node, *, disks_kept: bool = False) -> None:
-        """Nothing of the node's hosts is left, or nothing but their disks."""
+        """Note that nothing is left of the node's hosts, or only their disks."""
         node.has_hosts = False
         node.has_disks = node.has_disks and disks_kept
         node.hosts = ()
         node.answers = False
 
     def advance(self) -> None:
-        """Let happen what is due; nothing is left that could happen at this very moment."""
+        """Apply everything that is due at this moment."""
         now = self._clock()
         moved = True
         while moved:
@@ -228,7 +228,7 @@ class Fleet:
         self.operations.close_done()
 
     def next_due(self) -> float | None:
-        """When `advance` will have something to do, if only time is missing."""
+        """When `advance` will next have something to do, if that depends on time alone."""
         return min(self._dues(), default=None)
 
     def _dues(self) -> Iterator[float]:
@@ -239,8 +239,8 @@ class Fleet:
         for node in self.nodes.values():
             if node.state in COMING_UP and node.ready_at > now:
                 yield node.ready_at
-            if node.taken_at is not None:
-                yield node.taken_at
+            if node.preempt_at is not None:
+                yield node.preempt_at
             if node.state is NodeState.DELETING and node.gone_at > now:
                 yield node.gone_at
 
@@ -251,7 +251,7 @@ class Fleet:
             node.gone = True
             del self.nodes[node.spec.name]
             return True
-        if node.taken_at is not None and now >= node.taken_at:
+        if node.preempt_at is not None and now >= node.preempt_at:
             self._take(node)
             return True
         if node.state is NodeState.STOPPING and not node.has_hosts:
@@ -260,8 +260,8 @@ class Fleet:
         if node.state in COMING_UP and node.answers and now >= node.ready_at:
             node.state = NodeState.READY
             mean = self.timing.preempt_every
-            if mean is not None and node.spec.tier is Tier.SPOT and node.taken_at is None:
-                node.taken_at = now + self._chance.expovariate(1 / mean)
+            if mean is not None and node.spec.tier is Tier.SPOT and node.preempt_at is None:
+                node.preempt_at = now + self._chance.expovariate(1 / mean)
             return True
         return False
 
@@ -317,7 +317,7 @@ class Fleet:
                 self._take(node)
 
     def _suspend(self, request: Request, nodes: list[Node], by: By) -> None:
-        # The nodes of one request are one program: what is left of them goes with the first.
+        # The nodes of a request run one program: the others are preempted with the first.
         self._enter(request, RequestState.SUSPENDING, by)
         for node in nodes:
             if node.state not in LOST and node.state is not NodeState.DELETING:
@@ -337,17 +337,17 @@ class Fleet:
         return node
 
     def _take(self, node: Node) -> None:
-        # What is not spot is not preempted; it breaks down.
+        # Nodes that are not spot are not preempted; they are terminated by a failure.
         spot = node.spec.tier is Tier.SPOT
         node.state = NodeState.PREEMPTED if spot else NodeState.TERMINATED
-        node.taken_at = None
+        node.preempt_at = None
         self._end_hosts(node)
 
     def _delete(self, node: Node) -> None:
         if node.state is NodeState.DELETING:
             return
         node.state = NodeState.DELETING
-        node.taken_at = None
+        node.preempt_at = None
         node.gone_at = self._clock() + self.timing.delete
         self._end_hosts(node)
 
@@ -355,7 +355,7 @@ class Fleet:
         if node.has_hosts or node.has_disks:
             self.orders.append(EndHosts(node))
 
-    # How much there is.
+    # Capacity and quota.
 
     def _is_promised(self, name: str) -> bool:
         return any(
@@ -384,7 +384,7 @@ def _stockout(spec: NodeSpec | RequestSpec) -> RpcStatus:
 
 
 def _check_stoppable(node: Node, verb: str) -> None:
-    """Only a node of one host that was created without a queue can be stopped and started."""
+    """Refuse unless the node has one host and was created without a queue."""
     if node.request is not None:
         raise not_supported(node.spec.name, verb, "it was created through a queued resource")
     if node.spec.slice.hosts > 1:

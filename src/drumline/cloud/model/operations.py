@@ -1,7 +1,7 @@
-"""Changes under way: when each is done, how it ended, and who asked for it before.
+"""Long-running operations: when each is done, how it ended, and which call began it.
 
-A call that bears a `requestId` may be repeated by a caller that got no answer: it gets the same
-operation again, and nothing is done twice.
+A call with a `requestId` may be repeated by a caller that got no answer: it gets the same operation
+again, and nothing is done twice.
 """
 
 import random
@@ -17,7 +17,7 @@ from drumline.cloud.model.resources import (
     RequestState,
 )
 
-# Callers look at an operation for a while after it ended; nobody comes back to the ten-thousandth.
+# Callers read an operation for a while after it ended, but not after so many others.
 _KEPT = 10_000
 _UNDER_WAY = {
     "create": NodeState.CREATING,
@@ -28,10 +28,10 @@ _UNDER_WAY = {
 
 
 class Operations:
-    """All operations, the oldest forgotten when there are too many."""
+    """All operations; the oldest are dropped when there are too many."""
 
     def __init__(self, clock: Callable[[], float], chance: random.Random) -> None:
-        """Begin with none."""
+        """No operations yet."""
         self.all: dict[str, Operation] = {}
         self._open: list[Operation] = []
         self._asked: dict[str, Operation] = {}
@@ -41,7 +41,7 @@ class Operations:
     def begin(
         self, verb: str, subject: Request | Node, error: RpcStatus | None = None
     ) -> Operation:
-        """A change that starts now, or has failed already."""
+        """Add an operation that starts now, or has failed already."""
         parent = subject.spec.name.rsplit("/", 2)[0]
         identity = f"{self._chance.getrandbits(128):032x}"
         operation = Operation(
@@ -58,7 +58,7 @@ class Operations:
         return operation
 
     def once(self, request_id: str, call: str, do: Callable[[], Operation]) -> Operation:
-        """The operation that this request id began, or a new one; `call` is what it asks for."""
+        """The operation of this request id, or a new one; `call` must be the same as before."""
         if not request_id:
             return do()
         before = self._asked.get(request_id)
@@ -72,8 +72,8 @@ class Operations:
         return before
 
     def close_done(self) -> None:
-        """Note the end of what has ended."""
-        for operation in [one for one in self._open if _is_done(one)]:
+        """Note the end of the operations that are done."""
+        for operation in [candidate for candidate in self._open if _is_done(candidate)]:
             operation.ended, operation.error = self._clock(), _trouble(operation)
             self._open.remove(operation)
 

@@ -1,6 +1,6 @@
-"""The things of the emulated cloud: requests, nodes, operations, and what there is of chips.
+"""The resources of the emulated cloud: requests, nodes, operations, and limits on chips.
 
-Values only; `fleet` decides what becomes of them.
+Values only; `fleet` decides how they change.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from drumline.cloud.model.errors import Json, RpcStatus
 
 
 class Tier(StrEnum):
-    """How firmly chips are lent."""
+    """The provisioning of chips."""
 
     SPOT = "spot"
     ON_DEMAND = "on-demand"
@@ -20,7 +20,7 @@ class Tier(StrEnum):
 
 
 class RequestState(StrEnum):
-    """As the API calls them."""
+    """The states of a queued resource, as the API names them."""
 
     CREATING = "CREATING"
     WAITING = "WAITING_FOR_RESOURCES"
@@ -33,7 +33,7 @@ class RequestState(StrEnum):
 
 
 class NodeState(StrEnum):
-    """As the API calls them."""
+    """The states of a node, as the API names them."""
 
     CREATING = "CREATING"
     READY = "READY"
@@ -55,13 +55,13 @@ class By(StrEnum):
 
 LOST = frozenset({NodeState.PREEMPTED, NodeState.TERMINATED})
 COMING_UP = frozenset({NodeState.CREATING, NodeState.STARTING, NodeState.RESTARTING})
-"""Ready as soon as all hosts are."""
+"""States of a node that becomes READY as soon as all its hosts are."""
 ENDED = frozenset({RequestState.SUSPENDED, RequestState.FAILED})
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node as it was asked for. `name` is the full one: projects/p/locations/z/nodes/n."""
+    """A node as it was requested. `name` is the full name: projects/p/locations/z/nodes/n."""
 
     name: str
     slice: Slice
@@ -69,17 +69,17 @@ class NodeSpec:
     labels: Mapping[str, str]
     metadata: Mapping[str, str]
     shown: Json
-    """The caller's own fields, as the API shows them again."""
+    """The fields that the caller set, which the API returns."""
 
     @property
     def zone(self) -> str:
-        """Where it stands."""
+        """The zone of the node."""
         return self.name.split("/")[3]
 
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """A queued resource as it was asked for."""
+    """A queued resource as it was requested."""
 
     name: str
     tier: Tier
@@ -88,13 +88,13 @@ class RequestSpec:
 
     @property
     def zone(self) -> str:
-        """Where it asks."""
+        """The zone of the request."""
         return self.name.split("/")[3]
 
 
 @dataclass(frozen=True)
 class HostAddress:
-    """Where a host answers, and the key it proves itself with (`ssh-ed25519 AAAA…`)."""
+    """The address of a host, and its host key (`ssh-ed25519 AAAA…`)."""
 
     ip: str
     port: int
@@ -113,13 +113,13 @@ class Node:
     state: NodeState = NodeState.CREATING
     hosts: tuple[HostAddress, ...] = ()
     answers: bool = False
-    """Whether every host lets one in."""
+    """Whether every host accepts logins."""
     has_hosts: bool = True
-    """Whether processes stand for it, or are about to."""
+    """Whether its hosts run as processes, or are about to."""
     has_disks: bool = True
-    """Whether folders stand for it; a stopped node keeps its disks."""
-    taken_at: float | None = None
-    """When it will be preempted, if that is settled."""
+    """Whether the folders of its hosts exist; a stopped node keeps its disks."""
+    preempt_at: float | None = None
+    """When the node will be preempted, if that is decided."""
     gone_at: float = 0.0
     gone: bool = False
 
@@ -131,7 +131,7 @@ class Request:
     spec: RequestSpec
     created: float
     due: float
-    """Before then it does not leave its state."""
+    """The earliest time at which the request leaves its state."""
     state: RequestState = RequestState.CREATING
     by: By = By.USER
     error: RpcStatus | None = None
@@ -140,7 +140,7 @@ class Request:
 
 @dataclass
 class Operation:
-    """A change under way, for callers that want to wait for its end."""
+    """A change under way, for callers that wait for its end."""
 
     name: str
     verb: str
@@ -149,10 +149,10 @@ class Operation:
     ended: float | None = None
     error: RpcStatus | None = None
     nodes: tuple[Node, ...] = ()
-    """Those under a request that it is about."""
+    """The nodes of the request that is being changed."""
     request_id: str = ""
     call: str = ""
-    """What the caller asked for under that id."""
+    """The call that was made with this request id."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,14 @@ class StartHosts:
 
 @dataclass(frozen=True)
 class RestartHosts:
-    """The node's hosts are to be reset, as with the button on the machine."""
+    """The node's hosts are to be reset, as by a reset button."""
 
     node: Node
 
 
 @dataclass(frozen=True)
 class EndHosts:
-    """The node's hosts and all that runs there are to end at once."""
+    """The node's hosts and everything that runs there are to be killed."""
 
     node: Node
     keep_disks: bool = False
@@ -182,12 +182,12 @@ Order = StartHosts | RestartHosts | EndHosts
 
 @dataclass
 class Limits:
-    """What there is to be had. Changed while it runs, by `capacity`."""
+    """Capacity and quota, which the `capacity` control can change while the emulator runs."""
 
     capacity: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Zone → `v4` or `v4-8` → chips."""
+    """The number of chips, by zone and by `v4` or `v4-8`."""
     quota: dict[str, dict[Tier, int]] = field(default_factory=dict)
-    """Zone or region → tier → chips."""
+    """The number of chips a project may use, by zone or region and by tier."""
     fail_when_short: bool = False
 
 
@@ -199,4 +199,4 @@ class CloudTiming:
     provision: float = 0.0
     delete: float = 0.0
     preempt_every: float | None = None
-    """Mean life of a spot node."""
+    """The mean lifetime of a spot node; None is without preemption."""

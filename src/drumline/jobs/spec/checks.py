@@ -151,10 +151,10 @@ def unique(values: list[Out]) -> tuple[Out, ...]:
     """The same values, each of which may stand once."""
     seen: set[Out] = set()
     twice: list[tuple[Path, str]] = []
-    for at, one in enumerate(values):
-        if one in seen:
-            twice.append(((at,), f"{one} is named twice"))
-        seen.add(one)
+    for at, name in enumerate(values):
+        if name in seen:
+            twice.append(((at,), f"{name} is named twice"))
+        seen.add(name)
     if twice:
         raise Wrong.all_of(twice)
     return tuple(values)
@@ -187,10 +187,10 @@ def environment(value: object) -> dict[str, str]:
     """Variables for the program; numbers and booleans as they were written."""
     found = map_of(value, "LEARNING_RATE: 3e-4")
 
-    def one(item: tuple[str, object]) -> tuple[str, str]:
+    def pair(item: tuple[str, object]) -> tuple[str, str]:
         return variable(item[0]), _variable_text(item[1])
 
-    return dict(each(((name, (name, inside)) for name, inside in found.items()), one))
+    return dict(each(((name, (name, inside)) for name, inside in found.items()), pair))
 
 
 def _variable_text(value: object) -> str:

@@ -32,7 +32,7 @@ def read_override(written: str) -> Override | Problem:
     source = "--set " + (cited if cited.isprintable() else ascii(cited)[1:-1])
     if not equals or not key.strip("."):
         return Problem(source, None, "", "is not key=value, like retry.failures=1")
-    if "\0" in key or any("\ud800" <= one <= "\udfff" for one in key):
+    if "\0" in key or any("\ud800" <= letter <= "\udfff" for letter in key):
         return Problem(source, None, "", "holds a character that no text can have")
     # Two levels are all there are, and a mount's folder may have dots in it.
     top, dot, inside = key.partition(".")

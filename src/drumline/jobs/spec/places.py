@@ -73,7 +73,9 @@ def region_conflicts(
         kept = tuple(choices)
         if spec.zones == ANY:
             order = {name: place for place, name in enumerate(spec.accelerator)}
-            kept = tuple(sorted(choices, key=lambda one: (order[one.accelerator], bool(far[one]))))
+            kept = tuple(
+                sorted(choices, key=lambda choice: (order[choice.accelerator], bool(far[choice])))
+            )
         return RegionCheck(kept, None)
     conflict = next((choice for choice in choices if far[choice]), None)
     if conflict is None or (near and spec.zones == ANY):

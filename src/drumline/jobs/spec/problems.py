@@ -58,7 +58,9 @@ class SpecError(Exception):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         """Problems in the order a reader of the file meets them; those of options come last."""
-        ordered = sorted(dict.fromkeys(problems), key=lambda one: (one.line is None, one.line or 0))
+        ordered = sorted(
+            dict.fromkeys(problems), key=lambda problem: (problem.line is None, problem.line or 0)
+        )
         self.problems: tuple[Problem, ...] = tuple(ordered)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

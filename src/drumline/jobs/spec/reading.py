@@ -139,7 +139,7 @@ class _Places:
 
 
 def _name_of(source: str) -> str:
-    stem = "".join(one if one.isprintable() else "?" for one in Path(source).stem)[:200]
+    stem = "".join(letter if letter.isprintable() else "?" for letter in Path(source).stem)[:200]
     return stem if stem.strip() else "job"
 
 
@@ -178,7 +178,7 @@ def _seen_from(
 
 
 def _is_text(name: str) -> bool:
-    return not any("\ud800" <= one <= "\udfff" for one in name)
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _requirements_there(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:

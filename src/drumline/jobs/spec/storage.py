@@ -76,10 +76,10 @@ def mounts(value: object) -> dict[str, str]:
     if len(found) > _MOST_MOUNTS:
         raise Wrong(f"has {len(found):,} mounts; {_MOST_MOUNTS} are the most a host takes on")
 
-    def one(item: tuple[str, object]) -> tuple[str, str]:
+    def pair(item: tuple[str, object]) -> tuple[str, str]:
         return folder(item[0]), storage_url(item[1])
 
-    pairs = each(((path, (path, url)) for path, url in found.items()), one)
+    pairs = each(((path, (path, url)) for path, url in found.items()), pair)
     clashes: list[tuple[Path, str]] = [
         ((written,), f"lies in the mount {other}")
         for written, (path, _) in zip(found, pairs, strict=True)

@@ -37,7 +37,7 @@ def zones(value: object, wanted: Sequence[str] | None) -> str | tuple[str, ...]:
     """
     if isinstance(value, str) and value.strip() == ANY:
         return ANY
-    found = each(enumerate(several(value)), lambda one: _zone(one, wanted))
+    found = each(enumerate(several(value)), lambda entry: _zone(entry, wanted))
     return unique(found)
 
 
@@ -56,7 +56,7 @@ def _zone(value: object, wanted: Sequence[str] | None) -> str:
     try:
         chips.region_of(zone)
     except chips.UnknownName as unknown:
-        inside = [one for one in there if one.startswith(f"{zone}-")]
+        inside = [candidate for candidate in there if candidate.startswith(f"{zone}-")]
         if "is a region" in str(unknown) and wanted:
             what = _kinds(wanted)
             if inside:
@@ -84,7 +84,10 @@ def _missing(zone: str, wanted: Sequence[str]) -> str:
     """What the zone lacks: the generation, or this size of it."""
     here = chips.generations_in(zone)
     slices = [chips.slice_of(name) for name in wanted]
-    names = (one.name if one.generation in here else one.generation for one in slices)
+    names = (
+        tpu_slice.name if tpu_slice.generation in here else tpu_slice.generation
+        for tpu_slice in slices
+    )
     return " or ".join(dict.fromkeys(names))
 
 

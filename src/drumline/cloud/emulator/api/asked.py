@@ -1,7 +1,7 @@
-"""What a caller sent, read and validated: from the JSON of the API to values `fleet` works with.
+"""Reads and validates what a caller sent: from the JSON of the API to the values of `fleet`.
 
-Field names may be camelCase or snake_case and enums names or numbers, as protobuf's JSON allows;
-a field that does not exist is refused, as Google does.
+Field names may be camelCase or snake_case, and enums names or numbers, as protobuf's JSON allows;
+a field that does not exist is refused, as by Google.
 """
 
 import re
@@ -40,7 +40,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
     def plain(self) -> Json:
-        """As the API would show it: only what was set."""
+        """The JSON that the API would return: only what was set."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
@@ -56,7 +56,7 @@ class _AcceleratorConfig(_Message):
 
 
 class _Node(_Message):
-    """What may be set of a node. What only the service sets is accepted and not looked at."""
+    """The fields of a node. Those that only the service sets are accepted and ignored."""
 
     name: str = ""
     description: str = ""
@@ -137,12 +137,12 @@ def request_spec(parent: str, request_id: str, body: object) -> RequestSpec:
     elif given.reservation_name or (given.guaranteed is not None and given.guaranteed.reserved):
         tier = Tier.RESERVED
     nodes: list[NodeSpec] = []
-    for index, one in enumerate(given.tpu.node_spec):
+    for index, spec in enumerate(given.tpu.node_spec):
         where = f"queued_resource.tpu.node_spec[{index}]"
-        if one.parent != parent:
+        if spec.parent != parent:
             raise invalid(f"{where}.parent must be '{parent}'", f"{where}.parent")
-        identities = _node_ids(one, request_id, where)
-        nodes += [_node_spec(parent, identity, one.node, tier) for identity in identities]
+        identities = _node_ids(spec, request_id, where)
+        nodes += [_node_spec(parent, identity, spec.node, tier) for identity in identities]
     shown = given.plain()
     for field in ("name", "createTime", "state"):
         shown.pop(field, None)
@@ -171,12 +171,12 @@ def check_labels(labels: Mapping[str, str], field: str) -> None:
             raise invalid(message, field)
 
 
-def _node_ids(one: _NodeSpec, request_id: str, where: str) -> list[str]:
-    many = one.multislice_params
-    if bool(one.node_id) == (many is not None):
+def _node_ids(spec: _NodeSpec, request_id: str, where: str) -> list[str]:
+    many = spec.multislice_params
+    if bool(spec.node_id) == (many is not None):
         raise invalid(f"{where}: set one of node_id and multislice_params", where)
     if many is None:
-        return [one.node_id]
+        return [spec.node_id]
     return [f"{many.node_id_prefix or request_id}-{index}" for index in range(many.node_count)]
 
 
@@ -217,7 +217,7 @@ def _accelerator(given: _Node, zone: str) -> Slice:
             found = slice_of(name)
         except UnknownName as wrong:
             raise invalid(f"Accelerator type '{name}' is invalid: {wrong}", "node") from wrong
-        # `v5e-16` is how people say it; the API knows `v5litepod-16` alone.
+        # `v5e-16` is the common name; the API has only `v5litepod-16`.
         found = found if found.name == name else None
     sold = found is not None and found.runtime_image is not None
     here = found is not None and (
@@ -233,9 +233,12 @@ def _accelerator(given: _Node, zone: str) -> Slice:
 
 def _of_topology(config: _AcceleratorConfig) -> Slice | None:
     generation = dict(CHIP_TYPES.values()).get(config.type)
-    for one in slices():
-        if one.generation == generation and "x".join(map(str, one.topology)) == config.topology:
-            return one
+    for candidate in slices():
+        if (
+            candidate.generation == generation
+            and "x".join(map(str, candidate.topology)) == config.topology
+        ):
+            return candidate
     return None
 
 
@@ -266,7 +269,7 @@ def _read(model: type[M], body: object, root: str) -> M:
 
 
 def read_json_object(body: Any) -> Json:
-    """The body of a call as an object, or a refusal."""
+    """The body of a call as an object; anything else is refused."""
     if not isinstance(body, dict):
         raise invalid("Invalid JSON payload received. Expected an object.")
     return body

@@ -1,7 +1,7 @@
-"""One call of the API: what it is about, what it carries, and how a list is answered.
+"""One call of the API: its path, its parameters, and how a list is answered.
 
 A list comes in pages. The token of a page is the key of the last thing on the page before, not a
-count: what is deleted meanwhile neither hides a thing nor shows one twice.
+count: so a deletion in between neither hides a thing nor repeats one.
 """
 
 import base64
@@ -20,9 +20,9 @@ from drumline.cloud.model.errors import Json, invalid
 
 T = TypeVar("T")
 _Key = tuple[str, str]
-"""What a list is ordered by, and the name, which tells apart what is equal otherwise."""
+"""The value that a list is ordered by, and the name, which distinguishes equal values."""
 ANY_ZONE = "-"
-# What any Google API takes.
+# Parameters of every Google API.
 _STANDARD = frozenset(
     {
         "$.xgafv", "$alt", "access_token", "alt", "callback", "fields", "key", "oauth_token",
@@ -59,7 +59,7 @@ class Call:
 
     @property
     def request_id(self) -> str:
-        """The id under which a caller repeats a call, if it has one."""
+        """The id under which a caller may repeat the call, if it has one."""
         given = self.query("requestId")
         try:
             return str(UUID(given)) if given else ""
@@ -68,7 +68,7 @@ class Call:
 
     @property
     def zone(self) -> str:
-        """The zone it is about."""
+        """The zone in the path."""
         return self.path("zone")
 
     @property
@@ -77,28 +77,28 @@ class Call:
         return f"projects/{self.path('project')}/locations/{self.zone}"
 
     def name(self, collection: str) -> str:
-        """The full name of the resource it is about."""
+        """The full name of the resource in the path."""
         return f"{self.parent}/{collection}/{self.path('id')}"
 
     def covered(self, everything: Mapping[str, T]) -> dict[str, T]:
-        """Those of the named things that lie in the project and zone of the call."""
+        """Those of the named things that are in the project and zone of the call."""
         found = {}
-        for name, one in everything.items():
+        for name, thing in everything.items():
             _, project, _, zone, *_ = name.split("/")
             if project == self.path("project") and self.zone in {zone, ANY_ZONE}:
-                found[name] = one
+                found[name] = thing
         return found
 
     def page(self, collection: str, everything: Mapping[str, T], show: Callable[[T], Json]) -> Json:
-        """One page of things by their names, filtered and ordered as asked for."""
+        """A page of the things, filtered and ordered as requested."""
         size = _size(self.query("pageSize"), self.service.config.page_size)
         field, backwards = _order(self.query("orderBy"))
         wanted = matcher(self.query("filter"))
-        # A list of thousands is read page by page, so only what is looked at is written out.
+        # A list of thousands is read page by page, so only what is on the page becomes JSON.
         keys: dict[_Key, T] = {
-            (str(value_at(show(one), field) or "") if field else "", name): one
-            for name, one in everything.items()
-            if wanted is None or wanted(show(one))
+            (str(value_at(show(thing), field) or "") if field else "", name): thing
+            for name, thing in everything.items()
+            if wanted is None or wanted(show(thing))
         }
         found = sorted(keys, reverse=backwards)
         if token := self.query("pageToken"):

@@ -1,4 +1,4 @@
-"""`/emulator/…`: what a cloud does not let its users do. Preempt, break, run dry, misbehave.
+"""`/emulator/…`: controls that a real cloud does not have: preempt, break, capacity, faults.
 
 Each call answers JSON; a mistake is `{"error": "one sentence"}` with status 400.
 """
@@ -28,14 +28,14 @@ class _Asked(BaseModel):
 class _Preempt(_Asked):
     target: str
     notice: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
-    """Seconds until it happens; with any, the programs there get SIGTERM now."""
+    """Seconds until the preemption; if positive, the programs there get SIGTERM now."""
 
 
 class _Capacity(_Asked):
     zone: str
     accelerator: str
     chips: Annotated[int, Field(ge=0, le=999_999_999)] | None = None
-    """None lifts the limit."""
+    """The number of chips; None removes the limit."""
 
 
 class _Break(_Asked):
@@ -88,7 +88,7 @@ async def _capacity(service: Service, body: object) -> Json:
 
 
 async def _faults(service: Service, body: object) -> Json:
-    """Change the faults that are named and leave the others; `clear` ends all first."""
+    """Change the named faults and keep the others; `clear` ends all of them first."""
     given = dict(body) if isinstance(body, dict) else {}
     before = {} if given.pop("clear", False) else service.faults.model_dump()
     service.faults = Faults.model_validate(before | given)
@@ -106,7 +106,7 @@ async def _break(service: Service, body: object) -> Json:
 
 
 def routes(service: Service, stop: Callable[[], None]) -> list[Route]:
-    """All controls; `stop` ends the process once the answer is out."""
+    """All controls; `stop` ends the process once the answer is sent."""
 
     async def _stop(_: Service, __: object) -> Json:
         stop()

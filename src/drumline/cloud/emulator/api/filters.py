@@ -3,8 +3,8 @@
     type = "v4-8" OR (version:alpha AND NOT name = "*lite*")
 
 Comparisons of a field with a value, joined by AND, OR, NOT and parentheses; OR binds tighter than
-AND, and terms that stand side by side are joined by AND. `:` asks whether a text contains the
-value, whether a list or a map has it, or with `*` whether the field is there at all.
+AND, and adjacent terms are joined by AND. `:` checks whether a text contains the value, whether a
+list or a map has it, or with `*` whether the field exists.
 """
 
 import fnmatch
@@ -22,12 +22,12 @@ _TOKEN = re.compile(
 
 
 def matcher(text: str) -> Test | None:
-    """Whether a thing of a list, as JSON, is wanted; None where no filter was given."""
+    """A test of a listed thing, as JSON; None where no filter was given."""
     return _Reader(text).everything() if text.strip() else None
 
 
 def value_at(thing: object, path: str) -> Any:
-    """`metadata.verb` of a thing, either way of spelling its fields; None if it is not there."""
+    """The value at a path like `metadata.verb`, in camelCase or snake_case; None if missing."""
     for part in path.split("."):
         if not isinstance(thing, Mapping):
             return None
@@ -61,20 +61,20 @@ class _Reader:
             if self._words[-1] == "AND":
                 self._words.pop()
             tests.append(self._any())
-        return lambda one: all(test(one) for test in tests)
+        return lambda thing: all(test(thing) for test in tests)
 
     def _any(self) -> Test:
         tests = [self._term()]
         while self._words and self._words[-1] == "OR":
             self._words.pop()
             tests.append(self._term())
-        return lambda one: any(test(one) for test in tests)
+        return lambda thing: any(test(thing) for test in tests)
 
     def _term(self) -> Test:
         word = self._next()
         if word == "NOT":
             test = self._term()
-            return lambda one: not test(one)
+            return lambda thing: not test(thing)
         if word == "(":
             test = self._all()
             if self._next() != ")":
@@ -84,7 +84,7 @@ class _Reader:
         if how not in _COMPARISONS:
             raise self._wrong(f"{word!r} is not compared with anything")
         compare, value = _COMPARISONS[how], _unquoted(self._next())
-        return lambda one: compare(value_at(one, word), value)
+        return lambda thing: compare(value_at(thing, word), value)
 
     def _next(self) -> str:
         if not self._words:
@@ -113,7 +113,7 @@ def _has(value: object, wanted: str) -> bool:
     if isinstance(value, Mapping):
         return wanted in value
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return any(_equal(one, wanted) for one in value)
+        return any(_equal(item, wanted) for item in value)
     return wanted.lower() in _text(value).lower()
 
 

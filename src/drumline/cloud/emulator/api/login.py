@@ -1,7 +1,7 @@
-"""The emulator's login: who does not bear its token is refused before anything is read.
+"""The emulator's authentication: a call without its token is refused before it is read.
 
-A port on the loopback address is open to every user of the machine, and whoever may create a node
-may put a key of their own on it and log in as the emulator's owner.
+A port on the loopback address is open to every user of the machine, and a user who can create a
+node could add their own key to it and log in as the emulator's owner.
 """
 
 import hmac
@@ -17,10 +17,10 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
 
 
 class Login:
-    """Stands before the whole application: the API, the controls, and paths that do not exist."""
+    """Wraps the whole application: the API, the controls, and paths that do not exist."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        """Let in who bears this token."""
+        """Accept calls with this token."""
         self._app = app
         self._expected = f"Bearer {token}".encode()
 

@@ -1,4 +1,4 @@
-"""What the cloud has to offer: its zones, accelerator types and images, and where a bucket is."""
+"""What the cloud offers: its zones, accelerator types and images, and the location of buckets."""
 
 from drumline.chips import LOCAL_ZONES, generations_in, places, slices
 from drumline.cloud.emulator.api import wire
@@ -16,7 +16,7 @@ def _location(project: str, zone: str) -> Json:
 def list_locations(call: Call) -> Json:
     """Every zone."""
     zones = {zone: zone for zone in known_zones()}
-    return call.page("locations", zones, lambda one: _location(call.path("project"), one))
+    return call.page("locations", zones, lambda zone: _location(call.path("project"), zone))
 
 
 def get_location(call: Call) -> Json:
@@ -27,13 +27,15 @@ def get_location(call: Call) -> Json:
 def _types(call: Call) -> list[Json]:
     return [
         {
-            "name": f"{call.parent}/acceleratorTypes/{one.name}",
-            "type": one.name,
-            "acceleratorConfigs": [wire.accelerator_config(one)],
+            "name": f"{call.parent}/acceleratorTypes/{tpu_slice.name}",
+            "type": tpu_slice.name,
+            "acceleratorConfigs": [wire.accelerator_config(tpu_slice)],
         }
-        for one in slices()
-        if one.runtime_image
-        and (call.zone in LOCAL_ZONES or any(place.zone == call.zone for place in places(one)))
+        for tpu_slice in slices()
+        if tpu_slice.runtime_image
+        and (
+            call.zone in LOCAL_ZONES or any(place.zone == call.zone for place in places(tpu_slice))
+        )
     ]
 
 
@@ -51,9 +53,10 @@ def _runtimes(call: Call) -> list[Json]:
     here = set(generations_in(call.zone))
     images = sorted(
         {
-            one.runtime_image
-            for one in slices()
-            if one.runtime_image and (call.zone in LOCAL_ZONES or one.generation in here)
+            tpu_slice.runtime_image
+            for tpu_slice in slices()
+            if tpu_slice.runtime_image
+            and (call.zone in LOCAL_ZONES or tpu_slice.generation in here)
         }
     )
     return [
@@ -72,18 +75,18 @@ def get_runtime(call: Call) -> Json:
 
 
 def _by_name(found: list[Json]) -> dict[str, Json]:
-    return {str(one["name"]): one for one in found}
+    return {str(entry["name"]): entry for entry in found}
 
 
 def _pick(found: list[Json], name: str) -> Json:
-    for one in found:
-        if one["name"] == name:
-            return one
+    for entry in found:
+        if entry["name"] == name:
+            return entry
     raise errors.not_found(name)
 
 
 def get_bucket(call: Call) -> Json:
-    """Where a bucket is."""
+    """The location of a bucket."""
     name = call.path("id")
     location = call.service.config.buckets.get(name, "LOCAL")
     return {

@@ -1,5 +1,5 @@
-"""Cloud TPU REST v2, as the `google-cloud-tpu` client speaks it, and the one call of Cloud Storage
-that tells where a bucket is."""
+"""Cloud TPU REST v2, as the `google-cloud-tpu` client uses it, and the one call of Cloud Storage
+that gives the location of a bucket."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ def reset_request(call: Call) -> Json:
 
 
 def create_node(call: Call) -> Json:
-    """Create a node, now or not at all."""
+    """Create a node at once, or fail."""
     spec = asked.node_spec(call.parent, call.query("nodeId"), call.body)
     return wire.operation_json(call.service.fleet.create_node(spec))
 
@@ -96,7 +96,7 @@ def start_node(call: Call) -> Json:
 
 
 def patch_node(call: Call) -> Json:
-    """Change a node's labels, the one thing that can be changed here."""
+    """Change a node's labels; nothing else can be changed here."""
     mask = call.query("updateMask")
     labels = asked.read_json_object(call.body).get("labels")
     if mask != "labels" or not isinstance(labels, dict):
@@ -106,7 +106,7 @@ def patch_node(call: Call) -> Json:
 
 
 def guest_attributes(call: Call) -> Json:
-    """What a node's hosts say about themselves."""
+    """What a node's hosts published: their host keys."""
     node = call.service.fleet.node(call.name("nodes"))
     given = asked.read_json_object(call.body)
     path = given.get("queryPath") or given.get("query_path") or ""
@@ -121,7 +121,7 @@ def guest_attributes(call: Call) -> Json:
 
 
 def service_identity(call: Call) -> Json:
-    """The account in whose name the service acts."""
+    """The service account of the API."""
     email = f"service-{call.path('project')}@cloud-tpu.iam.gserviceaccount.com"
     return {"identity": {"email": email}}
 
@@ -144,7 +144,7 @@ def get_operation(call: Call) -> Json:
 
 
 def forget_operation(call: Call) -> Json:
-    """Delete or cancel: both leave the work as it is."""
+    """Delete or cancel an operation: neither undoes its work."""
     get_operation(call)
     return {}
 
@@ -212,7 +212,7 @@ async def _internal(_: HttpRequest, __: Exception) -> JSONResponse:
     return JSONResponse(refused.as_json(), refused.http_status)
 
 
-# A method that does not exist and a verb that a path does not take are one to Google.
+# Google answers an unknown method and an unsupported verb in the same way.
 EXCEPTION_HANDLERS = {404: _unknown_path, 405: _unknown_path, 500: _internal}
 
 
@@ -248,7 +248,7 @@ def _changes(method: str) -> bool:
 
 
 def _may_pass(service: Service, trouble: ApiError) -> bool:
-    # A call that came too often was never looked at; any other may have been carried out.
+    # A call over the rate limit was never executed; any other failing call may have been.
     return trouble.http_status >= 500 and service.takes_effect()
 
 

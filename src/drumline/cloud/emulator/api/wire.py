@@ -1,4 +1,4 @@
-"""What the API shows: requests, nodes and operations as Cloud TPU v2 writes them in JSON."""
+"""What the API returns: requests, nodes and operations in the JSON of Cloud TPU v2."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ _STATE_DATA = {
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339, as protobuf's JSON has it."""
+    """A time in RFC 3339, as in protobuf's JSON."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -109,13 +109,16 @@ def operation_json(operation: Operation) -> Json:
     return shown
 
 
-def accelerator_config(one: Slice) -> Json:
+def accelerator_config(tpu_slice: Slice) -> Json:
     """Type and topology of a slice."""
-    return {"type": _CHIP_TYPE[one.generation], "topology": "x".join(map(str, one.topology))}
+    return {
+        "type": _CHIP_TYPE[tpu_slice.generation],
+        "topology": "x".join(map(str, tpu_slice.topology)),
+    }
 
 
 def guest_attributes(node: Node, workers: Sequence[int], path: str) -> Json:
-    """What the hosts published about themselves: their SSH host keys, one entry a worker."""
+    """What the hosts published: their SSH host keys, one entry per worker."""
     entries: list[Json] = []
     for worker in workers:
         algorithm, _, key = node.hosts[worker].host_key.partition(" ")

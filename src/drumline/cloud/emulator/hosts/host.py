@@ -3,12 +3,12 @@
     emulator ── pipe ── host ─┬─ SSH server ── commands
                               └─ what commands left behind
 
-The host adopts orphans, so whatever daemon a command started is found and ended with it. It is
-alive as long as the pipe is: when the emulator dies, even by `kill -9`, the pipe closes and the
-host ends. The SSH server is a process apart, so that it can hang (`silent`) or die (`reboot`)
-while the host still obeys.
+The host adopts orphans, so a daemon that a command started is found and ended with it. It lives as
+long as the pipe: when the emulator dies, even by `kill -9`, the pipe closes and the host ends. The
+SSH server is a separate process, so that it can hang (`silent`) or die (`reboot`) while the host
+still takes orders.
 
-It is forked from a process that has imported this module, which makes it start in milliseconds.
+It is forked from a process that has imported this module, so it starts in milliseconds.
 """
 
 import contextlib
@@ -36,18 +36,18 @@ from drumline.cloud.emulator.hosts.terms import ACKNOWLEDGED, HostSpec, Up
 
 VFIO_LINE = "Failed to initialize TPU system: open(/dev/vfio/0): Device or resource busy"
 STARTUP_LOG = "startup-script.log"
-"""Where a startup script's output goes; the cloud has it in the system's journal."""
+"""The file for a startup script's output; the cloud has it in the system's journal."""
 _BACKLOG = 128
 
 # A slow host's programs run a fifth of the time, in slices short enough to look steady.
 _SLOW_RUNS = 0.05
 _SLOW_RESTS = 0.20
-# How often orphans that ended are buried when nothing else happens.
+# How often ended orphans are reaped when nothing else happens.
 _REAP_EVERY = 1.0
 
 
 def environment(spec: HostSpec) -> Mapping[str, str]:
-    """What every command finds in its environment, beside what SSH adds."""
+    """The environment of every command, without what SSH adds."""
     here = str(Path(sys.executable).parent)
     return {
         "HOME": str(spec.home),
@@ -66,8 +66,8 @@ def environment(spec: HostSpec) -> Mapping[str, str]:
 
 
 def main(spec: HostSpec, pipe: Connection) -> None:
-    """Be the host until told to end, or until the emulator is gone."""
-    # What we inherited stays shared with the other hosts if the collector leaves it alone.
+    """Run the host until ordered to end, or until the emulator is gone."""
+    # Inherited memory stays shared with the other hosts if the garbage collector ignores it.
     gc.freeze()
     os.setsid()
     processes.adopt_orphans()
@@ -98,13 +98,13 @@ class _Host:
             authorized=authorized_keys(spec.metadata.get("ssh-keys", "")),
             host_key=spec.host_key,
         )
-        # Bound but not listening: the port stays this host's through every reboot, and who knocks
-        # meanwhile is refused.
+        # Bound but not listening: the host keeps its port through every reboot, and connections
+        # are refused meanwhile.
         self._reserved = _socket(0)
         self.port: int = self._reserved.getsockname()[1]
 
     def furnish(self) -> None:
-        """Make the home folder and the stand-in for /dev."""
+        """Create the home folder and the stand-in for /dev."""
         home = self._spec.home
         home.mkdir(parents=True, mode=0o700, exist_ok=True)
         (home / "tmp").mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ class _Host:
             (home / "dev" / "vfio" / str(chip)).touch()
 
     def obey(self) -> None:
-        """Do what the emulator says, and what time brings, until the pipe closes."""
+        """Carry out the emulator's orders and what is due, until the pipe closes."""
         while True:
             self._boot_if_due()
             processes.reap()
@@ -132,7 +132,7 @@ class _Host:
             self._keep_slow()
 
     def end(self) -> None:
-        """Kill everything. The disk is the emulator's to keep or remove, while there is one."""
+        """Kill everything. The emulator, if it still runs, keeps or removes the disk."""
         self._reserved.close()
         if not processes.end_all(lambda: processes.descendants(os.getpid())):
             print(f"{self._spec.home}: some processes do not end", file=sys.stderr)
@@ -152,7 +152,7 @@ class _Host:
         if self._boots_at is None or time.monotonic() < self._boots_at:
             return
         self._boots_at = None
-        # As the kernel's boot_id: tells what was started before a reboot from what came after.
+        # As the kernel's boot_id: distinguishes what was started before and after a reboot.
         (self._spec.home / "dev" / "boot_id").write_text(uuid.uuid4().hex)
         listening = _socket(self.port)
         listening.listen(_BACKLOG)
@@ -167,13 +167,13 @@ class _Host:
         with open(heard, "rb") as first:
             if not first.read(1):
                 raise RuntimeError("the SSH server did not start")
-        # Only now: whoever hears that we are up logs in at once.
-        with contextlib.suppress(OSError):  # nobody listens any more; `obey` will see it
+        # Only now: callers log in as soon as we are up.
+        with contextlib.suppress(OSError):  # the emulator is gone; `obey` will notice
             self._pipe.send(Up(self.port, self.public_key))
         self._run_startup_script()
 
     def _run_startup_script(self) -> None:
-        """As the guest agent of the cloud's images does, after each boot, waiting for nothing."""
+        """Start the script after each boot without waiting, as the cloud's guest agent does."""
         script = self._spec.metadata.get("startup-script")
         if not script:
             return
@@ -195,7 +195,7 @@ class _Host:
             except OSError as wrong:
                 log.write(f"startup-script: {wrong.strerror}\n".encode())
             else:
-                program.returncode = 0  # `obey` buries whoever ends
+                program.returncode = 0  # `obey` reaps what ends
 
     def _become_sshd(self, listening: socket.socket, host: int, answers: int) -> NoReturn:
         try:
@@ -224,8 +224,8 @@ class _Host:
             case "slow":
                 self._slow = True
             case "notice":
-                # As a machine does that is told to shut down. Told first, so that nobody who sees
-                # a program end can still believe that the host stays.
+                # As a machine that shuts down. Announced first, so that nobody who sees a program
+                # end still believes that the host stays.
                 (self._spec.home / "dev" / "going_down").write_text("preempted")
                 processes.send(self._programs(), signal.SIGTERM)
             case "heal":
@@ -248,11 +248,11 @@ class _Host:
         return self._spec.home / "dev" / "vfio" / "0"
 
     def _lose_chip(self) -> None:
-        """The chip is no more to be opened, and the program that had it says so and dies."""
+        """Make the chip impossible to open, and its program fail with the error for that."""
         device = self._device()
         device.unlink(missing_ok=True)
         try:
-            # A socket cannot be opened, not even by root, whom a mode would not stop.
+            # A socket cannot be opened, not even by root, who ignores file modes.
             os.mknod(device, stat.S_IFSOCK | 0o600)
         except OSError:
             device.symlink_to(device.name)
@@ -265,7 +265,7 @@ class _Host:
         processes.send(programs, signal.SIGKILL)
 
     def _programs(self) -> list[int]:
-        """What runs with its output in a file: a job's program, but not the agent that tends it."""
+        """Processes whose output is a file: a job's program, but not its agent."""
         return [
             pid
             for pid in self._all_but_sshd()
@@ -287,7 +287,7 @@ class _Host:
 
 
 def _socket(port: int) -> socket.socket:
-    one = socket.socket()
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    one.bind(("127.0.0.1", port))
-    return one
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
+    return sock

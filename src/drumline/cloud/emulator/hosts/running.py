@@ -1,6 +1,6 @@
 """Starts and ends the hosts of nodes, as the fleet orders, and passes `break` on to them.
 
-Hosts are forked from a fork server that has their code loaded, one process each, and talk to us
+Hosts are forked from a fork server that has their code loaded, one process each, and communicate
 through a pipe. A host is gone when its process is.
 """
 
@@ -21,31 +21,31 @@ from drumline.cloud.emulator.hosts.entry import PRELOADED, be_host
 from drumline.cloud.emulator.hosts.terms import ACKNOWLEDGED, HostSpec, Up, new_key
 from drumline.cloud.model.resources import HostAddress, Node
 
-# A host ends in milliseconds; one whose own process hangs is ended from outside after this long.
+# A host ends in milliseconds; one that hangs is killed after this long.
 _END_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where hosts stand."""
+    """The folders and timing of the hosts."""
 
     home: Path
-    """The emulator's."""
+    """The emulator's home folder."""
     boot_seconds: float = 0.0
 
     @property
     def hosts(self) -> Path:
-        """One folder a node, in it one a host."""
+        """The disks: a folder for each node, with a folder for each host."""
         return self.home / "hosts"
 
     @property
     def buckets(self) -> Path:
-        """What stands for Cloud Storage."""
+        """The folder that stands in for Cloud Storage."""
         return self.home / "buckets"
 
     @property
     def mark(self) -> str:
-        """Found in the environment of everything that runs on any host of this emulator."""
+        """The text in the environment of all processes on hosts of this emulator."""
         return f"{self.home.resolve()}#"
 
 
@@ -56,17 +56,17 @@ class _Running:
     pipe: Connection
     mark: str
     boots: int = 0
-    """How often it said that its login answers."""
+    """How often the host has booted."""
     sent: int = 0
     acknowledged: int = 0
-    """Of what it was told to do, how much it has done."""
+    """How many orders the host has carried out."""
     up: Up | None = None
     closed: bool = False
-    """Whether it will say no more."""
+    """Whether no more messages will come."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def listen(self) -> None:
-        """Keep what it says from now on."""
+        """Receive its messages from now on."""
         asyncio.get_running_loop().add_reader(self.pipe.fileno(), self._receive)
 
     def _receive(self) -> None:
@@ -83,19 +83,19 @@ class _Running:
         self.changed.set()
 
     def stop_listening(self) -> None:
-        """Hear no more; whoever waits is told."""
+        """Receive no more, and wake those who wait."""
         if not self.closed:
             asyncio.get_running_loop().remove_reader(self.pipe.fileno())
             self.closed = True
             self.changed.set()
 
     async def booted(self, times: int) -> Up | None:
-        """Wait until it has booted so many times; None if it never will."""
+        """Wait until the host has booted so many times; None if it never will."""
         await self._until(lambda: self.boots >= times)
         return self.up if self.boots >= times else None
 
     async def do(self, how: str) -> bool:
-        """Tell it to do something and wait until it has; False if it never will."""
+        """Send the host an order and wait until it is done; False if it never will be."""
         self.sent += 1
         order = self.sent
         try:
@@ -115,11 +115,11 @@ class Hosts:
     """The hosts of all nodes."""
 
     def __init__(self, ground: Ground) -> None:
-        """Begin with none; what an emulator that was killed left behind is cleared away."""
+        """No hosts yet."""
         self._ground = ground
         self._running: dict[int, list[_Running]] = {}
-        # In Python 3.11.0 the fork server would listen where every user of the machine may have it
-        # run what they like (CVE-2022-42919); in a file of ours they may not.
+        # In Python 3.11.0 the fork server would listen where every user of the machine could make
+        # it run code (CVE-2022-42919); a socket in our own folder prevents that.
         vars(multiprocessing.util)["abstract_sockets_supported"] = False
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
@@ -143,7 +143,7 @@ class Hosts:
         self._starter.submit(multiprocessing.forkserver.ensure_running)  # type: ignore[attr-defined]
 
     def start(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
-        """Start a node's hosts and report when all let one in; none if one did not start."""
+        """Start a node's hosts and report them when all accept logins; none if one failed."""
 
         async def work() -> None:
             async with self._lock(node):
@@ -153,11 +153,11 @@ class Hosts:
         self._spawn(work())
 
     def restart(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
-        """Reset a node's hosts and report when all let one in again; none if one is gone."""
+        """Reset a node's hosts and report them when all accept logins; none if one is gone."""
 
-        async def reset(one: _Running) -> Up | None:
-            boots = one.boots + 1
-            return await one.booted(boots) if await one.do("reboot") else None
+        async def reset(host: _Running) -> Up | None:
+            boots = host.boots + 1
+            return await host.booted(boots) if await host.do("reboot") else None
 
         async def work() -> None:
             async with self._lock(node):
@@ -181,23 +181,23 @@ class Hosts:
                     self._locks.pop(node.uid, None)
             report(node, keep_disks)
 
-        # Those that boot are not waited for.
+        # Hosts that still boot are not waited for.
         self._ending.add(node.uid)
         self._send_all(node.uid, "end")
         self._spawn(work())
 
     async def tell(self, node: Node, index: int, how: str) -> bool:
-        """Break or heal one host, and wait until that is done; False if the host is gone."""
+        """Break or heal a host, and wait until that is done; False if the host is gone."""
         running = self._running.get(node.uid, [])
         return index < len(running) and await running[index].do(how)
 
     async def give_notice(self, node: Node) -> None:
-        """Have every host of a node tell its programs to end."""
-        await asyncio.gather(*(one.do("notice") for one in self._running.get(node.uid, [])))
+        """Have every host of a node send SIGTERM to its programs."""
+        await asyncio.gather(*(host.do("notice") for host in self._running.get(node.uid, [])))
 
     def listing(self, node: Node) -> list[int]:
         """The process of each of a node's hosts."""
-        return [one.pid for one in self._running.get(node.uid, [])]
+        return [host.pid for host in self._running.get(node.uid, [])]
 
     async def close(self) -> None:
         """End all hosts."""
@@ -208,9 +208,9 @@ class Hosts:
         self._starter.shutdown(wait=False)
 
     def _send_all(self, uid: int, word: str) -> None:
-        for one in self._running.get(uid, []):
+        for host in self._running.get(uid, []):
             with contextlib.suppress(OSError):
-                one.pipe.send(word)
+                host.pipe.send(word)
 
     def _lock(self, node: Node) -> asyncio.Lock:
         # A node may be deleted while its hosts are still starting.
@@ -228,11 +228,11 @@ class Hosts:
             for index in range(node.spec.slice.hosts)
         ]
         self._running[node.uid] = running
-        for one in running:
-            one.listen()
+        for host in running:
+            host.listen()
         if node.uid in self._ending:
             self._send_all(node.uid, "end")
-        return _addresses(await asyncio.gather(*(one.booted(1) for one in running)))
+        return _addresses(await asyncio.gather(*(host.booted(1) for host in running)))
 
     def _folder(self, node: Node) -> Path:
         return self._ground.hosts / f"{node.spec.name.rpartition('/')[2]}-{node.uid:x}"
@@ -242,7 +242,7 @@ class Hosts:
         keys = self._keys.setdefault(node.uid, {})
         spec = HostSpec(
             home=folder,
-            # A host keeps its key as long as its disk.
+            # A host has the same key as long as its disk exists.
             host_key=keys.setdefault(index, new_key()),
             metadata=node.spec.metadata,
             chips=node.spec.slice.chips_per_host,
@@ -261,24 +261,24 @@ class Hosts:
     async def _end_all(self, uid: int) -> None:
         ending = self._running.get(uid, [])
         self._send_all(uid, "end")
-        await asyncio.gather(*(self._ended(one) for one in ending))
+        await asyncio.gather(*(self._ended(host) for host in ending))
         self._running.pop(uid, None)
 
-    async def _ended(self, one: _Running) -> None:
-        if not await _readable(one.process.sentinel, _END_SECONDS):
-            one.process.kill()
-            await _readable(one.process.sentinel, _END_SECONDS)
-        crashed = one.process.exitcode != 0
-        one.stop_listening()
-        one.pipe.close()
-        one.process.close()
+    async def _ended(self, host: _Running) -> None:
+        if not await _readable(host.process.sentinel, _END_SECONDS):
+            host.process.kill()
+            await _readable(host.process.sentinel, _END_SECONDS)
+        crashed = host.process.exitcode != 0
+        host.stop_listening()
+        host.pipe.close()
+        host.process.close()
         if crashed:
-            mark = f"DRUMLINE_HOST_TAG={one.mark}"
+            mark = f"DRUMLINE_HOST_TAG={host.mark}"
             await asyncio.to_thread(processes.end_all, lambda: processes.bearing(mark))
 
 
 def _addresses(ups: Sequence[Up | None]) -> tuple[HostAddress, ...]:
-    """Where all hosts of a node answer; none if one does not."""
+    """The addresses of all hosts of a node; none if one does not answer."""
     found = [HostAddress("127.0.0.1", up.port, up.host_key) for up in ups if up]
     return tuple(found) if len(found) == len(ups) else ()
 

@@ -1,7 +1,7 @@
-"""The way in to an emulated host: an SSH server that runs commands there.
+"""The SSH server of an emulated host, which runs commands there.
 
-It does what OpenSSH does, down to what surprises: a command outlives a connection that breaks, and
-a channel stays open as long as anything holds its output.
+It behaves as OpenSSH, including its surprises: a command outlives a broken connection, and a
+channel stays open as long as any process holds its output.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ import asyncssh
 
 @dataclass(frozen=True)
 class Door:
-    """What the server needs to know of its host."""
+    """What the server needs to know about its host."""
 
     home: str
     environment: Mapping[str, str]
     authorized: Mapping[str, str]
-    """User → lines as in an authorized_keys file."""
+    """The lines of an authorized_keys file, by user."""
     host_key: bytes
-    """The private key, in OpenSSH's format."""
+    """The private host key, in OpenSSH's format."""
 
 
 def authorized_keys(metadata: str) -> dict[str, str]:
-    """From node metadata `ssh-keys`: `user:ssh-ed25519 AAAA comment`, one a line."""
+    """Keys by user, from the metadata `ssh-keys` with lines `user:ssh-ed25519 AAAA comment`."""
     keys: dict[str, str] = {}
     for line in metadata.splitlines():
         user, colon, key = line.strip().partition(":")
@@ -42,8 +42,8 @@ def authorized_keys(metadata: str) -> dict[str, str]:
 
 
 def serve_forever(listening: socket.socket, door: Door, answers: int) -> None:
-    """Serve on that socket until killed; a byte goes to the descriptor `answers` when it does."""
-    # Relative paths of SFTP and SCP are the host's own.
+    """Serve on that socket until killed; writes a byte to the descriptor `answers` once it does."""
+    # Relative paths of SFTP and SCP start at the host's home.
     os.chdir(door.home)
     asyncio.run(_serve(listening, door, answers))
 
@@ -67,7 +67,7 @@ async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
         password_auth=False,
         kbdint_auth=False,
         gss_host=None,
-        # Clients multiplex and stay: time is theirs to limit.
+        # Clients multiplex and stay connected: they set the timeouts.
         login_timeout=120,
     )
     os.write(answers, b"1")
@@ -76,16 +76,16 @@ async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
 
 
 class _Files(asyncssh.SFTPServer):
-    """Files by SFTP, which is how scp copies them."""
+    """Serves files by SFTP, which scp uses."""
 
     def exit(self) -> None:
-        """Say that all went well, or scp calls a copy that did a failure."""
+        """Report success, or scp reports a good copy as a failure."""
         with contextlib.suppress(OSError):
             self.channel.exit(0)
 
 
 class _Server(asyncssh.SSHServer):
-    """Lets in who holds a key that the node's metadata names."""
+    """Accepts the keys in the node's metadata."""
 
     def __init__(self, authorized: Mapping[str, str]) -> None:
         self._authorized = authorized
@@ -109,12 +109,12 @@ class _Server(asyncssh.SSHServer):
 
 
 async def _run(process: asyncssh.SSHServerProcess[bytes], door: Door) -> None:
-    """Run one command, or a shell, and pass on how it ended."""
+    """Run a command, or a shell, and pass on its exit status."""
     user = process.channel.get_connection().get_extra_info("username")
     environment = {**door.environment, "USER": user, "LOGNAME": user, **process.env}
     if process.term_type:
         environment["TERM"] = process.term_type
-    # With no command it is a login shell, as everywhere.
+    # Without a command it is a login shell, as in OpenSSH.
     arguments = ["bash", "-c", process.command] if process.command else ["bash", "-l"]
     start = _start_on_terminal if process.term_type else _start_on_pipes
     try:
@@ -125,7 +125,7 @@ async def _run(process: asyncssh.SSHServerProcess[bytes], door: Door) -> None:
         return
     process.set_redirect_pid(program.pid)
     code = await program.wait()
-    # Output may still be on its way, or be held open by what the command left running.
+    # Output may still be coming, or be held open by what the command left running.
     await process.stdout.drain()
     await process.stderr.drain()
     if code >= 0:
@@ -158,7 +158,7 @@ async def _start_on_pipes(
     finally:
         for fd in (stdin, stdout, stderr):
             os.close(fd)
-    # The end of one output is not the end of the other, so neither ends the channel.
+    # One output may end before the other, so neither ends the channel.
     await process.redirect(stdout=from_stdout, stderr=from_stderr, send_eof=False)
     feeding = asyncio.create_task(_feed(process, to_program, program.pid))
     _feeding.add(feeding)
@@ -168,14 +168,14 @@ async def _start_on_pipes(
 
 _feeding: set[asyncio.Task[None]] = set()
 LEFT_SECONDS = 0.5
-"""How often to look whether the sender has left, while a program does not read."""
+"""Seconds between checks whether the sender has left, while a program does not read."""
 
 
 async def _feed(process: asyncssh.SSHServerProcess[bytes], pipe: int, program: int) -> None:
-    """Pass a program what is sent to it.
+    """Pass a program its input.
 
-    Not by a redirect: asyncio closes a pipe whose buffer was filled again, and closed, while it
-    told of room in it, and what is in the buffer then is lost.
+    Not by a redirect: asyncio closes a pipe that was filled and closed again during its callback
+    for free space, and the contents of the buffer are lost.
     """
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
@@ -197,20 +197,20 @@ async def _feed(process: asyncssh.SSHServerProcess[bytes], pipe: int, program: i
                 return
             writer.write(data)
             if not await _drained(writer, process):
-                # The channel closes once all that came is read, so that nobody reads what the
-                # program writes any more; a program that does not read is not waited for.
+                # The channel closes once all input is read, and then nobody reads the program's
+                # output; a program that does not read is not waited for.
                 transport.abort()
                 while await source.read(CHUNK):
                     pass
                 return
     except (OSError, KeyError, asyncssh.Error):
-        return  # it has ended, or closed its input, or the connection was cut
+        return  # it has ended or closed its input, or the connection was lost
     finally:
         writer.close()
 
 
 async def _drained(writer: asyncio.StreamWriter, process: asyncssh.SSHServerProcess[bytes]) -> bool:
-    """Wait until a program reads on; False where whoever sends has left before."""
+    """Wait until a program reads on; False if the sender left before."""
     while True:
         try:
             async with asyncio.timeout(LEFT_SECONDS):

@@ -1,6 +1,6 @@
-"""What the emulator and a host's process say to each other.
+"""The messages between the emulator and a host's process.
 
-Apart from the host itself, which imports SSH: the emulator starts in half the time without it.
+Separate from the host itself, which imports SSH: the emulator starts in half the time without it.
 """
 
 from collections.abc import Mapping
@@ -12,31 +12,31 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 HOWS = ("silent", "reboot", "vfio", "slow", "heal")
 ACKNOWLEDGED = "acknowledged"
-"""A host's word when it has done what it was told."""
+"""The message of a host that has done what it was ordered."""
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What a host is made of."""
+    """What a host needs to start."""
 
     home: Path
-    """Its disk; what lies there already was left by the same host before it was stopped."""
+    """The host's disk; what is there already is of the same host before it was stopped."""
     host_key: bytes
-    """The private key it proves itself with, in OpenSSH's format."""
+    """The private host key, in OpenSSH's format."""
     metadata: Mapping[str, str]
-    """Of the node: `ssh-keys` opens the login, `startup-script` runs after each boot."""
+    """The metadata of the node: `ssh-keys` may log in, `startup-script` runs after each boot."""
     chips: int
     emulator: Path
-    """The emulator's own folder, where its endpoint is written."""
+    """The emulator's home folder, which has its endpoint file."""
     buckets: Path
     boot_seconds: float
     mark: str
-    """Stands in the environment of all that runs here, as DRUMLINE_HOST_TAG."""
+    """The value of DRUMLINE_HOST_TAG in the environment of all that runs on the host."""
 
 
 @dataclass(frozen=True)
 class Up:
-    """The host's word after each boot: its login answers, and where."""
+    """The message of a host after each boot: its SSH server answers, and where."""
 
     port: int
     host_key: str
