@@ -1,7 +1,7 @@
-"""Facts about hardware: chips, slices, zones, prices. No input or output, nothing of ours imported.
+"""Facts about hardware: chips, slices, zones, prices. No I/O, and no imports of Drumline.
 
-The job manager asks it how many hosts to wait for, the cost model how fast the links are, the
-command line what to print. Each figure carries its source.
+The job manager takes the number of hosts from here, the cost model the speed of links, the command
+line what it prints. Each figure has its source.
 """
 
 from drumline.chips.catalogue import Chip, chip, chips

@@ -1,4 +1,4 @@
-"""Every chip we know, one row each, with the source of each figure.
+"""Every known chip, one row each, with the source of each figure.
 
 All figures are per chip, never per core. Memory is counted in powers of ten, as the sources
 print it, which errs on the safe side: Google's "32 GB" is 32 GiB.
@@ -18,30 +18,30 @@ SLIDES = "Introduction to TPU & JAX, the tables of chips"
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One accelerator chip. A figure that nobody has published is None."""
+    """An accelerator chip. A figure that is not published is None."""
 
     name: str
     kind: str
-    """`tpu` or `gpu`."""
+    """The kind of chip: `tpu` or `gpu`."""
     year: int
     peak_bf16_flops: float
-    """Dense, float32 accumulation, per second."""
+    """Dense operations per second with float32 accumulation."""
     peak_8bit_flops: float | None
-    """int8 or fp8, whichever the chip has, per second."""
+    """Operations per second in int8 or fp8, whichever the chip has."""
     hbm_bytes: float
     hbm_bandwidth: float
     link_bandwidth: float
     """Bytes per second one way: over one ICI link of a TPU, over all NVLink or PCIe of a GPU."""
     torus_dimensions: int | None
     cores: int | None
-    """TensorCores of a TPU, streaming multiprocessors of a GPU."""
+    """The number of TensorCores of a TPU, or of streaming multiprocessors of a GPU."""
     dcn_bandwidth: float | None
-    """Bytes per second and chip into the data-centre network."""
+    """Bytes per second and chip to the data-centre network."""
     sources: Mapping[str, str] = field(repr=False)
     notes: tuple[str, ...] = ()
 
     def source_of(self, figure: str) -> str:
-        """Where the figure of that name was read."""
+        """The source of the figure of that name."""
         return self.sources[figure]
 
 
@@ -49,7 +49,7 @@ _FIGURES = frozenset(f.name for f in fields(Chip)) - {"name", "kind", "sources",
 
 
 def _from(source: str, **elsewhere: str) -> Mapping[str, str]:
-    """All figures from one source, but for those named."""
+    """All figures from one source, except those named."""
     return MappingProxyType(dict.fromkeys(_FIGURES, source) | elsewhere)
 
 

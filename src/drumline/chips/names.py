@@ -1,11 +1,11 @@
-"""How a name a user typed is held against the names there are."""
+"""Compares a name that a user typed with the known names."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UnknownName(ValueError):
-    """A name that means nothing here. Its text is the whole sentence for the user."""
+    """A name is not known. The text is the whole sentence for the user."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

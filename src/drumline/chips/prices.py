@@ -1,6 +1,6 @@
 """What chips, storage and transfer cost, in US dollars, each table with its date and source.
 
-Spot prices move up to once a month and list prices now and then: these are for choosing and for
+Spot prices change up to once a month and list prices now and then: these are for choosing and for
 warnings, not for accounting. What a research grant covers is not subtracted.
 """
 
@@ -18,7 +18,7 @@ TIERS = ("spot", "on-demand")
 
 @dataclass(frozen=True)
 class Price:
-    """What one chip costs for one hour."""
+    """The price of one chip for one hour."""
 
     per_chip_hour: float
     tier: str
@@ -27,7 +27,7 @@ class Price:
     source: str = SOURCE
 
 
-# (on demand, spot) per chip-hour. v2 and v3 are priced apart as single devices and as pod slices.
+# (on demand, spot) per chip-hour. v2 and v3 have two prices, as single devices and as pod slices.
 _CHIP_HOUR: dict[str, dict[str, tuple[float, float | None]]] = {
     "v2": {
         "asia-east1": (1.305, 0.3915),
@@ -102,15 +102,15 @@ class StoragePrices:
 
     per_gb_month: float = 0.02
     per_1000_class_a: float = 0.0050
-    """Operations that write or list."""
+    """Dollars per 1,000 operations that write or list."""
     per_1000_class_b: float = 0.0004
-    """Operations that read."""
+    """Dollars per 1,000 operations that read."""
     same_region_per_gb: float = 0.0
     cross_region_per_gb: tuple[float, float] = (0.02, 0.05)
-    """From the nearest to the farthest pair of regions; the slides: 1 TB costs at least $20."""
+    """Dollars per GB between the nearest and the farthest regions; 1 TB costs at least $20."""
     internet_per_gb: float = 0.1
     boot_disk_gb: int = 100
-    """Every TPU VM has one."""
+    """The size of the boot disk of each TPU VM."""
     as_of: str = "2025-10"
     source: str = "Introduction to TPU & JAX, TPU Costs; Cloud Storage price list"
 

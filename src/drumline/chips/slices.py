@@ -1,8 +1,8 @@
-"""From an accelerator name (`v4-128`) to what one gets: chips, hosts, topology, wrap-around links.
+"""What an accelerator name (`v4-128`) means: chips, hosts, topology, wrap-around links.
 
-The suffix counts TensorCores for some generations and chips for others, and hosts hold 1, 4 or 8
-chips depending on the size. Two tools in the field get v5litepod-8, v6e-8 or v5p-16 wrong by
-computing what only a table knows, so every size there is stands in a table here.
+The suffix counts TensorCores for some generations and chips for others, and hosts have 1, 4 or 8
+chips depending on the size. Two tools in the field get v5litepod-8, v6e-8 or v5p-16 wrong because
+they compute it, so every size is in a table here.
 """
 
 import re
@@ -14,9 +14,9 @@ from drumline.chips.names import UnknownName, nearest
 
 Topology = tuple[int, ...]
 
-# v4 and v5p pods are built of 4×4×4 cubes joined by optical switches. Slices from one cube on come
-# in these numbers of cubes: v4 and v5p as the Cloud TPU API lists its accelerator types (a crawl of
-# 2026-08-22), 7x as its documentation draws them, up to the pod of 9,216 chips.
+# v4 and v5p pods are built of 4×4×4 cubes joined by optical switches. Slices of a cube and more
+# have these numbers of cubes: v4 and v5p as the Cloud TPU API lists its accelerator types (a crawl
+# of 2026-08-22), 7x as in its documentation, up to the pod of 9,216 chips.
 _CUBE = 4
 _V4_CUBES = tuple(range(1, 49))
 _V5P_CUBES = (
@@ -33,7 +33,7 @@ _EIGHT_CHIP_HOSTS: dict[int, Topology] = {
 
 
 def _most_cubic(cubes: int) -> Topology:
-    """The default shape of so many cubes: nearest to a cube itself (Cloud TPU docs)."""
+    """The default shape of this many cubes: that nearest to a cube (Cloud TPU docs)."""
     shapes = (
         (a, b, cubes // (a * b))
         for a in range(1, cubes + 1)
@@ -46,22 +46,22 @@ def _most_cubic(cubes: int) -> Topology:
 
 @dataclass(frozen=True)
 class _Generation:
-    """A generation as the Cloud TPU API sells it."""
+    """A generation as the Cloud TPU API offers it."""
 
     chip: Chip
     prefix: str
     suffix_counts_cores: bool
     flat: dict[int, Topology]
-    """Chips → topology, for the slices that are not made of cubes."""
+    """The topology by number of chips, for the slices that are not made of cubes."""
     image: str | None
     """The runtime image to boot; None where the Cloud TPU API does not serve the generation."""
     cubes: tuple[int, ...] = ()
     pod_side: int | None = None
-    """2D pods: an axis wraps around only where it spans the pod."""
+    """The side of a 2D pod, where an axis wraps around only if it spans the pod."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Every suffix there is, smallest first."""
+        """Every suffix, smallest first."""
         chips = (*self.flat, *(_CUBE**3 * count for count in self.cubes))
         return tuple(count * self._per_chip for count in chips)
 
@@ -77,7 +77,7 @@ class _Generation:
             name=f"{self.prefix}-{size}",
             chip=self.chip,
             chips=chips,
-            # v5e and v6e pack a slice of up to 8 chips into one host; all else has 4 a host.
+            # v5e and v6e have a slice of up to 8 chips on one host; all others have 4 per host.
             chips_per_host=chips if self.flat is _EIGHT_CHIP_HOSTS and chips <= 8 else 4,
             topology=topology,
             wraps=self._wraps(topology),
@@ -114,7 +114,7 @@ _SHAPE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<size>[1-9][0-9]{0,8})")
 
 @dataclass(frozen=True)
 class IciAxis:
-    """One axis of the torus, as the cost model sees it."""
+    """An axis of the torus, for the cost model."""
 
     name: str
     length: int
@@ -125,7 +125,7 @@ class IciAxis:
 
 @dataclass(frozen=True)
 class Slice:
-    """What an accelerator name stands for. `name` is the one the Cloud TPU API takes."""
+    """What an accelerator name means. `name` is the name in the Cloud TPU API."""
 
     name: str
     chip: Chip
@@ -142,12 +142,12 @@ class Slice:
 
     @property
     def cores(self) -> int:
-        """TensorCores."""
+        """The number of TensorCores."""
         return self.chips * (self.chip.cores or 1)
 
     @property
     def hosts(self) -> int:
-        """Virtual machines one logs in to."""
+        """The number of hosts, which are virtual machines."""
         return self.chips // self.chips_per_host
 
     @property
@@ -169,14 +169,14 @@ class Slice:
 
 
 def slices() -> tuple[Slice, ...]:
-    """Every slice there is, oldest generation first."""
+    """Every slice, oldest generation first."""
     return tuple(
         generation.slice(size) for generation in _GENERATIONS.values() for size in generation.sizes
     )
 
 
 def slice_of(name: str) -> Slice:
-    """The slice an accelerator name stands for; case and surrounding space do not matter."""
+    """The slice of an accelerator name; case and surrounding space do not matter."""
     folded = name.strip().casefold()
     if not folded:
         raise UnknownName("the accelerator's name is empty; one looks like v4-8 or v5litepod-16")

@@ -1,7 +1,7 @@
-"""Where each generation stands, and what belongs to the same region.
+"""The zones of each generation, and what is in the same region.
 
-Two sources: the zones Google's documentation lists for everyone (`public`), and those where the
-Cloud TPU API lists the accelerator types as well, which are open to projects with a grant there.
+Two sources: the zones that Google's documentation lists for everyone (`public`), and those where
+the Cloud TPU API lists the accelerator types as well, which are open to projects with a grant.
 """
 
 import re
@@ -24,7 +24,7 @@ class Place:
 
     @property
     def source(self) -> str:
-        """Where that was read."""
+        """The source of this fact."""
         return DOCUMENTED if self.public else LISTED
 
 
@@ -84,7 +84,7 @@ _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 
 
 def places(wanted: Slice) -> tuple[Place, ...]:
-    """The zones that have this slice, the ones open to everyone first."""
+    """The zones that have this slice, those open to everyone first."""
     size = int(wanted.name.rpartition("-")[2])
     return tuple(
         place for place in _PLACES[wanted.generation] if place.sizes is None or size in place.sizes

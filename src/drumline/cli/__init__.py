@@ -1,4 +1,4 @@
-"""The command line. A command imports the room it needs when it runs, so that `--help` is quick.
+"""The command line. A command imports what it needs when it runs, so that `--help` is quick.
 
 A user's mistake ends with one sentence on stderr and exit code 2, never with a traceback.
 """
@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from drumline import __version__
 from drumline.cli.connect import MISTAKE
 
-# In the order of `--help`: the life of a job, then looking into it, then what is around it.
+# In the order of `--help`: the life of a job, then inspection, then everything else.
 COMMANDS = {
     "create": "jobs:create",
     "list": "jobs:list_jobs",
@@ -38,15 +38,15 @@ COMMANDS = {
     "server": "server:app",
     "emulator": "emulator:app",
 }
-# A kind of mistake whose module was never imported cannot have been made.
+# An exception whose module was never imported cannot have been raised.
 MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
     ("drumline.jobs.caller", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
 )
-# What printing fails with: the disk is full, a quota or a limit is reached, nobody reads it.
+# Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}
-# Both are drawn with rich, whose import costs more than the whole command.
+# Both are drawn with rich, whose import takes longer than the whole command.
 PLAIN: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
@@ -55,7 +55,7 @@ PLAIN: dict[str, Any] = {
 
 
 class _Commands(TyperGroup):
-    """Builds a command when it is asked for: reading the options of all of them takes longer."""
+    """Builds a command on demand: reading the options of all commands takes longer."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         del ctx
@@ -63,7 +63,7 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
-            # The hint at what may have been meant is made from the commands that are loaded.
+            # The hint at similar names is made from the commands that are loaded.
             for known in COMMANDS:
                 self.get_command(ctx, known)
             return None
@@ -72,7 +72,7 @@ class _Commands(TyperGroup):
             found = getattr(import_module(f"drumline.cli.{module}"), attribute)
             if not isinstance(found, typer.Typer):
                 alone = typer.Typer(**PLAIN)
-                # What ssh does not know of us is for the ssh behind it.
+                # Options that our ssh does not have are for the user's ssh.
                 settings = {"ignore_unknown_options": True} if cmd_name == "ssh" else None
                 alone.command(name=cmd_name, context_settings=settings)(found)
                 found = alone
@@ -131,8 +131,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _give_up_printing(trouble: OSError) -> NoReturn:
-    """Exit with one sentence; with none where whoever read our output has left."""
-    # What is still to be written would fail once more as Python ends.
+    """Exit with one sentence; with none where the reader of our output has closed the pipe."""
+    # Buffered output would fail once more as Python exits.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if trouble.errno != errno.EPIPE:
         with suppress(OSError):

@@ -70,7 +70,7 @@ def logs(
 
 
 def _print(pieces: "Iterable[bytes]", raw: bool) -> None:
-    """Print what came from a host: to a terminal only what it does not act on."""
+    """Print what came from a host; on a terminal, without control sequences."""
     if raw or not on_terminal():
         for piece in pieces:
             sys.stdout.buffer.write(piece)
@@ -107,7 +107,7 @@ def run_command(
         ends = _print_command(connect().exec_frames(*given), raw)
     codes = [end["exit_code"] for end in ends if end["exit_code"] != 0]
     if codes:
-        # None: nobody knows how it ended. Below zero: a signal, which shells count from 128.
+        # None: the outcome is unknown. Negative: a signal, which shells count from 128.
         code = codes[0]
         raise typer.Exit(255 if code is None else 128 - code if code < 0 else code)
 
@@ -115,27 +115,28 @@ def run_command(
 def _print_command(
     frames: "Generator[dict[str, Any], None, None]", raw: bool
 ) -> list[dict[str, Any]]:
-    """Print what a command writes while it writes it; returns how it ended on each host."""
+    """Print the output of a command as it comes; returns how it ended on each host."""
     ends: list[dict[str, Any]] = []
     several = False
     outputs: dict[tuple[int, str], _HostOutput] = {}
     with closing(frames):
-        for told in frames:
-            if "hosts" in told:
-                several = len(told["hosts"]) > 1
-            elif "data" in told:
-                key = (told["host"], told["stream"])
+        for frame in frames:
+            if "hosts" in frame:
+                several = len(frame["hosts"]) > 1
+            elif "data" in frame:
+                key = (frame["host"], frame["stream"])
                 if key not in outputs:
                     outputs[key] = _HostOutput(*key, several, raw)
-                outputs[key].write(told["data"])
-            elif "exit_code" in told:
+                outputs[key].write(frame["data"])
+            elif "exit_code" in frame:
                 for key, output in outputs.items():
-                    if key[0] == told["host"]:
+                    if key[0] == frame["host"]:
                         output.end()
-                if told.get("error"):
-                    lost = f"host {told['host']}: {told['error']}; how the command ended is unknown"
+                if frame.get("error"):
+                    where, why = frame["host"], frame["error"]
+                    lost = f"host {where}: {why}; how the command ended is unknown"
                     typer.echo(harmless(lost), err=True)
-                ends.append(told)
+                ends.append(frame)
     return sorted(ends, key=lambda end: int(end["host"]))
 
 
@@ -151,7 +152,7 @@ class _HostOutput:
     def write(self, data: bytes) -> None:
         """Print bytes as they are, or lines that name the host where there are several."""
         if self._prefix:
-            # Hosts take turns by the line; one that does not end is passed on in parts.
+            # Output of hosts alternates by lines; a very long line is printed in parts.
             *whole, self._begun = (self._begun + data).split(b"\n")
             if len(self._begun) > LONGEST_LINE:
                 whole, self._begun = [*whole, self._begun], b""
@@ -175,13 +176,13 @@ class _HostOutput:
 
 
 def _piped_in() -> BinaryIO | None:
-    """What is piped in or redirected, if anything is; not what is typed, nor /dev/null."""
+    """The piped or redirected input, if any; not a terminal, nor /dev/null."""
     import stat
 
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
-        return None  # closed, or no file at all
+        return None  # closed, or not a file
     return None if stat.S_ISCHR(kind) else sys.stdin.buffer
 
 

@@ -1,7 +1,7 @@
-"""`drumline completion`: what a shell may put behind what was typed, job ids among it.
+"""`drumline completion`: candidates for what was typed in a shell, including job ids.
 
-The shell asks with the words so far, the one under the cursor last, each time the Tab key is hit.
-So nothing is started for it, and what goes wrong is no candidate and not a word on the screen.
+The shell calls it with the words so far, that under the cursor last, at each press of Tab. So
+nothing is started for it, and an error means no candidates and no output.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,7 +66,7 @@ def completion(
 
 
 def candidates(words: list[str]) -> list[str]:
-    """What the last of these words may become; none where a file is as good as anything."""
+    """Completions of the last of these words; none where the shell should complete files."""
     from drumline.cli import app
 
     *before, typed = words
@@ -84,7 +84,7 @@ def candidates(words: list[str]) -> list[str]:
 
 
 def _within(command: Any, before: list[str], typed: str) -> list[str]:
-    """Behind a command: its options, or the jobs it takes."""
+    """Completions after a command: its options, or the jobs it takes."""
     if typed.startswith("-"):
         options = [option for parameter in command.params for option in parameter.opts]
         return _beginning(typed, sorted(option for option in options if option.startswith("--")))

@@ -1,4 +1,4 @@
-"""What the commands share: the client, the terminal, and how an end is told."""
+"""What the commands share: the client, the terminal, confirmations and JSON."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def connect(autostart: bool = True) -> "Client":
 
 
 def on_terminal() -> bool:
-    """Whether a person reads stdout as it is written."""
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -42,12 +42,12 @@ def terminal_size() -> tuple[int, int]:
 
 
 def echo_lines(lines: list[str]) -> None:
-    """Print many lines in one go: a call for each would be felt with a thousand jobs."""
+    """Print many lines at once: a call for each would be slow with a thousand jobs."""
     typer.echo("\n".join(lines))
 
 
 def echo_json(value: Any) -> None:
-    """Print JSON, indented for whoever looks at it."""
+    """Print JSON, indented for a terminal."""
     import json
     import re
 
@@ -60,7 +60,7 @@ def echo_json(value: Any) -> None:
 
 
 def confirm(verb: str, question: str, yes: bool) -> None:
-    """Ask before something is destroyed; without a terminal to ask on, `--yes` has to say it."""
+    """Ask before something is destroyed; without a terminal, `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -75,7 +75,7 @@ def confirm(verb: str, question: str, yes: bool) -> None:
 
 
 def runnable(hint: str) -> str:
-    """A hint whose `drumline …` can be typed as it stands, also where it is not on the PATH."""
+    """A hint whose `drumline …` can be run as it is, even where it is not on the PATH."""
     import shutil
 
     if os.path.basename(sys.argv[0]) not in {"drumline", "jobman"} or shutil.which("drumline"):
@@ -87,7 +87,7 @@ def runnable(hint: str) -> str:
 
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
-    """Let Ctrl-C end the looking on and nothing else, and say so."""
+    """Let Ctrl-C end only this command, not the job, and say so."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`drumline emulator`: the cloud on this machine, and what one cannot do to a real one."""
+"""`drumline emulator`: the cloud on this machine, and controls that a real cloud does not have."""
 
 import json
 import os
@@ -26,7 +26,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _home() -> Path:
-    # An emulated host knows the emulator it stands on, as a TPU VM knows its metadata server.
+    # An emulated host knows its emulator, as a TPU VM knows its metadata server.
     if here := os.environ.get("DRUMLINE_EMULATOR"):
         return Path(here)
     return Path(os.environ.get("DRUMLINE_HOME", "~/.drumline")).expanduser() / "emulator"

@@ -34,9 +34,9 @@ LONGEST_TIME = 12
 INDENT = 4
 SMALLEST_BAR = 6
 MOST_LINES = 40
-"""Of a story that began long ago."""
+"""The most lines of a story that began long ago."""
 BAR = 22
-# Someone is looking at a terminal; a log file wants to be read later.
+# A terminal is watched; a log file is read later.
 POLL_TERMINAL, POLL_PIPE = 1.0, 5.0
 PROGRESS_IN_PIPE = 15.0
 
@@ -47,25 +47,25 @@ _COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "
 
 
 class Story:
-    """What has been told of a job so far, so that each event adds only what is new."""
+    """What has been printed of a job so far, so that each event adds only what is new."""
 
     def __init__(self, columns: int | None = None) -> None:
-        """Begin before the first event; `columns` is how wide lines may be."""
+        """Before the first event; `columns` is the most columns of a line."""
         self._times_at = TIMES_AT if columns is None else min(TIMES_AT, columns - LONGEST_TIME)
         self._milestone: float | None = None
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
 
     def lines(self, event: Event) -> list[str]:
-        """The lines an event is worth, mostly one."""
+        """The lines for an event, mostly one."""
         kind, text = str(event["kind"]), harmless(event["text"])
-        since, again = self._milestone, self._told.get(kind) == text
-        self._told[kind] = text
+        since, again = self._milestone, self._printed.get(kind) == text
+        self._printed[kind] = text
         if kind in _DONE or kind in {"created", "asked", "resumed"}:
             self._milestone = float(event["time"])
         if kind in _QUIET:
             return []
         if kind in _DONE:
-            # The next attempt sends the same code and runs the same command: once is enough.
+            # The next attempt sends the same code and runs the same command: print them once.
             if again and kind != "slice":
                 return []
             took = duration(event["time"] - since) if since is not None and kind != "run" else ""
@@ -95,7 +95,7 @@ def opening(job: Job) -> str:
 def progress_line(job: Job, columns: int | None = None) -> str:
     """`  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  9.8k img/s  MFU 41.2 %`, or nothing.
 
-    Without columns it is for a pipe and has no bar; with few, the bar is short, then goes.
+    Without columns it is for a pipe and has no bar; with few, the bar is short or left out.
     """
     progress = job.get("progress") or {}
     at = progress_count(progress)
@@ -116,7 +116,7 @@ def progress_line(job: Job, columns: int | None = None) -> str:
 
 
 def _bar(progress: Mapping[str, Any], size: int) -> str:
-    """` ━━━━━━━━╸━━━━`, where the end is known and there is room."""
+    """` ━━━━━━━━╸━━━━`, if the end is known and there is room."""
     total = progress.get("total")
     if not is_number(total) or total <= 0 or size < SMALLEST_BAR:
         return ""
@@ -125,15 +125,15 @@ def _bar(progress: Mapping[str, Any], size: int) -> str:
 
 
 def waiting_line(job: Job, now: float) -> str:
-    """What stands in for progress while there is none: the state, its reason, and for how long."""
-    told = f"  ▸ {str(job['status']).lower()}"
+    """The line while there is no progress: the state, its reason, and for how long."""
+    text = f"  ▸ {str(job['status']).lower()}"
     if job.get("reason"):
-        told += f" · {harmless(job['reason'])}"
-    return told + f" · {duration(now - job['created'])} since it was created"
+        text += f" · {harmless(job['reason'])}"
+    return text + f" · {duration(now - job['created'])} since it was created"
 
 
 def closing(job: Job) -> list[str]:
-    """How it ended, why where it failed, and what to do next."""
+    """How the job ended, why it failed if it did, and what to do next."""
     number, status = job["id"], job["status"]
     took = (job.get("ended") or 0.0) - (job.get("created") or 0.0)
     if status == "SUCCEEDED":
@@ -150,7 +150,7 @@ def closing(job: Job) -> list[str]:
 
 
 def closing_steps(job: Job) -> str:
-    """The next commands; after a success, the ones that look at what came of it."""
+    """The next commands; after a success, those that show its results."""
     if job["status"] == "SUCCEEDED":
         stepped = progress_count(job.get("progress"))
         verbs = ("show", "plot", "logs") if stepped else ("show", "logs")
@@ -159,7 +159,7 @@ def closing_steps(job: Job) -> str:
 
 
 class Screen:
-    """Lines that stay and, below them on a terminal, one that is redrawn."""
+    """Lines that stay and, below them on a terminal, a line that is redrawn."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Screen:
 
     @property
     def columns(self) -> int | None:
-        """How wide the terminal is; None for a pipe."""
+        """The width of the terminal; None for a pipe."""
         return self._columns
 
     @property
@@ -188,7 +188,7 @@ class Screen:
         return self._columns is not None
 
     def say(self, line: str, keep_progress: bool = False) -> None:
-        """Write a line that stays, and leave the progress above it or wipe it out."""
+        """Write a line that stays, and keep the progress above it or erase it."""
         if self._drawn:
             self._write("\n" if keep_progress else "\r\x1b[K")
             self._drawn = ""
@@ -196,7 +196,7 @@ class Screen:
         self._write("\n".join([self._painted(first), *more]) + "\n")
 
     def progress(self, line: str, last: bool = False) -> None:
-        """Redraw the progress; in a pipe, write it now and then, and the last one always."""
+        """Redraw the progress; in a pipe, write it now and then, and always the last."""
         if not line or line in (self._drawn, self._written):
             return
         if self._columns is not None:
@@ -209,7 +209,7 @@ class Screen:
             self._write(line + "\n")
 
     def wipe(self) -> None:
-        """Take the redrawn line away."""
+        """Erase the redrawn line."""
         if self._drawn:
             self._write("\r\x1b[K")
             self._drawn = ""
@@ -226,7 +226,7 @@ class Screen:
 
 
 def follow(client: "Client", job: Job, screen: Screen) -> Job:
-    """Tell the job's story until it has ended; returns the job as it then is."""
+    """Print a job's events until it has ended; returns the job at its end."""
     screen.say(opening(job))
     story, after = Story(screen.columns), 0
     patience, moving = 0.0, ""
@@ -234,16 +234,16 @@ def follow(client: "Client", job: Job, screen: Screen) -> Job:
         answer = client.events(job["id"], after, patience)
         now: Job = answer["job"]
         ended = now["status"] in ENDED
-        told: list[tuple[str, bool]] = []
+        lines: list[tuple[str, bool]] = []
         for event in answer["events"]:
             after = max(after, int(event["id"]))
             if ended and event is answer["events"][-1] and event["kind"] == now["status"].lower():
                 continue  # the closing line says it
             keep = event["kind"] in _SETBACKS and bool(moving)
-            told += [(line, keep) for line in story.lines(event)]
-        if len(told) > MOST_LINES:
-            screen.say(f"  … {len(told) - MOST_LINES:,} earlier lines: show {job['id']} --json")
-        for line, keep in told[-MOST_LINES:]:
+            lines += [(line, keep) for line in story.lines(event)]
+        if len(lines) > MOST_LINES:
+            screen.say(f"  … {len(lines) - MOST_LINES:,} earlier lines: show {job['id']} --json")
+        for line, keep in lines[-MOST_LINES:]:
             screen.say(line, keep_progress=keep)
         moving = progress_line(now, screen.columns)
         if moving or not screen.redraws:
@@ -253,7 +253,7 @@ def follow(client: "Client", job: Job, screen: Screen) -> Job:
         if ended:
             break
         patience = POLL_TERMINAL if screen.redraws else POLL_PIPE
-    # The summary that comes with events does not say why a job failed.
+    # The summary in the events does not say why a job failed.
     final = client.show(job["id"])
     first, *rest = closing(final)
     screen.say(first, keep_progress=bool(moving))

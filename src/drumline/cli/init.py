@@ -1,6 +1,6 @@
-"""`drumline init`: write the settings for a Google project, and see whether its login works.
+"""`drumline init`: write the settings for a Google project, and check that its login works.
 
-Asks for what was not given, on a terminal only. Settings it does not know of stay as they are.
+Asks for what was not given, on a terminal only. Settings that it does not know are kept.
 """
 
 import os
@@ -16,7 +16,7 @@ from drumline.cli.connect import confirm, echo_json, echo_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What Google accepts for a project: six to thirty, a letter first; old ones have a domain before.
+# Google's project ids: 6 to 30 characters, a letter first; old ids have a domain in front.
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 
 
@@ -50,8 +50,8 @@ def init(
     after = {key: value for key, value in before.items() if key not in _OURS} | settings
     changed = {key for key in _OURS if key in kept and kept[key] != after.get(key)}
     if changed or (local and before.get("cloud") == "google"):
-        told = f"{path} has settings already: {_shown(before)}. This replaces them. Go on?"
-        confirm("init", told, yes)
+        question = f"{path} has settings already: {_shown(before)}. This replaces them. Go on?"
+        confirm("init", question, yes)
     _write(path, after)
     if as_json:
         login = None if local else _login()
@@ -69,7 +69,7 @@ _OURS = ("cloud", "project", "zones", "quota")
 def _google(
     project: str | None, zones: str | None, quota: "Sequence[str] | None", before: dict[str, Any]
 ) -> dict[str, Any]:
-    """The settings for Google, from options, then answers, then what stood there before."""
+    """The settings for Google, from options, then answers, then the former settings."""
     from drumline.chips import region_of
     from drumline.jobs.client import Refused
 
@@ -92,7 +92,7 @@ def _google(
     if not named:
         raise Refused("no zones given: drumline init --zones us-central2-b,europe-west4-a")
     for zone in named:
-        region_of(zone)  # raises where there is no such zone
+        region_of(zone)  # raises if there is no such zone
     settings = {"cloud": "google", "project": project, "zones": list(dict.fromkeys(named))}
     return settings | ({"quota": grants} if grants else {})
 
@@ -134,7 +134,7 @@ def _shown(settings: dict[str, Any]) -> str:
 
 
 def _write(path: Path, settings: dict[str, Any]) -> None:
-    """All of it or nothing, readable by its owner alone."""
+    """Write the settings atomically, readable only by their owner."""
     path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     path.parent.chmod(0o700)
     draft = path.with_suffix(".yaml.new")
@@ -144,7 +144,7 @@ def _write(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _login() -> str:
-    """Ask Google for a token with the credentials of this machine, and say how that went."""
+    """Ask Google for a token with the credentials of this machine; returns how that went."""
     import asyncio
 
     from drumline.cloud.google.credentials import GoogleCredentials
@@ -158,7 +158,7 @@ def _login() -> str:
 
 
 def _hint(local: bool) -> list[str]:
-    """What has to happen for the settings to count, and what one would do next."""
+    """What must happen before the settings apply, and what to do next."""
     from drumline.jobs.client import Client
 
     lines = []

@@ -1,6 +1,6 @@
-"""The verbs that make, look at and end jobs.
+"""The verbs that create, show and end jobs.
 
-Thin: the server decides, `views`, `show`, `plans` and `follow` hold what is printed.
+Thin: the server decides, and `views`, `show`, `plans` and `follow` make what is printed.
 """
 
 import sys
@@ -90,7 +90,7 @@ def create(
 def _follow(client: "Client", job: dict[str, object], as_json: bool) -> None:
     from drumline.cli.follow import Screen, follow
 
-    # With --json, stdout is for whoever parses it and the story goes beside it.
+    # With --json, stdout is for JSON only and the story goes to stderr.
     stream = sys.stderr if as_json else sys.stdout
     columns = terminal_size()[0] if stream.isatty() else None
     screen = Screen(stream, columns, colour=coloured() and not as_json)
@@ -138,13 +138,13 @@ def list_jobs(
     client = connect()
     states = [state.strip().upper() for text in status or () for state in text.split(",")]
 
-    def look() -> list[dict[str, Any]]:
+    def fetch() -> list[dict[str, Any]]:
         return client.list(all_jobs, states, name, user, limit, before)
 
     if watch:
         with interruptible("the jobs go on"):
-            _watch(look, as_json)
-    jobs = look()
+            _watch(fetch, as_json)
+    jobs = fetch()
     if as_json:
         echo_json(jobs)
         return
@@ -152,7 +152,7 @@ def list_jobs(
     echo_lines(list_lines(jobs, columns, coloured()))
 
 
-def _watch(look: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
+def _watch(fetch: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
     """Redraw on a terminal; elsewhere print again whenever something changed."""
     import json
 
@@ -160,7 +160,7 @@ def _watch(look: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
 
     before = ""
     while True:
-        jobs = look()
+        jobs = fetch()
         if on_terminal() and not as_json:
             columns, rows = terminal_size()
             lines = list_lines(jobs, columns, coloured(), rows)
@@ -206,7 +206,7 @@ def wait(
     client = connect()
     numbers = _chosen(client, "wait", job_ids, every)
     deadline = None if timeout is None else time.monotonic() + timeout
-    # Nothing is redrawn in a pipe, so there the whole wait is one call.
+    # In a pipe nothing is redrawn, so the whole wait is one call.
     redrawn = on_terminal() and not as_json
     screen = Screen(sys.stdout, terminal_size()[0] if redrawn else None, coloured())
     with interruptible("the jobs go on"):
@@ -317,7 +317,7 @@ def clean(
 
 @dataclass(frozen=True)
 class _Task:
-    """What is to be done to some jobs, and how it is told."""
+    """A verb for several jobs, and how its results are printed."""
 
     verb: str
     do: "Callable[[str], dict[str, Any]]"
@@ -325,7 +325,7 @@ class _Task:
     as_json: bool
     dry_run: bool
     changes: "Callable[[str], list[str]] | None" = None
-    """What it would change of a job's file, a line each."""
+    """Returns what the verb would change in a job's file, a line each."""
 
 
 def _chosen(client: "Client", verb: str, typed: list[str] | None, every: bool) -> list[str]:
@@ -361,7 +361,7 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
         if task.dry_run:
             plan = {str(job["id"]): [would(task.verb, job)] for job in jobs}
             for number in numbers if task.changes else ():
-                plan[number] += _told_changes(task.changes(number) if task.changes else [])
+                plan[number] += _change_lines(task.changes(number) if task.changes else [])
             lines = [line for planned in plan.values() for line in planned]
             echo_json(plan) if task.as_json else echo_lines(lines)
             return
@@ -374,14 +374,14 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
     answers = []
     for number in numbers:
         try:
-            # One at a time: what is refused for one job is no reason to leave the others.
+            # One at a time: a refusal for one job must not keep the others from being done.
             answers.append(task.do(number))
         except Refused as mistake:
             typer.echo(harmless_lines(str(mistake)), err=True)
             refused = True
         else:
             if not task.as_json:
-                changed = _told_changes(answers[-1].get("changes") or ())
+                changed = _change_lines(answers[-1].get("changes") or ())
                 echo_lines([harmless(answers[-1]["text"]), *changed])
     if task.as_json:
         echo_json(answers)
@@ -389,8 +389,8 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
         raise typer.Exit(MISTAKE)
 
 
-def _told_changes(changes: "Sequence[str]") -> list[str]:
-    """What changed of a job file since the job was made, as it is shown."""
+def _change_lines(changes: "Sequence[str]") -> list[str]:
+    """The lines that show what changed in a job file since the job was created."""
     from drumline.cli.rendering.text import harmless
 
     return [f"  changed  {harmless(line)}" for line in changes]

@@ -1,4 +1,4 @@
-"""`drumline plot`: what a job told over its steps, across attempts, with what cut them short."""
+"""`drumline plot`: a job's metrics over its steps, across attempts, with their interruptions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS, PIPE_ROWS = 80, 20
 MOST_ROWS = 26
-# The prompt, and the command itself above the drawing.
+# Rows for the prompt, and for the command itself above the drawing.
 _ROWS_AROUND = 3
 
 

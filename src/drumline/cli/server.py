@@ -77,8 +77,8 @@ def strays(
         return
     chosen = [stray for stray in found["strays"] if not names or stray["name"] in names]
     if release and chosen:
-        told = "\n".join(_stray_line(stray) for stray in chosen)
-        question = f"{told}\nthis ends what runs there; another home may know of it. Go on?"
+        listing = "\n".join(_stray_line(stray) for stray in chosen)
+        question = f"{listing}\nthis ends what runs there; another home may know of it. Go on?"
         confirm("release", question, yes)
     lines = client.settle_strays("release" if release else "adopt", names or ())
     echo_json({"text": lines}) if as_json else echo_lines(lines)
@@ -123,7 +123,7 @@ def stop(as_json: AsJson = False) -> None:
 
 
 def _leaves(found: dict[str, Any]) -> str:
-    """When it ends by itself."""
+    """When the server exits by itself."""
     from drumline.cli.rendering.text import duration
 
     if found.get("stays"):

@@ -1,4 +1,4 @@
-"""The verbs that hand over to the user's own OpenSSH: ssh and cp, to a host of a job's slice."""
+"""The verbs that run the user's own OpenSSH: ssh and cp, to a host of a job's slice."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from drumline.cli.jobs import Id
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Options of ssh that take a value: a word that follows one of them is no command.
+# Options of ssh that take a value: a word after one of them is not the command.
 _WITH_VALUE = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
 _PLACE = re.compile(r"0*(\d{1,12}):(.*)", re.DOTALL)
 
@@ -67,7 +67,7 @@ def cp(
             continue
         into = target
         if len(hosts) > 1:
-            # The same name from every host: each gets a folder of its own.
+            # Each host has a file of the same name, so each gets a folder of its own.
             into = str(Path(target) / f"host-{access['index']}")
             os.makedirs(into, exist_ok=True)
         commands.append(_scp(access, remote, _local(into)))
@@ -79,7 +79,7 @@ def cp(
 
 
 def split(words: "Sequence[str]") -> tuple[list[str], list[str]]:
-    """Options of ssh, and the command behind them."""
+    """Options of ssh, and the command after them."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in {"-", "--"}:
         # `-NL 1:a:1` is two options, and `-L1:a:1` one with its value.
@@ -90,7 +90,7 @@ def split(words: "Sequence[str]") -> tuple[list[str], list[str]]:
 
 
 def check_options(host: "Mapping[str, Any]") -> list[str]:
-    """How to log in; they come first, so nothing that follows can weaken the check of the host."""
+    """Options for the login; they come first, so later ones cannot weaken the host key check."""
     return [
         *("-i", str(Path(str(host["key"])))),
         *("-o", f"Port={host['ssh_port']}"),
@@ -102,7 +102,7 @@ def check_options(host: "Mapping[str, Any]") -> list[str]:
 
 
 def on_host(path: str, folder: str) -> str:
-    """A path as scp takes it: from the program's folder on, unless it is absolute or in ~."""
+    """A path for scp: relative to the program's folder, unless it is absolute or in ~."""
     if path.startswith("/"):
         return path
     if path == "~" or path.startswith("~/"):
@@ -115,7 +115,7 @@ def _scp(host: "Mapping[str, Any]", source: str, target: str) -> list[str]:
 
 
 def _local(path: str) -> str:
-    """A path that scp cannot take for a place on another machine."""
+    """A path that scp cannot mistake for a remote one."""
     return path if path.startswith(("/", ".")) else f"./{path}"
 
 
@@ -144,7 +144,7 @@ def _become(arguments: list[str]) -> None:
 
 
 def _quoted(path: str) -> str:
-    """OpenSSH takes a space in this option for the gap between two files, and % for a token."""
+    """The path quoted: OpenSSH splits this option at spaces, and % begins a token."""
     return '"' + path.replace("%", "%%") + '"'
 
 

@@ -42,7 +42,7 @@ from drumline.observed.hosts import HostPhase, HostReport
 CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
 TAIL_LINES = 20
 TRIES = 3
-"""Failures of the agent, on good connections, after which the host is given up."""
+"""Failures of the agent, on good connections, after which its host counts as failed."""
 
 
 class Gate(Protocol):

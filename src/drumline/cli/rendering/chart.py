@@ -12,7 +12,7 @@ _BREAK, _AGAIN = "┊", "━"
 
 
 class _Canvas:
-    """Characters of dots, each with the shade of the attempt that was drawn there last."""
+    """Braille characters, each with the shade of the attempt that was drawn there last."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -20,7 +20,7 @@ class _Canvas:
         self._shades = [[0] * columns for _ in range(rows)]
 
     def line(self, begin: Spot, end: Spot, shade: int) -> None:
-        """Dots from one place to another; places are from 0 to 1, from the lower left."""
+        """Draw a line of dots; coordinates are from 0 to 1, from the lower left."""
         wide, high = 2 * self.columns - 1, 4 * self.rows - 1
         x0, y0, x1, y1 = begin[0] * wide, begin[1] * high, end[0] * wide, end[1] * high
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
@@ -32,7 +32,7 @@ class _Canvas:
                 self._shades[y // 4][x // 2] = shade
 
     def row(self, number: int, breaks: set[int], colour: bool) -> str:
-        """One line of text; where nothing is drawn, a break shows through."""
+        """One line of text; a break is visible where no curve is drawn."""
         cells = []
         for column, dots in enumerate(self._dots[number]):
             if dots:
@@ -46,7 +46,7 @@ class _Canvas:
 
 
 def chart_lines(drawing: Drawing, columns: int, rows: int, colour: bool = False) -> list[str]:
-    """The drawing with its axes, in so many columns and rows."""
+    """The drawing with its axes, in this many columns and rows."""
     labels = {tick: drawing.y.text(tick) for tick in drawing.y.ticks}
     margin = max(map(width, labels.values()), default=0) + 1
     canvas = _Canvas(max(columns - margin - 1, NARROWEST), max(rows - 4, LOWEST))
@@ -71,8 +71,8 @@ def chart_lines(drawing: Drawing, columns: int, rows: int, colour: bool = False)
     lines += _x_axis(drawing, margin, canvas.columns)
     if drawing.breaks or len(drawing.curves) > 1:
         marks = f"{_BREAK} " if drawing.breaks else ""
-        told = marks + " · ".join(drawing.notes) + (f" ({_AGAIN})" if drawing.again else "")
-        lines.append(" " * (margin + 1) + cut(told, canvas.columns))
+        legend = marks + " · ".join(drawing.notes) + (f" ({_AGAIN})" if drawing.again else "")
+        lines.append(" " * (margin + 1) + cut(legend, canvas.columns))
     return lines
 
 
@@ -81,7 +81,7 @@ def _column(share: float, columns: int) -> int:
 
 
 def _x_axis(drawing: Drawing, margin: int, columns: int) -> list[str]:
-    """The line below, and as many of its ticks as can be read, with what they count at the end."""
+    """The axis line, as many of its ticks as are legible, and the axis label."""
     edge, text = ["─"] * columns, [" "] * columns
     name = drawing.x.label
     free_from, free_to = 0, columns - len(name) - 1

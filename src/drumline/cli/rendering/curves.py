@@ -1,4 +1,4 @@
-"""What `plot` draws, whatever it draws it with: curves by attempt, where they broke off, the axes.
+"""What `plot` draws, on a terminal or as SVG: curves by attempt, interruptions, axes.
 
 Pure functions from the server's history of a job.
 """
@@ -16,7 +16,7 @@ History = Mapping[str, Any]
 Spot = tuple[float, float]
 
 STEP = "step"
-"""The one metric that is drawn over time: it is what all others are drawn over."""
+"""The metric that is drawn over time; all others are drawn over it."""
 _BREAKS = {
     "preempted": "preempted",
     "program failed": "failed",
@@ -30,12 +30,12 @@ _UNITS = ((1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours"), (86400.0, "day
 
 
 class NothingToDraw(Exception):
-    """The job has not told this; the text is the sentence to show."""
+    """The job has not reported the metric; the text is the sentence to show."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One attempt: its points in runs without a gap."""
+    """The curve of an attempt: its points in runs without a gap."""
 
     attempt: int
     runs: tuple[tuple[Spot, ...], ...]
@@ -51,7 +51,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is drawn along it, from where to where, and its ticks."""
+    """The label of an axis, its range, and its ticks."""
 
     label: str
     low: float
@@ -59,11 +59,11 @@ class Axis:
     ticks: tuple[float, ...]
 
     def share(self, value: float) -> float:
-        """Where a value lies, from 0 to 1."""
+        """The position of a value, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
     def text(self, tick: float) -> str:
-        """A tick as it is written: `20,000`, `0.25`, `1e-05`."""
+        """The label of a tick: `20,000`, `0.25`, `1e-05`."""
         if tick and not 1e-4 <= abs(tick) < 1e7:
             return f"{tick:.3g}"
         gap = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else 1.0
@@ -73,7 +73,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Drawing:
-    """All of it."""
+    """A whole drawing."""
 
     title: str
     x: Axis
@@ -81,30 +81,30 @@ class Drawing:
     curves: tuple[Curve, ...]
     breaks: tuple[Break, ...]
     again: tuple[tuple[float, float], ...]
-    """From the step an attempt resumed from to the step the one before had reached."""
+    """Steps that ran twice: from where an attempt resumed to where the last one had come."""
     notes: tuple[str, ...]
 
 
 def metrics_in(history: History) -> list[str]:
-    """What the job has told, in the order it told it."""
+    """The metrics of the job, in the order in which it first reported them."""
     names = dict.fromkeys(name for point in history["points"] for name in point["metrics"])
     return [*names, STEP]
 
 
 def draw(history: History, metric: str | None) -> Drawing:
-    """The drawing of a metric; without one, the loss, or how far the job came over time."""
+    """The drawing of a metric; None is the loss, or the step over time."""
     job, points = history["job"], history["points"]
     if not points:
         raise NothingToDraw(
             f"{job['id']} has told no step yet; a program tells them by drumline.heartbeat(step=…),"
             " or its job file has a progress pattern"
         )
-    told = metrics_in(history)
-    chosen = metric or ("loss" if "loss" in told else STEP)
-    if chosen not in told:
+    names = metrics_in(history)
+    chosen = metric or ("loss" if "loss" in names else STEP)
+    if chosen not in names:
         raise NothingToDraw(
             f"--metric {harmless(chosen)}: {job['id']} does not tell it; it tells "
-            f"{', '.join(map(harmless, told))}"
+            f"{', '.join(map(harmless, names))}"
         )
     over_time = chosen == STEP
     begin = points[0]["time"]
@@ -138,13 +138,13 @@ def _spot(point: Mapping[str, Any], metric: str, begin: float, size: float) -> S
 
 
 def _runs(spots: Iterable[Spot | None]) -> tuple[tuple[Spot, ...], ...]:
-    """Points that belong together: a missing one leaves a gap."""
+    """Points in runs without a gap; a missing point is a gap."""
     grouped = groupby(spots, key=lambda spot: spot is not None)
     return tuple(tuple(spot for spot in run if spot) for there, run in grouped if there)
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a stretch of time reads best."""
+    """The most readable unit for a duration."""
     return next((unit for unit in reversed(_UNITS) if seconds >= 2 * unit[0]), _UNITS[0])
 
 
@@ -184,7 +184,7 @@ def _notes(curves: Sequence[Curve], breaks: Sequence[Break], again: object) -> t
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:
-    """A little more than what the values span, and below zero only where they are."""
+    """A range a little wider than the values, below zero only if they are."""
     low, high = min(values), max(values)
     room = 0.04 * (high - low)
     return (max(0.0, low - room) if low >= 0 else low - room), high + room
@@ -198,7 +198,7 @@ def _axis(label: str, low: float, high: float, whole: bool = False) -> Axis:
 
 
 def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> tuple[float, ...]:
-    """Round values between two others: multiples of 1, 2 or 5 times a power of ten."""
+    """Round values in a range: multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
     scale = 10.0 ** math.floor(math.log10(rough))
     gap = next(scale * size for size in (1, 2, 5, 10) if scale * size >= rough * (1 - 1e-9))

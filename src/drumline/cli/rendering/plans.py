@@ -1,4 +1,4 @@
-"""What a verb would do to a job, told before it is done: for the question, and for `--dry-run`."""
+"""What a verb would do to a job, for the confirmation and for `--dry-run`."""
 
 from drumline.cli.rendering.text import count, dollars, harmless
 from drumline.cli.rendering.views import ENDED, Job, progress_count
@@ -6,16 +6,16 @@ from drumline.cli.rendering.views import ENDED, Job, progress_count
 
 def standing(job: Job) -> str:
     """`000004 llama-1b is RUNNING at step 18,400; its last checkpoint is step 18,000`."""
-    told = f"{_named(job)} is {job['status']}"
+    text = f"{_named(job)} is {job['status']}"
     at = progress_count(_only_step(job))
     if at:
-        told += f" at step {at}"
+        text += f" at step {at}"
     saved = progress_count({"step": (job.get("progress") or {}).get("checkpoint")})
     if saved:
-        told += f"; its last checkpoint is step {saved}"
+        text += f"; its last checkpoint is step {saved}"
     elif at and job["status"] not in ENDED and not (job.get("spec") or {}).get("checkpoint"):
-        told += "; it has no checkpoint"
-    return told
+        text += "; it has no checkpoint"
+    return text
 
 
 def loss(verb: str, job: Job) -> str:

@@ -22,12 +22,12 @@ from drumline.cli.rendering.views import (
 LABEL = 9
 MOST_ATTEMPTS = 12
 MOST_TAIL = 10
-# A pause shorter than this between two attempts is the ordinary time it takes to ask again.
+# A shorter pause between two attempts is the ordinary time of a new request.
 WAIT_WORTH_SAYING = 60.0
 
 
 def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
-    """One job in full, in the order of what one wants to know."""
+    """Everything about a job, the most important first."""
     sections = (
         ("cause", cause_lines(job)),
         ("progress", _progress_lines(job, now)),
@@ -60,16 +60,16 @@ def headline(job: Job, colour: bool = False) -> str:
 
 
 def after_what(job: Job) -> str:
-    """What stands behind FAILED or SUCCEEDED: the failures that used up the allowance, or time."""
+    """The text after FAILED or SUCCEEDED: the failures that used up the allowance, or the time."""
     if job["status"] == "SUCCEEDED" and job.get("ended") and job.get("created"):
         return f" in {duration(job['ended'] - job['created'])}"
     if job["status"] != "FAILED":
         return ""
     outcomes = [attempt.get("outcome") for attempt in job.get("attempts") or []]
-    told = {"program failed": "program", "stuck": "program", "set-up failed": "set-up"}
-    last = told.get(outcomes[-1] or "") if outcomes else "program"
+    parts = {"program failed": "program", "stuck": "program", "set-up failed": "set-up"}
+    last = parts.get(outcomes[-1] or "") if outcomes else "program"
     if job.get("failures") and last:
-        of_all = all(told.get(outcome or "", last) == last for outcome in outcomes)
+        of_all = all(parts.get(outcome or "", last) == last for outcome in outcomes)
         whose = f" of the {last}" if of_all else f", the last of the {last}"
         return f" after {count(job['failures'], 'failure')}{whose}"
     return f": {harmless(job['reason'])}" if job.get("reason") else ""
@@ -82,7 +82,7 @@ def cause_lines(job: Job) -> list[str]:
         return []
     where = f"host {cause['host']}" if cause.get("host") is not None else ""
     if cause.get("kind") == "stuck":
-        where = ""  # all hosts wait for each other then, and none of them was first
+        where = ""  # all hosts wait for each other, and none of them was first
     if where and (cause.get("hosts") or 1) > 1:
         where += f" of {cause['hosts']}, first to fail"
         if cause.get("ahead_seconds"):
@@ -99,7 +99,7 @@ def cause_lines(job: Job) -> list[str]:
 
 
 def _host_lines(job: Job) -> list[str]:
-    """How far the hosts of the attempt under way are: a count, and who is behind the others."""
+    """The progress of the hosts of the attempt under way: a count, and which are behind."""
     attempts = job.get("attempts") or []
     hosts = attempts[-1].get("hosts") if attempts and not attempts[-1].get("outcome") else None
     if not hosts:
@@ -109,14 +109,14 @@ def _host_lines(job: Job) -> list[str]:
     lines = [f"{phases.count(most)} of {len(hosts)} {most}"]
     for host, phase in zip(hosts, phases, strict=True):
         if phase != most:
-            told = host.get("error") or host.get("detail")
-            why = f": {harmless(told)}" if told else ""
+            detail = host.get("error") or host.get("detail")
+            why = f": {harmless(detail)}" if detail else ""
             lines.append(f"host {host['index']} {phase}{why}")
     return lines
 
 
 def _progress_lines(job: Job, now: float) -> list[str]:
-    """How far it is and how well it goes: all that the program told and everyone has a word for."""
+    """The progress of the job: its step, and the metrics with a well-known name."""
     progress = job.get("progress") or {}
     at = progress_count(progress)
     facts = [f"step {at}"] if at else []
@@ -139,7 +139,7 @@ def _progress_lines(job: Job, now: float) -> list[str]:
 
 
 def result_lines(job: Job) -> list[str]:
-    """What the program said came of it, where it did."""
+    """The results that the program reported, if any."""
     said = (job.get("progress") or {}).get("result")
     return [harmless(line) for line in str(said).splitlines()] if said else []
 
@@ -162,11 +162,11 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
         zone = harmless(attempt.get("zone") or NOTHING).ljust(zones)
         outcome = harmless(attempt.get("outcome") or "under way")
         detail = harmless(attempt.get("detail") or "")
-        told = detail if detail.startswith(outcome) else _joined(outcome, detail)
+        text = detail if detail.startswith(outcome) else _joined(outcome, detail)
         if outcome == "stuck":
             over = place == len(attempts) - 1 and job["status"] in ENDED
-            told = f"{_no_step(attempt, now)}: stuck, {'ended' if over else 'restarted'}"
-        lines.append(f"{attempt['number']:>{digits}}  {zone}  {times:13}  {told}")
+            text = f"{_no_step(attempt, now)}: stuck, {'ended' if over else 'restarted'}"
+        lines.append(f"{attempt['number']:>{digits}}  {zone}  {times:13}  {text}")
     return lines + _pauses(job, attempts)
 
 
@@ -187,7 +187,7 @@ def _joined(outcome: str, detail: str) -> str:
 
 
 def _pauses(job: Job, attempts: Sequence[Job]) -> list[str]:
-    """The waits between attempts, each with the reason the events give for it."""
+    """The waits between attempts, each with its reason from the events."""
     lines = []
     for before, after in pairwise(attempts):
         begin, end = before.get("ended"), after.get("started")
@@ -216,15 +216,15 @@ def _event_lines(job: Job, now: float) -> list[str]:
 def _cost_lines(job: Job) -> list[str]:
     if job.get("cost") is None:
         return []
-    told = dollars(job["cost"])
+    text = dollars(job["cost"])
     ended = [attempt for attempt in job.get("attempts") or [] if attempt.get("ended")]
     if ended and job.get("cost_lost", 0.0) is None:
-        told += f", of it {NOTHING} lost"
+        text += f", of it {NOTHING} lost"
     elif job.get("cost_lost"):
-        told += f", of it {dollars(job['cost_lost'])} lost"
+        text += f", of it {dollars(job['cost_lost'])} lost"
     if job.get("cost_per_hour"):
-        told += f" so far, {dollars(job['cost_per_hour'])} an hour now"
-    return [told]
+        text += f" so far, {dollars(job['cost_per_hour'])} an hour now"
+    return [text]
 
 
 def _slice_lines(job: Job, now: float) -> list[str]:
@@ -240,7 +240,7 @@ def _slice_lines(job: Job, now: float) -> list[str]:
 
 
 def next_steps(job: Job) -> str:
-    """The commands one is likely to want now."""
+    """The commands that the user is likely to need now."""
     number, status = job["id"], job["status"]
     release = f"drumline delete {number}"
     if status == "FAILED":

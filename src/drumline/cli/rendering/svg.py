@@ -1,4 +1,4 @@
-"""A drawing as SVG: one file that any browser shows and any paper takes. Pure."""
+"""A drawing as SVG: one file for browsers and papers. Pure."""
 
 from html import escape
 
@@ -7,11 +7,11 @@ from drumline.cli.rendering.curves import Axis, Break, Drawing, Spot
 WIDTH, HEIGHT = 900, 480
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 64, 56
 _SHADES = ("#1a5fb4", "#62a0ea")
-"""Attempts alternate between them, so that one sees where the next began."""
+"""The colours of attempts, which alternate to show where the next began."""
 _BROKEN, _AGAIN, _INK, _FAINT = "#c64600", "#f8e4c0", "#1c1c1c", "#e4e4e4"
 _FONT = "font-family='Helvetica, Arial, sans-serif'"
 LABEL_ROOM = 66
-"""What the name of a break takes; one that follows closer has its line alone."""
+"""The width of the label of a break; a break that follows closer has only its line."""
 
 
 def svg_of(drawing: Drawing) -> str:
@@ -43,7 +43,7 @@ def _across(drawing: Drawing, x: float) -> float:
 
 
 def _bands(drawing: Drawing) -> list[str]:
-    """The steps that were run again, shaded; never so narrow that one cannot see them."""
+    """The steps that were run again, shaded; never too narrow to be seen."""
     if not drawing.again:
         return []
     right = WIDTH - RIGHT
@@ -113,7 +113,7 @@ def _break(interruption: Break, x: float, named: bool) -> list[str]:
     )
     if not named:
         return [line]
-    # Near the right edge the word would leave the picture.
+    # Near the right edge the label would leave the picture.
     anchor, gap = ("end", -4) if x > WIDTH - RIGHT - LABEL_ROOM else ("start", 4)
     word = (
         f"<text x='{x + gap:.1f}' y='{TOP + 12}' font-size='11' fill='{_BROKEN}'"

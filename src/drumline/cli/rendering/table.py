@@ -1,4 +1,4 @@
-"""Aligned columns for people: bold headings on a terminal, plain text in a pipe."""
+"""Tables with aligned columns: bold headings on a terminal, plain text in a pipe."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,22 +15,22 @@ def table_lines(
 ) -> list[str]:
     """Rows under headings; `right` has an `r` for each column that is aligned to the right.
 
-    A column beyond the end of `right` is aligned to the left. `paint` gets the column's number and
-    a cell that is padded already, and may colour it.
+    A column beyond the end of `right` is aligned to the left. `paint` gets a column's number and a
+    padded cell, and may colour it.
     """
     sizes = [[width(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(column) for column in zip(*sizes, strict=True)]
     sides = right.ljust(len(widths))
 
-    def line(cells: Sequence[str], taken: Sequence[int], painted: bool) -> str:
+    def line(cells: Sequence[str], used: Sequence[int], painted: bool) -> str:
         padded = []
         for number, cell in enumerate(cells):
-            gap = " " * (widths[number] - taken[number])
+            gap = " " * (widths[number] - used[number])
             whole = gap + cell if sides[number] == "r" else cell + gap
             padded.append(paint(number, whole) if paint and painted else whole)
         return "  ".join(padded).rstrip()
 
-    shown = [line(row, taken, True) for row, taken in zip(rows, sizes[1:], strict=True)]
+    shown = [line(row, used, True) for row, used in zip(rows, sizes[1:], strict=True)]
     return [line(headings, sizes[0], False), *shown]
 
 

@@ -1,4 +1,4 @@
-"""How numbers, times and strangers' text are written for people.
+"""Formats numbers and times, and makes untrusted text safe for a terminal.
 
 Pure functions. What came from a job (its name, its log, its errors) goes through `harmless` or,
 where it comes in pieces, through `HarmlessStream` before it reaches a terminal: a name must not be
@@ -12,15 +12,15 @@ from functools import lru_cache
 NOTHING = "–"
 
 # Whole escape sequences first, so that no `[31m` is left of them; then every control character that
-# remains, and the marks that reverse the direction of what follows. Compiled when first needed:
-# most commands meet none.
+# remains, and the marks that reverse the text direction. Compiled on first use: most commands need
+# none.
 _SEQUENCES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]"
 )
 _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-# Latin letters and the punctuation we write ourselves take one column each.
+# Latin letters and our own punctuation take one column each.
 _NARROW = re.compile("[ -~\xa0-\u02ff\u2010-\u2027\u2190-\u2193]*")
 
 
@@ -34,8 +34,8 @@ def harmless(text: object) -> str:
 
 
 # In a stream a sequence ends with its line at the latest: an opening that is never closed must not
-# swallow the rest of the log. And as the rest may come with the next piece, an opening alone is
-# no sequence yet.
+# swallow the rest of the log. As the rest may come with the next piece, an opening alone is held
+# back.
 _WHOLE = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
@@ -49,11 +49,11 @@ _LONGEST_SEQUENCE = 4096
 class HarmlessStream:
     """Text that comes in pieces of bytes, without anything a terminal would act on.
 
-    Lines and tabs stay. A carriage return begins a new line: nothing is written over.
+    Lines and tabs stay. A carriage return begins a new line: nothing is overwritten.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing held back."""
+        """Nothing is held back yet."""
         import codecs
 
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -74,13 +74,13 @@ class HarmlessStream:
 
 
 def harmless_lines(text: str) -> str:
-    """Some lines of text, without anything a terminal would act on."""
+    """Lines of text, without anything a terminal would act on."""
     if text.isprintable():
         return text
     return HarmlessStream().feed(text.encode("utf-8", "replace"), last=True)
 
 
-@lru_cache(maxsize=4096)  # a table asks for the same few words again and again
+@lru_cache(maxsize=4096)  # a table measures the same few words again and again
 def width(text: str) -> int:
     """How many columns the text takes on a terminal."""
     if text.isascii() or _NARROW.fullmatch(text):
@@ -88,7 +88,7 @@ def width(text: str) -> int:
     from wcwidth import wcswidth
 
     columns = wcswidth(text)
-    return len(text) if columns < 0 else columns  # it does not count what holds a control character
+    return len(text) if columns < 0 else columns  # wcswidth is negative for control characters
 
 
 def cut(text: str, columns: int) -> str:
@@ -102,7 +102,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def wrapped(line: str, columns: int, indent: int) -> list[str]:
-    """The line in pieces that fit, broken between words, the later ones indented."""
+    """The line in pieces that fit, broken between words, all but the first indented."""
     if width(line) <= columns:
         return [line]
     lines, current = [], ""
@@ -112,7 +112,7 @@ def wrapped(line: str, columns: int, indent: int) -> list[str]:
                 lines.append(current)
                 current, word = " " * indent, word.lstrip()
                 continue
-            # A word wider than the line is broken where the line ends.
+            # A word wider than the line is broken at its end.
             part = current + word
             kept = cut(part, columns + 1).removesuffix("…")
             lines.append(kept)

@@ -1,7 +1,7 @@
 """What `list` prints, and the facts that other views share: from the server's answers to lines.
 
-Pure functions. Every text that comes from a job passes through `harmless`. Colour is put on last
-and carries state, never meaning alone: the same words stand there without it.
+Pure functions. Every text that comes from a job passes through `harmless`. Colour is added last and
+never carries meaning alone: the words are the same without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ HEADINGS: tuple[str, ...] = (
 )
 _LARGEST = 2.0**63
 _NARROWEST = {"NAME": 12, "NOTE": 20}
-# What a narrow terminal goes without, least missed first; `show` has it all.
+# Columns that a narrow terminal leaves out, the least important first; `show` has them all.
 _LEFT_OUT = ("HOST0 IP", "USER", "ZONE", "ACCELERATOR", "PROGRESS")
 
 _BRIEF = {"images": "img", "tokens": "tok", "examples": "ex", "samples": "samp"}
@@ -63,12 +63,12 @@ def list_lines(
 
     heading, *lines = table_lines(headings, cells, paint=paint if colour else None)
     left_out = len(jobs) - len(shown)
-    told = summary(jobs)
+    total = summary(jobs)
     return [
         typer.style(heading, bold=True) if colour else heading,
         *lines,
         *([f"… and {left_out:,} more"] if left_out else []),
-        told if columns is None else cut(told, columns),
+        total if columns is None else cut(total, columns),
     ]
 
 
@@ -126,35 +126,35 @@ def progress_count(progress: Mapping[str, Any] | None) -> str:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a figure the program reported can be written and reckoned with."""
+    """Whether a value the program reported is a finite number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return -_LARGEST < value < _LARGEST  # compared, as an int may be no float; nan is in no range
+    return -_LARGEST < value < _LARGEST  # an int may be too large for a float; nan is in no range
 
 
 def rates(progress: Mapping[str, Any] | None, brief: bool = False) -> list[str]:
-    """`9.8k images/s`; `brief` shortens the words everyone knows: `9.8k img/s`."""
-    told = progress or {}
+    """`9.8k images/s`; `brief` abbreviates common words: `9.8k img/s`."""
+    reported = progress or {}
     found = [
         (value, key.removesuffix("_per_second"))
-        for key, value in told.items()
+        for key, value in reported.items()
         if key.endswith("_per_second") and is_number(value)
     ]
-    if is_number(told.get("rate")):
-        item = str(told.get("item") or "steps")
-        found.insert(0, (told["rate"], _BRIEF.get(item, item) if brief else item))
+    if is_number(reported.get("rate")):
+        item = str(reported.get("item") or "steps")
+        found.insert(0, (reported["rate"], _BRIEF.get(item, item) if brief else item))
     return [f"{short(value)} {harmless(item)}/s" for value, item in found]
 
 
 def figure(value: object) -> str:
-    """`0.4123`; what the program could only write as text, such as nan, as it wrote it."""
+    """`0.4123`; what is not a finite number, such as nan, as the program wrote it."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.4g}"
     return NOTHING if value is None else harmless(value)
 
 
 def percent(fraction: object, digits: int = 1) -> str:
-    """`41.2 %`, or a dash for what is no number."""
+    """`41.2 %`, or a dash for what is not a number."""
     return f"{100 * fraction:.{digits}f} %" if is_number(fraction) else NOTHING
 
 
@@ -165,22 +165,22 @@ def share(progress: Mapping[str, Any] | None) -> str:
 
 
 def note(job: Job) -> str:
-    """Why it waits or how it goes, and what it has been through."""
+    """Why a job waits or how it goes, and its preemptions and failures."""
     running = job["status"] == "RUNNING"
     parts = [harmless(job.get("reason") or ""), share(job.get("progress")) if running else ""]
     return " · ".join(part for part in [*parts, *troubles(job)] if part)
 
 
 def troubles(job: Job) -> list[str]:
-    """`3 preemptions`, `1 failure`, `1 bad host`: those there were."""
+    """`3 preemptions`, `1 failure`, `1 bad host`: those that occurred."""
     kinds = (("preemptions", "preemption"), ("failures", "failure"), ("bad_hosts", "bad host"))
     return [count(job[key], noun) for key, noun in kinds if job.get(key)]
 
 
 def setbacks(job: Job) -> list[str]:
-    """What it has been through and what that took: `1 preemption`, `1 step run again`."""
+    """Troubles and the steps they cost: `1 preemption`, `1 step run again`."""
     again = job.get("steps_again")
-    told = troubles(job)
-    if is_number(again) and (again or told):
-        told.append(f"{count(int(again), 'step')} run again")
-    return told
+    found = troubles(job)
+    if is_number(again) and (again or found):
+        found.append(f"{count(int(again), 'step')} run again")
+    return found

@@ -1,4 +1,4 @@
-"""What a job's slices cost, and how much of that bought steps that were lost again. Pure."""
+"""What a job's slices cost, and how much of that was for steps that were lost. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from drumline.jobs.store.specs import StoredSpec
 Attempt = Mapping[str, Any]
 
 _KEPT = frozenset({Outcome.SUCCEEDED.value, Outcome.LEFT.value})
-"""Outcomes of attempts of which nothing was lost, by the program's own word."""
+"""Outcomes of attempts that lost nothing, as the program saved its work."""
 
 
 def per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
-    """Dollars an hour of a slice; reserved capacity is counted at the list price."""
+    """The price of a slice in dollars an hour; reserved capacity counts at the list price."""
     if zone in LOCAL_ZONES:
         return None
     tier = "spot" if capacity == "spot" else "on-demand"
@@ -44,13 +44,13 @@ def cost_lost(
     slices: Sequence[SliceRow],
     spec: StoredSpec,
 ) -> float | None:
-    """What was paid for time of which no step was kept; None where that cannot be told.
+    """The cost of time whose steps were lost; None where that is not known.
 
-    Of an attempt that was cut short, that is the time since its last checkpoint, or all of it
-    where it saved none. It cannot be told of an attempt that ran for a job with a `checkpoint`
-    and never said whether it saved one.
+    For an attempt that was cut short, that is the time since its last checkpoint, or all of it
+    if it saved none. It is not known for an attempt of a job with a `checkpoint` that never
+    reported whether it saved one.
     """
-    lost, tells = 0.0, any(told.tells_checkpoints for told in by_attempt.values())
+    lost, tells = 0.0, any(steps.tells_checkpoints for steps in by_attempt.values())
     for attempt in attempts:
         ended, outcome = attempt["ended"], attempt["outcome"]
         begin = _paid_from(attempt, slices)
@@ -69,7 +69,7 @@ def cost_lost(
 
 
 def _paid_from(attempt: Attempt, slices: Sequence[SliceRow]) -> float | None:
-    """When an attempt began to cost: with its slice, or with itself where that was there before."""
+    """When an attempt began to cost: when its slice was ready, or later, at its own start."""
     ended = attempt["ended"]
     ready = [
         row.ready

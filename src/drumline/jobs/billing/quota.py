@@ -1,8 +1,8 @@
-"""The quota of a project as its owner wrote it down, and what a job asks for beyond it. Pure.
+"""The quota of a project as its owner wrote it in the settings, and jobs that exceed it. Pure.
 
-Google does not tell a user's quota by zone in a way that can be relied on, so `drumline init` takes
-it from the letter that grants it: `64 spot v6e chips in europe-west4-a`. It only warns: the letter
-may be old, and Google has the last word.
+Google has no reliable way to read a user's quota by zone, so `drumline init` takes it from the
+letter that grants it: `64 spot v6e chips in europe-west4-a`. It is only for warnings: the letter
+may be old, and Google decides.
 """
 
 import re
@@ -22,7 +22,7 @@ _GRANT = re.compile(
 
 @dataclass(frozen=True)
 class Grant:
-    """So many chips of a kind, in one zone."""
+    """A number of chips of a kind, in one zone."""
 
     chips: int
     capacity: str
@@ -30,7 +30,7 @@ class Grant:
     zone: str
 
     def __str__(self) -> str:
-        """As it is written down."""
+        """The sentence that `read_grant` reads."""
         noun = "chip" if self.chips == 1 else "chips"
         return f"{self.chips} {self.capacity} {self.generation} {noun} in {self.zone}"
 
@@ -51,7 +51,7 @@ def read_grant(text: str) -> Grant:
 
 
 def beyond_quota(choices: Iterable[Choice], capacity: str, grants: Sequence[Grant]) -> list[str]:
-    """A warning for each slice and zone that the quota does not cover; none where none is known."""
+    """A warning for each slice and zone that the quota does not cover; none without a quota."""
     if not grants:
         return []
     without: dict[str, list[str]] = {}

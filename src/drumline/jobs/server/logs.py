@@ -283,8 +283,8 @@ def _clock(moment: float) -> bytes:
 
 def _object(attempt: int, host: int, at: float, line: bytes) -> bytes:
     text = line.decode("utf-8", "replace").removesuffix("\n")
-    line = {"attempt": attempt, "host": host, "time": at or None, "text": text}
-    return json.dumps(line).encode() + b"\n"
+    entry = {"attempt": attempt, "host": host, "time": at or None, "text": text}
+    return json.dumps(entry).encode() + b"\n"
 
 
 def _hosts(job: Job, attempt: int, folder: Path) -> int:

@@ -1,6 +1,6 @@
 """The job file: YAML in, a JobSpec out, or every mistake with its line.
 
-`reading` reads it, `model` says what the keys are and mean, `places` where such a job may run.
+`reading` reads it, `model` defines the keys, `places` says where such a job may run.
 """
 
 from drumline.jobs.spec.changes import changes

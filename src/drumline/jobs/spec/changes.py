@@ -1,4 +1,4 @@
-"""What became different between two job files, key by key, as a user reads it."""
+"""The differences between two job files, key by key, as lines for the user."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ _LONGEST = 60
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Lines like `retry.failures: 3 → 1`; both are jobs as `model_dump(mode="json")` wrote them."""
+    """Lines like `retry.failures: 3 → 1`; both jobs are the JSON of `model_dump(mode="json")`."""
     old, new = dict(_flat(before)), dict(_flat(after))
     return [
         f"{key}: {_change(old.get(key), new.get(key))}"

@@ -1,7 +1,7 @@
-"""The checks of single values in a job file: each takes what was written and gives what is meant.
+"""The checks of single values in a job file: each takes what was written and returns its value.
 
-A value that cannot be meant raises Wrong with the sentences for the user; `spec` adds file and
-line. The values come from `yaml_lines` (numbers and booleans as Written) or as plain JSON.
+An invalid value raises Wrong with the sentences for the user; `reading` adds file and line. The
+values come from `yaml_lines` (numbers and booleans as Written) or as plain JSON.
 """
 
 import json
@@ -32,10 +32,10 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9]+){0,2}")
 
 
 class Wrong(ValueError):
-    """A value that cannot be meant: where inside it (a path, empty for the whole), and why."""
+    """A value is invalid: where inside it (a path, empty for the whole), and why."""
 
     def __init__(self, message: str, *at: str | int) -> None:
-        """One sentence, for the value itself or a place inside it."""
+        """One sentence, about the value itself or a place inside it."""
         super().__init__(message)
         self.flaws: list[tuple[Path, str]] = [(at, message)]
 
@@ -49,7 +49,7 @@ class Wrong(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as a sentence quotes it: on one line, not too long."""
+    """A value as it is quoted in a sentence: on one line, not too long."""
     if isinstance(value, Written):
         return value.text if len(value.text) <= 60 else value.text[:59] + "…"
     if isinstance(value, bool | int | float):
@@ -65,12 +65,12 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """The value without the memory of how it was written."""
+    """The plain value, without how it was written."""
     return value.value if isinstance(value, Written) else value
 
 
 def text(value: object) -> str:
-    """Text that is not blank; the classic slips of YAML are told how to mend."""
+    """Text that is not blank; the sentences say how to fix common mistakes in YAML."""
     if isinstance(value, str):
         if not value.strip():
             raise Wrong("is empty")
@@ -124,7 +124,7 @@ def yes_or_no(value: object) -> bool:
 
 
 def several(value: object) -> list[object]:
-    """A list; one value alone stands for a list of one."""
+    """A list; a single value is a list of one."""
     if isinstance(value, Mapping):
         raise Wrong("is a map; it takes one name or a list")
     found = list(value) if isinstance(value, list | tuple) else [value]
@@ -134,7 +134,7 @@ def several(value: object) -> list[object]:
 
 
 def each(values: Iterable[tuple[str | int, In]], check: Callable[[In], Out]) -> list[Out]:
-    """Every value checked, the sentences of all that fail raised together."""
+    """All checked values; the sentences of all that fail are raised together."""
     good: list[Out] = []
     flaws: list[tuple[Path, str]] = []
     for at, value in values:
@@ -148,7 +148,7 @@ def each(values: Iterable[tuple[str | int, In]], check: Callable[[In], Out]) -> 
 
 
 def unique(values: list[Out]) -> tuple[Out, ...]:
-    """The same values, each of which may stand once."""
+    """The same values, none of which may occur twice."""
     seen: set[Out] = set()
     twice: list[tuple[Path, str]] = []
     for at, name in enumerate(values):
@@ -161,7 +161,7 @@ def unique(values: list[Out]) -> tuple[Out, ...]:
 
 
 def map_of(value: object, example: str) -> dict[str, object]:
-    """A map with text for keys; nothing stands for an empty one."""
+    """A map with text for keys; None is an empty map."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -171,7 +171,7 @@ def map_of(value: object, example: str) -> dict[str, object]:
 
 
 def variable(value: object) -> str:
-    """The name of an environment variable that is the user's to set."""
+    """The name of an environment variable that the user may set."""
     name = text(value)
     if not _VARIABLE.fullmatch(name):
         raise Wrong(

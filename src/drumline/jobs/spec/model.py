@@ -24,7 +24,7 @@ from drumline.jobs.spec.checks import Wrong, shown
 from drumline.jobs.spec.yaml_lines import Path as KeyPath
 
 KEEP_SECONDS = 3600.0
-"""Time to mend a bug, and not a night's bill."""
+"""Seconds that a cancelled job keeps its slice: enough to fix a bug, not a night's bill."""
 
 Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(checks.allowance)]
 

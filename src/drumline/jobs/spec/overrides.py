@@ -1,4 +1,4 @@
-"""`--set key=value`: one value of the job file replaced from the command line.
+"""`--set key=value`: replaces a value of the job file from the command line.
 
 The value is read as YAML reads a scalar or a list, so `--set retry.failures=1` is a number and
 `--set 'zones=[a, b]'` a list. Text stays as it was typed, colons and hashes included.
@@ -12,12 +12,12 @@ from drumline.jobs.spec.problems import Problem, key_of, unknown_key
 from drumline.jobs.spec.yaml_lines import NotYaml, Path, read
 
 MAPS = ("environment", "python", "mounts", "retry")
-"""The keys that hold keys."""
+"""The keys whose values are maps."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """One --set: where, what, and how a sentence cites it."""
+    """A --set: its key, its value, and how a sentence quotes it."""
 
     path: Path
     value: Any
@@ -25,7 +25,7 @@ class Override:
 
 
 def read_override(written: str) -> Override | Problem:
-    """What one --set asks for."""
+    """Parse one --set."""
     key, equals, typed = written.partition("=")
     key = key.strip()
     cited = written if len(written) <= 80 else written[:79] + "…"
@@ -34,7 +34,7 @@ def read_override(written: str) -> Override | Problem:
         return Problem(source, None, "", "is not key=value, like retry.failures=1")
     if "\0" in key or any("\ud800" <= letter <= "\udfff" for letter in key):
         return Problem(source, None, "", "holds a character that no text can have")
-    # Two levels are all there are, and a mount's folder may have dots in it.
+    # There are only two levels, and a mount's folder may have dots in it.
     top, dot, inside = key.partition(".")
     path: Path = (top, inside) if dot else (top,)
     if dot and top in MAPS and not inside:
@@ -51,7 +51,7 @@ def _value(typed: str) -> Any:
     try:
         document = read(typed)
     except NotYaml:
-        # `echo "a" b` is no YAML and plain text; an open bracket is a slip.
+        # `echo "a" b` is not YAML but plain text; an open bracket is a mistake.
         if typed.lstrip().startswith(("[", "{")) or not _sound(typed):
             raise
         return typed
@@ -60,7 +60,7 @@ def _value(typed: str) -> Any:
     opening = typed.lstrip()[0]
     if isinstance(document.value, dict | list):
         return document.value if opening in "[{" else typed
-    # A command line has no comments: what YAML would cut off is part of the text.
+    # A command line has no comments: what YAML would drop is part of the text.
     mark = document.marks.get(())
     if mark is None or (opening not in "'\"|>!&" and mark.text != typed.strip()):
         return typed.strip()
@@ -72,7 +72,7 @@ def _sound(typed: str) -> bool:
 
 
 def apply(values: dict[str, Any], override: Override, known: Collection[str]) -> str | None:
-    """Replace the value in place, or say why it cannot be done."""
+    """Replace the value in place; returns why not, if it cannot be done."""
     top = str(override.path[0])
     if top not in known:
         return unknown_key(top, known)

@@ -1,6 +1,6 @@
-"""Where a job may run: its choices in order, less those that would pay for reading across regions.
+"""Where a job may run: its choices in order, without those that would read across regions.
 
-Pure: the locations of buckets come in as a map, read by whoever can ask the cloud.
+Pure: the locations of buckets are an argument; the caller reads them from the cloud.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from drumline.jobs.spec.storage import SCHEME, bucket_of, mount_over
 from drumline.jobs.spec.zones import ANY
 
 EMULATED = "LOCAL"
-"""The location of a bucket that is a folder of the emulator: near everything."""
+"""The location of a bucket that is a folder of the emulator: in every region."""
 _GB_IN_TB = 1000
 
 
@@ -31,13 +31,13 @@ class RegionCheck(NamedTuple):
 
     choices: tuple[Choice, ...]
     refusal: str | None
-    """Two lines for the user; while there is one, nothing may be asked for."""
+    """Two lines for the user if the job may not run anywhere, else None."""
 
 
 def candidates(spec: JobSpec, *, local: bool) -> tuple[Choice, ...]:
-    """Every slice that would do, in order of preference: by accelerator, then by zone.
+    """Every possible slice, in order of preference: by accelerator, then by zone.
 
-    None is left when a job names only the emulator's zones and runs on Google.
+    Empty when a job names only the emulator's zones and runs on Google.
     """
     found = []
     for accelerator in spec.accelerator:
@@ -63,9 +63,9 @@ def region_conflicts(
 ) -> RegionCheck:
     """Keep the choices in the region of every bucket whose location is known.
 
-    Zones that the user named are not dropped in silence: one that conflicts is refused, even where
-    another would do. `any` zone means any that is near the data. With `allow_cross_region` nothing
-    is dropped; `any` then only tries the near zones of an accelerator first.
+    Zones that the user named are not dropped silently: a conflict is refused, even if another zone
+    has none. `any` zone means any in the region of the data. With `allow_cross_region` nothing is
+    dropped; `any` then only tries the near zones of an accelerator first.
     """
     far = {choice: _far_buckets(spec, choice.zone, locations) for choice in choices}
     near = tuple(choice for choice in choices if not far[choice])
@@ -108,7 +108,7 @@ def _cost_of_a_terabyte() -> str:
 def checkpoint_problem(spec: JobSpec, *, local: bool) -> str | None:
     """Why the checkpoints would not outlive the slice; None where they do.
 
-    On the local cloud the hosts share this machine's folders, all but the home: each has its own.
+    On the emulator the hosts share this machine's folders, except that each has its own home.
     """
     folder = spec.checkpoint
     if folder is None or folder.startswith(SCHEME) or mount_over(folder, spec.mounts):

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, each as one line a user can act on."""
+"""What is wrong with a job file, each problem as one line that a user can act on."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from drumline.chips.names import nearest
 from drumline.jobs.spec.checks import Wrong, shown
 from drumline.jobs.spec.yaml_lines import Path
 
-# What other tools call it, where the spelling alone would not lead there.
+# Names in other tools that are not similar in spelling.
 _ELSEWHERE = {
     "env": "environment",
     "envs": "environment",
@@ -40,7 +40,7 @@ _MISSING = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: in which file or option, in which line, under which key, and what to do."""
+    """A mistake: its file or option, its line, its key, and what to do."""
 
     source: str
     line: int | None
@@ -54,10 +54,10 @@ class Problem:
 
 
 class SpecError(Exception):
-    """A job file that cannot be meant. Its text has one line for each problem."""
+    """A job file is invalid. The text has one line for each problem."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        """Problems in the order a reader of the file meets them; those of options come last."""
+        """Problems in the order of their lines; those of options come last."""
         ordered = sorted(
             dict.fromkeys(problems), key=lambda problem: (problem.line is None, problem.line or 0)
         )
@@ -66,8 +66,8 @@ class SpecError(Exception):
 
 
 def key_of(path: Path) -> str:
-    """A place in the file as a sentence names it: `retry.failures`, `mounts /data`, `zones`."""
-    # A list's items go by the key of the list: the line says which.
+    """A place in the file as sentences name it: `retry.failures`, `mounts /data`, `zones`."""
+    # A list's items have the key of the list: the line says which it is.
     names = [_one_line(part) for part in path if isinstance(part, str)]
     if names[:1] == ["mounts"]:
         return " ".join(names)
@@ -79,7 +79,7 @@ def _one_line(name: str) -> str:
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    """The sentence for a key that there is not."""
+    """The sentence for a key that does not exist."""
     keys = list(known)
     elsewhere = _ELSEWHERE.get(name.casefold())
     if elsewhere and elsewhere.partition(".")[0] in keys:
@@ -92,7 +92,7 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
 def sentences(
     error: ValidationError, keys_at: Callable[[Path], Iterable[str]]
 ) -> Iterable[tuple[Path, str]]:
-    """Each mistake that validation found, in our words. `keys_at` gives the keys of a map."""
+    """A sentence of ours for each error of validation. `keys_at` gives the keys of a map."""
     for found in error.errors(include_url=False):
         path: Path = found["loc"]
         cause = found.get("ctx", {}).get("error")

@@ -1,7 +1,7 @@
 """Reading job files, with the line of every mistake.
 
-`load` reads a file, `parse` a text, `validate` the JSON that the client sends to the server. What
-the keys are and mean stands in `model`.
+`load` reads a file, `parse` a text, `validate` the JSON that the client sends to the server. The
+keys are defined in `model`.
 """
 
 import os
@@ -50,7 +50,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def parse(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job that a text describes; relative folders are seen from `folder`."""
+    """The job that a text describes; relative folders start at `folder`."""
     try:
         document = read(text)
     except NotYaml as error:
@@ -85,7 +85,7 @@ def parse(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
         flaws += sentences(error, lambda path: keys_of(JobSpec, _MAPS, path))
     else:
         flaws += _requirements_there(spec)
-    # One sentence a place is enough, and what YAML could not read has had its own.
+    # One sentence per place is enough, and what YAML could not read has one already.
     had = {(problem.line, problem.key) for problem in problems}
     for path, message in reversed(dict(reversed(flaws)).items()):
         problem = places.problem(path, message)
@@ -120,7 +120,7 @@ def amend(data: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
 
 
 class _Places:
-    """Which line of the file, or which option, a value came from."""
+    """The line of the file, or the option, that each value came from."""
 
     def __init__(self, source: str, document: Document) -> None:
         self._source = source
@@ -128,7 +128,7 @@ class _Places:
         self.overrides: list[Override] = []
 
     def problem(self, path: KeyPath, message: str) -> Problem:
-        """The problem with its place: that of the value, or of the nearest thing around it."""
+        """The problem with its place: that of the value, or of the nearest value around it."""
         for override in reversed(self.overrides):
             if path[: len(override.path)] == override.path:
                 return Problem(override.source, None, key_of(path), message)
@@ -146,7 +146,7 @@ def _name_of(source: str) -> str:
 def _seen_from(
     folder: Path, values: dict[str, Any], document: Document
 ) -> Iterable[tuple[KeyPath, str]]:
-    """Make the folders in `values` absolute; what is wrong with them."""
+    """Make the folders in `values` absolute; returns what is wrong with them."""
     checkpoint = values.get("checkpoint")
     match checkpoint:
         case str() if checkpoint.strip() and "://" not in checkpoint and checkpoint[0] not in "/~":

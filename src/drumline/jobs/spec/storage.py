@@ -1,4 +1,4 @@
-"""The checks of places in a job file that hold data: buckets, mounts, the checkpoint folder."""
+"""The checks of values in a job file about data: buckets, mounts, the checkpoint folder."""
 
 import posixpath
 import re
@@ -41,7 +41,7 @@ def storage_url(value: object) -> str:
 
 
 def _bucket_problem(bucket: str) -> str | None:
-    """Which of Google's rules for bucket names it breaks."""
+    """The rule for bucket names at Google that it breaks."""
     if not _BUCKET.fullmatch(bucket):
         return "lower-case letters, digits, - _ and . make one, a letter or digit at either end"
     if len(bucket) < 3 or len(bucket) > 222 or any(len(part) > 63 for part in bucket.split(".")):
@@ -56,7 +56,7 @@ def _bucket_problem(bucket: str) -> str | None:
 
 
 def folder(value: object) -> str:
-    """An absolute folder on a host, or one below the home folder, without a slash at its end."""
+    """A folder on a host, absolute or below the home folder, without a slash at its end."""
     path = text(value)
     if not path.startswith(("/", "~/")):
         raise Wrong(f"{shown(path)} is neither absolute nor below ~/")
@@ -71,7 +71,7 @@ def folder(value: object) -> str:
 
 
 def mounts(value: object) -> dict[str, str]:
-    """Folders on the hosts and the bucket each shows."""
+    """Folders on the hosts, and the bucket that is mounted at each."""
     found = map_of(value, "/data: gs://lab-data")
     if len(found) > _MOST_MOUNTS:
         raise Wrong(f"has {len(found):,} mounts; {_MOST_MOUNTS} are the most a host takes on")
@@ -94,12 +94,12 @@ def mounts(value: object) -> dict[str, str]:
 
 
 def is_below(path: str, top: str) -> bool:
-    """Whether a folder is `top` or lies in it."""
+    """Whether a folder is `top` or inside it."""
     return path == top or path.startswith(f"{top}/")
 
 
 def mount_over(path: str, mounts: Mapping[str, str]) -> str | None:
-    """The mount that a folder lies in."""
+    """The mount that a folder is in."""
     return next((top for top in mounts if is_below(path, top)), None)
 
 

@@ -1,9 +1,9 @@
-"""YAML read so that each value knows its line and how it was written.
+"""Reads YAML with the line of each value and how it was written.
 
-The job file is read through this: a mistake names its line, `1.10` stays `1.10` where text is
-wanted, and a hostile document (tags, alias bombs, endless nesting) is a sentence, not a crash.
-Plain numbers are those of YAML 1.2, without its predecessor's octals, dates and base-60 numbers;
-`yes`, `no`, `on` and `off` are still told apart from text, so that a user who meant text hears it.
+For job files: a mistake names its line, `1.10` stays `1.10` where text is wanted, and a hostile
+document (tags, alias bombs, endless nesting) gives a sentence, not a crash. Plain numbers are those
+of YAML 1.2, without the octals, dates and base-60 numbers of 1.1; `yes`, `no`, `on` and `off` are
+still distinguished from text, so that a user who meant text gets a message.
 """
 
 import re
@@ -15,7 +15,7 @@ import yaml
 
 MAX_BYTES = 1_000_000
 TOO_LARGE = "is larger than 1 MB; data belongs in files in workdir or in a bucket"
-# A job file nests three deep and holds a few hundred values; these leave room for list-makers.
+# A job file nests three deep and holds a few hundred values; these leave room for long lists.
 MAX_DEPTH = 20
 MAX_VALUES = 20_000
 
@@ -32,7 +32,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a value stands; `text` is a scalar as it was written."""
+    """The place of a value; `text` is a scalar as it was written."""
 
     line: int
     text: str | None = None
@@ -40,7 +40,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Flaw:
-    """Something the document says that cannot be read as meant."""
+    """Something in the document that cannot be read as meant."""
 
     line: int | None
     path: Path
@@ -60,7 +60,7 @@ class NotYaml(Exception):
     """The text as a whole cannot be read. Its text is the sentence for the user."""
 
     def __init__(self, line: int | None, message: str) -> None:
-        """Keep the line apart, for whoever prints it."""
+        """`line` is kept apart from the message."""
         super().__init__(message)
         self.line = line
 
@@ -75,19 +75,19 @@ _PREFIX = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """The composer alone is used: it builds nodes, never objects."""
+    """Only the composer is used, which builds nodes, never objects."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  PyYAML reads and fills it on the class
     _depth = 0
     _nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose as ever, but no deeper than a job file can mean."""
+        """Compose as usual, but no deeper than a job file can be."""
         self._depth += 1
         self._nodes += 1
         if self._depth > MAX_DEPTH:
             raise NotYaml(self.line + 1, f"nested more than {MAX_DEPTH} deep")
-        # Keys are nodes too. Counted here, a long file is refused before it has been read whole.
+        # Keys are nodes too. They are counted here so that a long file is refused early.
         if self._nodes > 2 * MAX_VALUES:
             raise NotYaml(None, f"holds more than {MAX_VALUES:,} values")
         try:
@@ -97,7 +97,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _tag, _pattern in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT)):
-    # The resolver asks `match`, which a prefix would satisfy.
+    # The resolver uses `match`, which accepts a prefix.
     _whole = re.compile(rf"(?:{_pattern.pattern})\Z")
     _Loader.add_implicit_resolver(_PREFIX + _tag, _whole, None)
 
@@ -126,17 +126,17 @@ def _compose(text: str) -> yaml.Node | None:
         raise NotYaml(line, f"holds the control character {error.character:#x}") from None
     except yaml.MarkedYAMLError as error:
         sentence = _sentence(error)
-        # What is never closed is mended where it opens, not where the file ends.
+        # What is never closed is to be fixed where it opens, not where the file ends.
         marks = (error.problem_mark, error.context_mark)
         mark = next(filter(None, reversed(marks) if "never closed" in sentence else marks), None)
         raise NotYaml(mark.line + 1 if mark else None, sentence) from None
     except (yaml.YAMLError, ValueError, OverflowError):
-        # The parser's own slips, as with "\UFFFFFFFF": it does not say where.
+        # Bugs of the parser, as with "\UFFFFFFFF": it does not say where.
         raise NotYaml(None, "is not valid YAML") from None
 
 
 def _sentence(error: yaml.MarkedYAMLError) -> str:
-    """What the parser found, in words that say what to do."""
+    """The error of the parser as a sentence that says what to do."""
     problem, context = error.problem or "", error.context or ""
     if "'\\t'" in problem:
         return "a tab cannot indent YAML; use spaces"
@@ -162,7 +162,7 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Walk:
-    """Turns nodes into values, expanding aliases as far as is sane."""
+    """Turns nodes into values, expanding aliases up to a limit."""
 
     def __init__(self) -> None:
         self.marks: dict[Path, Mark] = {}
@@ -198,7 +198,7 @@ class _Walk:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.flaws.append(Flaw(line, path, "a key must be text"))
                 continue
-            # A key is text as it was written, so that a variable may be called NO.
+            # A key is always text as it was written, so that a variable may be called NO.
             key = self._clean(key_node.value, path, line)
             inside = (*path, key)
             if key in result:
@@ -238,7 +238,7 @@ class _Walk:
             self.flaws.append(Flaw(line, path, f"the tag {shown} is not allowed; leave it out"))
 
     def _clean(self, text: str, path: Path, line: int) -> str:
-        """No NUL and no half characters, which escapes can write: no shell or file takes them."""
+        """The text without NUL and lone surrogates from escapes: no shell or file accepts them."""
         cleaned = re.sub("[\0\ud800-\udfff]", "?", text)
         if cleaned != text:
             self.flaws.append(Flaw(line, path, "holds a character that no text can have"))

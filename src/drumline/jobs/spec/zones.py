@@ -6,7 +6,7 @@ from drumline import chips
 from drumline.jobs.spec.checks import Wrong, each, plain, several, shown, text, unique
 
 ANY = "any"
-# Longer lists are cut: `drumline chips NAME` prints them whole.
+# Longer lists are cut: `drumline chips NAME` prints all.
 _ZONES_SHOWN = 6
 
 
@@ -33,7 +33,7 @@ def _accelerator(value: object) -> str:
 def zones(value: object, wanted: Sequence[str] | None) -> str | tuple[str, ...]:
     """`any`, or zones in order of preference, each with one of the wanted slices.
 
-    `wanted` is None where the accelerators themselves are wrong: then zones are only zones.
+    `wanted` is None where the accelerators themselves are wrong: then only the zones are checked.
     """
     if isinstance(value, str) and value.strip() == ANY:
         return ANY
@@ -71,7 +71,7 @@ def _zone(value: object, wanted: Sequence[str] | None) -> str:
 
 
 def places_of(wanted: Sequence[str]) -> list[str]:
-    """Every zone with one of these slices, by preference, the ones open to everyone first."""
+    """Every zone with one of these slices, by preference, those open to everyone first."""
     found = (place.zone for name in wanted for place in chips.places(chips.slice_of(name)))
     return list(dict.fromkeys(found))
 
@@ -81,7 +81,7 @@ def _kinds(wanted: Sequence[str]) -> str:
 
 
 def _missing(zone: str, wanted: Sequence[str]) -> str:
-    """What the zone lacks: the generation, or this size of it."""
+    """What the zone does not have: the generation, or this size of it."""
     here = chips.generations_in(zone)
     slices = [chips.slice_of(name) for name in wanted]
     names = (
@@ -92,7 +92,7 @@ def _missing(zone: str, wanted: Sequence[str]) -> str:
 
 
 def _where(wanted: Sequence[str]) -> str:
-    """Where to look instead."""
+    """Where to find these slices instead."""
     if len(wanted) == 1:
         return f"zones with it: {_cut(places_of(wanted), wanted[0])}"
     return "; ".join(f"zones with {name}: {_cut(places_of([name]), name)}" for name in wanted)
@@ -106,7 +106,7 @@ def _cut(zones: Sequence[str], name: str | None = None) -> str:
 
 
 def check_hosts(wanted: Sequence[str], numbers: Sequence[int]) -> None:
-    """Whether every slice that may be had has these hosts."""
+    """Raise unless every wanted slice has these hosts."""
     flaws: list[tuple[tuple[str | int, ...], str]] = []
     for at, number in enumerate(numbers):
         for name in wanted:
