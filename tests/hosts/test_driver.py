@@ -10,7 +10,7 @@ from typing import Any
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostDriver, Means
 from drumline.hosts.messages import AttemptStatus, HostRank, Line, Port, Prepared
-from drumline.hosts.session import HostPhase, StartLine, Timing
+from drumline.hosts.session import HostPhase, StartBarrier, Timing
 from drumline.hosts.values import Address
 
 from .stand_in import program, until
@@ -74,7 +74,7 @@ async def driven(folder: Path, host: object) -> AsyncIterator[HostDriver]:
         changed=lambda: None,
     )
     place = HostRank(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
-    driver = HostDriver(program(), place, StartLine(1, folder / "started"), means)
+    driver = HostDriver(program(), place, StartBarrier(1, folder / "started"), means)
     driving = asyncio.create_task(driver._on(host))  # type: ignore[arg-type]
     yield driver
     driving.cancel()

@@ -45,7 +45,7 @@ class Cloud(Protocol):
     """Every async call may raise CloudError; each is idempotent."""
 
     async def placements(self, zone: str) -> list[ListedPlacement]:
-        """All placements of the project in a zone, whoever asked for them."""
+        """All placements of the project in a zone, of every owner."""
 
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
         """The placement of that name, None where the cloud has none."""

@@ -47,7 +47,7 @@ class Begun(BaseModel):
     grace: float = 0.0
 
 
-class StartLine:
+class StartBarrier:
     """Where the hosts wait for each other."""
 
     def __init__(self, hosts: int, file: Path) -> None:
@@ -159,7 +159,7 @@ class SliceSession:
         self.changed = asyncio.Event()
         name = quote(node or f"{program.job_id}-{program.attempt}", safe="").replace(".", "%2E")
         self.known_hosts_file = known_hosts / name
-        self._gate = StartLine(len(addresses), logs / "started")
+        self._gate = StartBarrier(len(addresses), logs / "started")
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers = []
         ranks = {host: rank for rank, host in enumerate(chosen)}

@@ -26,7 +26,7 @@ from starlette.applications import Starlette
 from drumline.cloud.emulator.api import control, rest
 from drumline.cloud.emulator.api.login import Login
 from drumline.cloud.emulator.config import BadConfig, EmulatorConfig, load
-from drumline.cloud.emulator.hosts.running import Ground
+from drumline.cloud.emulator.hosts.running import HostSettings
 from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, for_owner, make_private
 from drumline.cloud.emulator.service import Service
 from drumline.cloud.visits import Visits
@@ -97,7 +97,7 @@ def _allow_many_hosts() -> None:
 
 
 async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> None:
-    service = Service(config, Ground(home, config.boot_seconds))
+    service = Service(config, HostSettings(home, config.boot_seconds))
     service.hosts.clear_away()
     service.hosts.warm_up()
     listening = socket.socket()
@@ -136,16 +136,16 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
         }
     )
     _announce(home, announcement)
-    telling = asyncio.create_task(_keep_announced(home, announcement))
+    announcing = asyncio.create_task(_keep_announced(home, announcement))
     for asked_to_end in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(asked_to_end, stop)
-    clockwork = asyncio.create_task(service.run())
+    advancing = asyncio.create_task(service.run())
     leaving = asyncio.create_task(visits.over())
     leaving.add_done_callback(lambda _: stop())
     try:
         await server.serve(sockets=[listening])
     finally:
-        for task in (clockwork, leaving, telling):
+        for task in (advancing, leaving, announcing):
             task.cancel()
         await service.hosts.close()
         (home / ENDPOINT).unlink(missing_ok=True)

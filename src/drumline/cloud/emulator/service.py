@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from drumline.clock import SteadyClock
 from drumline.cloud.emulator.config import EmulatorConfig, Faults
-from drumline.cloud.emulator.hosts.running import Ground, Hosts
+from drumline.cloud.emulator.hosts.running import Hosts, HostSettings
 from drumline.cloud.emulator.hosts.terms import HOWS
 from drumline.cloud.model.errors import ApiError, Json, passing_troubles
 from drumline.cloud.model.fleet import Fleet
@@ -46,7 +46,10 @@ class Service:
     """The state behind the routes, and the loop that changes it."""
 
     def __init__(
-        self, config: EmulatorConfig, ground: Ground, clock: Callable[[], float] | None = None
+        self,
+        config: EmulatorConfig,
+        settings: HostSettings,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """An empty cloud. Its clock does not step when the machine's does."""
         clock = clock or SteadyClock()
@@ -54,9 +57,9 @@ class Service:
         self.faults: Faults = config.faults
         self.calls = Calls()
         self.clock = clock
-        self.ground = ground
+        self.settings = settings
         self.started = clock()
-        self.hosts = Hosts(ground)
+        self.hosts = Hosts(settings)
         self.fleet = Fleet(clock, config.limits(), config.timing(), config.seed)
         self._chance = random.Random(config.seed)  # noqa: S311, it decides which calls fail
         self._failed = 0
@@ -189,7 +192,7 @@ class Service:
         if not 0 <= index < len(hosts):
             raise ControlMistake(f"{target} has the hosts 0 to {len(hosts) - 1}, not {index}")
         node, number = hosts[index]
-        if not await self.hosts.tell(node, number, how):
+        if not await self.hosts.order(node, number, how):
             raise ControlMistake(f"host {index} of {target} is gone")
         return node.spec.name.rpartition("/")[2]
 

@@ -1,1 +1,1 @@
-"""The Cloud TPU API (REST, v2): its calls, its states and texts, and who we are to it."""
+"""The Cloud TPU API (REST, v2): its calls, its states and texts, and authentication."""

@@ -24,7 +24,7 @@ RESOLUTION = 200
 """A new point of the history is due once the job is older than at the last one by this fraction.
 So a job's first seconds are known step by step and its hundredth hour by the half hour, and a month
 at ten heartbeats a second is under 3,000 points."""
-AT_THE_ENDS = 2
+END_FACTOR = 2
 """Factor by which first and last steps of attempts may be closer, to show where each began."""
 MOST_METRICS = 64
 LONGEST_TEXT = 2000
@@ -157,7 +157,7 @@ class Heartbeats:
     def _keep(self, written: _Written, point: Point, at_an_end: bool) -> None:
         if written.first is not None and written.last is not None:
             closest = (point.time - written.first) / RESOLUTION
-            if point.time - written.last.time < closest / (AT_THE_ENDS if at_an_end else 1):
+            if point.time - written.last.time < closest / (END_FACTOR if at_an_end else 1):
                 return
         written.first = written.first or point.time
         written.last = point

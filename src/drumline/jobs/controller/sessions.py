@@ -117,7 +117,7 @@ class Sessions:
         self._since.pop(run, None)
         return self._open.pop(run, None)
 
-    def listen_anew(self) -> None:
+    def listen_again(self) -> None:
         """Begin to listen again after a time when we could not: no host was silent meanwhile."""
         self._since = dict.fromkeys(self._since, self._clock())
 

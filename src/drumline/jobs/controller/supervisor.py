@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
 """Seconds from the start to the first pruning, and between two: growth takes weeks to matter."""
-BREATH = 100
+JOBS_PER_BATCH = 100
 """Jobs that are decided on before the event loop may serve callers."""
 ROUND_PAUSE = 0.02
 """The least seconds between two rounds, so that a burst of news is one round and not many."""
@@ -127,17 +127,17 @@ class Supervisor:
             self._availability.begin_round(record.job for record in self.records.values())
             for number, job_id in enumerate(list(self.records)):
                 attempt(f"deciding {job_id}", partial(self._settle, job_id), job_id)
-                if number % BREATH == BREATH - 1:
+                if number % JOBS_PER_BATCH == JOBS_PER_BATCH - 1:
                     await asyncio.sleep(0)
             async with self.changed:
                 self.changed.notify_all()
-            await self._rest(began)
+            await self._wait(began)
 
     def _try_to_write(self) -> None:
         self.store.check_writable()
         self.actions.writable_again()
 
-    async def _rest(self, began: float) -> None:
+    async def _wait(self, began: float) -> None:
         """Wait until there is news or something is due, after a round that began at that time."""
         await asyncio.sleep(ROUND_PAUSE)
         waits = (self.polls.next_due(), self.actions.next_try())
@@ -152,7 +152,7 @@ class Supervisor:
         if overslept > self.config.patience.silence / 4:
             # We could not listen: the machine slept, or was too busy. No host was silent meanwhile.
             log.info("nothing was heard for %.0f s, by no fault of the hosts", overslept)
-            self.sessions.listen_anew()
+            self.sessions.listen_again()
 
     async def close(self) -> None:
         """Close everything; programs and slices go on without us."""

@@ -12,7 +12,7 @@ GO_ON_LATER = 75
 
 
 def failing(report: HostReport) -> bool:
-    """Whether a host has failed, whoever is to blame."""
+    """Whether a host has failed, for whatever reason."""
     if report.phase is HostPhase.EXITED:
         return report.exit_code != 0
     return report.phase in {HostPhase.FAILED, HostPhase.MISSING}

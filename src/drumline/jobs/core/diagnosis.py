@@ -29,7 +29,7 @@ from drumline.jobs.core.steps import Steps
 from drumline.observed.hosts import HostPhase, HostReport
 from drumline.observed.placements import PlacementState
 
-AT_THE_EDGES = 3.0
+EDGE_FACTOR = 3.0
 """Factor on the time limit of an attempt's first and last step: programs compile and restore at the
 start, evaluate and export at the end, which takes longer than any pause in between."""
 
@@ -136,7 +136,7 @@ def _longest_pause(job: Job, steps: Steps | None) -> float | None:
     if job.stuck_after is None or not (steps or job.has_stepped):
         return None
     inside = steps is not None and steps.moving and not steps.last_step
-    return job.stuck_after * (1.0 if inside else AT_THE_EDGES)
+    return job.stuck_after * (1.0 if inside else EDGE_FACTOR)
 
 
 def _seen_since(moment: float, seen: Seen) -> bool:

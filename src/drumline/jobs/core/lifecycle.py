@@ -16,8 +16,8 @@ from drumline.jobs.core.diagnosis import failure, silent, stuck
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
     after_stop,
-    asks_later,
     attempt_of,
+    backed_off,
     cut_short,
     finish,
     give_up_slice,
@@ -145,7 +145,7 @@ def refused(job: Job, refusal: Refusal, now: float, patience: Thresholds) -> Dec
         return Decision(job)
     if action(refusal.fault) is Action.RETRY:
         # Nothing exists in the cloud, so the same request is made again under the same name.
-        return Decision(note(asks_later(job, now, patience), refusal.said))
+        return Decision(note(backed_off(job, now, patience), refusal.said))
     return _after_refusal(job, wanted, refusal, now, patience)
 
 
@@ -162,13 +162,13 @@ def _after_refusal(
             return _next_choice(job, wanted, said)
         case Action.RETRY:
             released = (Effect(EffectKind.RELEASE, wanted, said),)
-            later = asks_later(replace(job, placement=None), now, patience)
+            later = backed_off(replace(job, placement=None), now, patience)
             events = (Event("waiting", said),)
             return Decision(note(later, said, Status.WAITING), released, events)
         case Action.PREEMPTION:
             # With a backoff, so that a cloud that preempts every slice before it is ready is asked
             # less and less often.
-            return preempted(asks_later(job, now, patience), wanted, said, now)
+            return preempted(backed_off(job, now, patience), wanted, said, now)
         case Action.GIVE_UP:
             ended = (Ended(attempt_of(job), Outcome.REFUSED, said),)
             released = (Effect(EffectKind.RELEASE, wanted, said),)

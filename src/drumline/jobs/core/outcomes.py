@@ -87,17 +87,17 @@ def _failed(job: Job, held: Placement, cause: Cause, now: float, patience: Thres
             events=(Event("failed", where),),
             ended=(ended,),
         )
-    resting = replace(counted, not_before=now + _backoff(failures, patience))
+    backing_off = replace(counted, not_before=now + _backoff(failures, patience))
     again = f"{where}; starting again"
     event = Event("stuck", again) if outcome is Outcome.STUCK else Event("failed", where)
-    return Decision(note(resting, again, Status.RECOVERING), events=(event,), ended=(ended,))
+    return Decision(note(backing_off, again, Status.RECOVERING), events=(event,), ended=(ended,))
 
 
 def _backoff(times: int, patience: Thresholds) -> float:
     return min(_BACKOFF_LIMIT, patience.backoff * 2.0 ** min(times - 1, 10))
 
 
-def asks_later(job: Job, now: float, patience: Thresholds) -> Job:
+def backed_off(job: Job, now: float, patience: Thresholds) -> Job:
     """The job after one more refused request in a row: the next is made after a longer backoff."""
     refusals = job.refusals + 1
     pause = min(RETRY_LIMIT, patience.retry * 2.0 ** min(refusals - 1, 10))

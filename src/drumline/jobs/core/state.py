@@ -12,7 +12,7 @@ from drumline.observed.placements import ListedPlacement, PlacementState
 
 
 class Choice(NamedTuple):
-    """A slice that would do, and where. A tuple, because each round looks up thousands of them."""
+    """A possible slice and its zone. A tuple, because each round looks up thousands of them."""
 
     accelerator: str
     zone: str
@@ -207,7 +207,7 @@ class Zone:
 
 @dataclass(frozen=True)
 class Seen:
-    """Everything observed that bears on one job."""
+    """Everything observed that concerns one job."""
 
     sighting: Sighting | None = None
     """What the cloud shows; None until a poll that began after the placement was asked for."""

@@ -185,14 +185,14 @@ class ServerHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the application does, with our headers."""
 
-        async def telling(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[VERSION] = __version__
                 headers[STRAYS] = str(len(self._service.lost.seen()))
             await send(message)
 
-        await self._app(scope, receive, telling)
+        await self._app(scope, receive, send_with_headers)
 
 
 async def _mistake(_: Request, error: Exception) -> Response:

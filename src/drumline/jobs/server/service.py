@@ -167,7 +167,7 @@ class JobService:
 
         # From here on nothing is awaited.
         if kept_origin.get("checkpoint"):
-            self._nobody_writes_to(kept_origin["checkpoint"], "")
+            self._require_unused(kept_origin["checkpoint"], "")
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
         self.supervisor.take_in(record)
@@ -187,11 +187,11 @@ class JobService:
             raise Mistake(
                 f"{other.job.id} has no checkpoints to begin from: its job file sets no checkpoint"
             )
-        self._nobody_writes_to(folder, "")
+        self._require_unused(folder, "")
         given = {**raw, "checkpoint": other.spec.checkpoint}
         return given, {**origin, "from": other.job.id, "checkpoint": folder}
 
-    def _nobody_writes_to(self, folder: str, job_id: str) -> None:
+    def _require_unused(self, folder: str, job_id: str) -> None:
         """Raise if a job writes to this folder: two programs that save there would ruin both."""
         for other in self.supervisor.records.values():
             job = other.job
@@ -317,7 +317,7 @@ class JobService:
         # From here on nothing is awaited: the job is read again and changed at once.
         folder = kept.checkpoints_of(job_id)
         if folder is not None:
-            self._nobody_writes_to(folder, job_id)
+            self._require_unused(folder, job_id)
         with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
             verb = partial(verbs.resume, asked=asked, settings=settings, changed=changed)
             text = self._change(job_id, verb, kept)

@@ -107,7 +107,7 @@ def script(value: object) -> str:
 
 
 def choice(value: object, among: tuple[str, ...], hints: Mapping[str, str] | None = None) -> str:
-    """One of a few words."""
+    """A word among those allowed."""
     if value in among:
         return str(value)
     word = text(value) if value is None or isinstance(value, str) else ""

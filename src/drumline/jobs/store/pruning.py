@@ -8,7 +8,7 @@
 | slices of a job that was cleaned | a day after they were seen gone |
 | code archives | while a job that has not ended uses them; else 7 days, 2 GB of the newest |
 
-A resume packs the code anew, so an archive that no such job uses is only a copy. Jobs, attempts,
+A resume packs the code again, so an archive that no such job uses is only a copy. Jobs, attempts,
 metrics and logs stay until `clean`.
 """
 

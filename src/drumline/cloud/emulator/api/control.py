@@ -48,7 +48,7 @@ async def _status(service: Service, _: object) -> Json:
     calls = service.calls
     return {
         "pid": os.getpid(),
-        "home": str(service.ground.home),
+        "home": str(service.settings.home),
         "started": service.started,
         "requests": len(service.fleet.requests),
         "nodes": len(service.fleet.nodes),

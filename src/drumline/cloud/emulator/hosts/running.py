@@ -26,7 +26,7 @@ _END_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
-class Ground:
+class HostSettings:
     """The folders and timing of the hosts."""
 
     home: Path
@@ -71,14 +71,14 @@ class _Running:
 
     def _receive(self) -> None:
         try:
-            word = self.pipe.recv()
+            message = self.pipe.recv()
         except (EOFError, OSError):
             self.stop_listening()
             return
-        if isinstance(word, Up):
-            self.up = word
+        if isinstance(message, Up):
+            self.up = message
             self.boots += 1
-        elif word == ACKNOWLEDGED:
+        elif message == ACKNOWLEDGED:
             self.acknowledged += 1
         self.changed.set()
 
@@ -114,9 +114,9 @@ class _Running:
 class Hosts:
     """The hosts of all nodes."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, settings: HostSettings) -> None:
         """No hosts yet."""
-        self._ground = ground
+        self._settings = settings
         self._running: dict[int, list[_Running]] = {}
         # In Python 3.11.0 the fork server would listen where every user of the machine could make
         # it run code (CVE-2022-42919); a socket in our own folder prevents that.
@@ -132,11 +132,11 @@ class Hosts:
 
     def clear_away(self) -> None:
         """End and remove what an earlier emulator in this home left behind."""
-        mark = f"DRUMLINE_HOST_TAG={self._ground.mark}"
+        mark = f"DRUMLINE_HOST_TAG={self._settings.mark}"
         processes.end_all(lambda: processes.bearing(mark), deadline=5.0)
-        shutil.rmtree(self._ground.hosts, ignore_errors=True)
-        self._ground.hosts.mkdir(parents=True, mode=0o700)
-        self._ground.buckets.mkdir(exist_ok=True)
+        shutil.rmtree(self._settings.hosts, ignore_errors=True)
+        self._settings.hosts.mkdir(parents=True, mode=0o700)
+        self._settings.buckets.mkdir(exist_ok=True)
 
     def warm_up(self) -> None:
         """Start the fork server now, so that the first node does not wait for it."""
@@ -186,7 +186,7 @@ class Hosts:
         self._send_all(node.uid, "end")
         self._spawn(work())
 
-    async def tell(self, node: Node, index: int, how: str) -> bool:
+    async def order(self, node: Node, index: int, how: str) -> bool:
         """Break or heal a host, and wait until that is done; False if the host is gone."""
         running = self._running.get(node.uid, [])
         return index < len(running) and await running[index].do(how)
@@ -202,15 +202,15 @@ class Hosts:
     async def close(self) -> None:
         """End all hosts."""
         await asyncio.gather(*(self._end_all(uid) for uid in list(self._running)))
-        shutil.rmtree(self._ground.hosts, ignore_errors=True)
+        shutil.rmtree(self._settings.hosts, ignore_errors=True)
         for task in self._tasks:
             task.cancel()
         self._starter.shutdown(wait=False)
 
-    def _send_all(self, uid: int, word: str) -> None:
+    def _send_all(self, uid: int, message: str) -> None:
         for host in self._running.get(uid, []):
             with contextlib.suppress(OSError):
-                host.pipe.send(word)
+                host.pipe.send(message)
 
     def _lock(self, node: Node) -> asyncio.Lock:
         # A node may be deleted while its hosts are still starting.
@@ -235,7 +235,7 @@ class Hosts:
         return _addresses(await asyncio.gather(*(host.booted(1) for host in running)))
 
     def _folder(self, node: Node) -> Path:
-        return self._ground.hosts / f"{node.spec.name.rpartition('/')[2]}-{node.uid:x}"
+        return self._settings.hosts / f"{node.spec.name.rpartition('/')[2]}-{node.uid:x}"
 
     def _fork(self, node: Node, index: int) -> _Running:
         folder = self._folder(node) / str(index)
@@ -246,10 +246,10 @@ class Hosts:
             host_key=keys.setdefault(index, new_key()),
             metadata=node.spec.metadata,
             chips=node.spec.slice.chips_per_host,
-            emulator=self._ground.home,
-            buckets=self._ground.buckets,
-            boot_seconds=self._ground.boot_seconds,
-            mark=f"{self._ground.mark}{node.uid:x}/{index}",
+            emulator=self._settings.home,
+            buckets=self._settings.buckets,
+            boot_seconds=self._settings.boot_seconds,
+            mark=f"{self._settings.mark}{node.uid:x}/{index}",
         )
         ours, theirs = self._context.Pipe()
         name = f"host {folder.parent.name}/{index}"
