@@ -118,7 +118,7 @@ class _Run:
 
     def __init__(self, recipe: Recipe, mesh: Mesh, folder: str | None, closing: ExitStack) -> None:
         self.recipe, self.mesh, self.folder = recipe, mesh, folder
-        self.reports: Reports | None = None
+        self.reports = Reports(recipe.steps, item=recipe.model.item)
         # What cannot be is refused before anything is opened.
         self.places = layout(recipe, mesh)
         self.placed = Placed(recipe.data, mesh, recipe.model.batch_spec())
@@ -164,14 +164,11 @@ class _Run:
 
     def open_reports(self, closing: ExitStack) -> None:
         self.history = open_history(self.folder)
-        if jax.process_index() == 0:
-            item, attempt = self.recipe.model.item, self.history.attempt
-            self.reports = Reports(self.folder, attempt, self.recipe.steps, item=item)
-            closing.callback(self.reports.close)
+        self.reports.open(self.folder, self.history.attempt)
+        closing.callback(self.reports.close)
 
     def say(self, text: str) -> None:
-        if self.reports:
-            self.reports.say(text)
+        self.reports.say(text)
 
     def save_what_is_under_way(self, kind: type[BaseException] | None, *_: object) -> None:
         """When something breaks, a checkpoint that is being written is still worth having."""
@@ -281,7 +278,7 @@ class _Run:
                 "goodput": self.history.goodput(self.clock.seconds, now),
             }
             # After a rollback the same steps tell the same once more.
-            if self.reports and step > self.logged:
+            if step > self.logged:
                 self.reports.tell(step, {**values, **self.speed}, now)
             self.logged = max(step, self.logged)
         if due or now - self.beat > BEAT:
@@ -376,7 +373,7 @@ class _Run:
             return
         values = self.measure(self.state.params)
         self.metrics.update(values)
-        if self.reports and self.step > self.evaluated:
+        if self.step > self.evaluated:
             self.reports.tell(self.step, values, time.time())
         self.evaluated = max(self.step, self.evaluated)
         self.clock.go_on()
