@@ -8,6 +8,7 @@ import os
 import signal
 import time
 
+from .caller import heard, say
 from .code import unpacked
 from .devices import clear
 from .environment import environment_of, working_copy, write_names, write_script
@@ -17,7 +18,6 @@ from .log import Growth, log_size, write_log
 from .machine import boot
 from .processes import POLL, become, detach, end, members, started_as
 from .status import conclude, status, waited_for
-from .wire import heard, say
 
 # A shell that is told to stop together with what it runs would be gone at once, and with it the
 # exit code of a program that saves its work and asks (with 75) to be started again. A shell with a

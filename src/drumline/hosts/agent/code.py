@@ -6,8 +6,8 @@ import contextlib
 import os
 import sys
 
+from .caller import say
 from .files import ROOT, below_root, remove
-from .wire import say
 
 
 def receive(sha: str) -> None:

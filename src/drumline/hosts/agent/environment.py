@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from .caller import say
 from .files import below_root, read_json, remove
-from .wire import say
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:

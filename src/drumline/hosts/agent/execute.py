@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 
+from .caller import heard_line
 from .environment import working_copy
 from .files import read_json
 from .processes import end, session_of
-from .wire import heard_line
 
 # A command whose caller left may put its things away, but nobody waits for what it says.
 EXEC_GRACE = 3.0

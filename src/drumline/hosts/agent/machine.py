@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-from .wire import say
+from .caller import say
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ import os
 import signal
 import time
 
+from .caller import say
 from .environment import working_copy
 from .files import read_json, take_lock, write_json
 from .first_error import FirstError
 from .log import last_lines, log_size
 from .machine import boot, going_down
 from .processes import lives, process_stat
-from .wire import say
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import os
 import signal
 import time
 
+from .caller import heard, say
 from .environment import environment_of, working_copy, write_script
 from .files import ROOT, read_json, remove, take_lock, write_json
 from .log import Growth, last_lines, log_size, write_log
 from .machine import boot
 from .processes import BEAT, POLL, become, detach, started_as
-from .wire import heard, say
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:

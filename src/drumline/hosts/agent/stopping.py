@@ -7,10 +7,10 @@ import functools
 import os
 import time
 
+from .caller import say
 from .files import read_json, remove, take_lock, write_json
 from .processes import POLL, detach, end, members
 from .status import status, waited_for
-from .wire import say
 
 
 def stop(folder: str, grace: str) -> None:

@@ -6,10 +6,10 @@ import base64
 import os
 import time
 
+from .caller import say
 from .log import CHUNK, log_size, read_log, stretches
 from .processes import BEAT, POLL
 from .status import status
-from .wire import say
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:
