@@ -1,30 +1,31 @@
-"""One JSON object a line, to and from whoever called."""
+"""Messages to and from whoever called, on standard input and output."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
+from .wire import Message, decode, encode
+
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import TypeVar
 
-    Json = dict[str, Any]
+    Sent = TypeVar("Sent", bound=Message)
 
 
-def say(value: Json) -> None:
+def say(message: Message) -> None:
     """One line to whoever called."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.write(encode(message) + "\n")
     sys.stdout.flush()
 
 
-def heard() -> Json:
+def heard(kind: type[Sent]) -> Sent:
     """What the caller sent on standard input."""
-    return _object(sys.stdin.read())
+    return kind(**decode(sys.stdin.read()))
 
 
-def heard_line() -> Json:
+def heard_line(kind: type[Sent]) -> Sent:
     """The first line the caller sent, and not a byte more: the rest is for somebody else."""
     line = b""
     while not line.endswith(b"\n"):
@@ -32,11 +33,4 @@ def heard_line() -> Json:
         if not byte:
             break
         line += byte
-    return _object(line)
-
-
-def _object(text: str | bytes) -> Json:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise TypeError("expected an object")
-    return value
+    return kind(**decode(line))
