@@ -74,9 +74,7 @@ class Machine:
         self.what = program(run=run, **parts)
         self.folder = self.home / ".drumline" / attempt_folder(self.what)
         place = HostRank(0, Address("", 0, "10.0.0.1"), 0, 2)
-        self.prepared = self.attempt(
-            "prepare", "0.2", sent=json.loads(program_message(self.what, place))
-        )
+        self.prepared = self.attempt("prepare", "0.2", sent=vars(program_message(self.what, place)))
 
     def start(self) -> dict[str, Any]:
         return self.attempt("start", sent={"coordinator": "10.0.0.1:8476"})

@@ -7,7 +7,8 @@ import os
 import socket
 import time
 
-from .wire import say
+from .caller import say
+from .wire import Port
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:
@@ -83,5 +84,5 @@ def free_port() -> None:
         port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000
         with socket.socket() as one, contextlib.suppress(OSError):
             one.bind(("", port))
-            say({"port": port})
+            say(Port(port=port))
             return
