@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from drumline.hosts.agent.files import read_json
+from drumline.hosts.agent.system.files import read_json
 from drumline.hosts.agent_file import AGENT, AGENT_FILE, SOURCES, zipped
 from drumline.hosts.environment import PythonEnvironment, run_wrap
 from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
@@ -142,7 +142,7 @@ def runs(pid: int) -> bool:
 def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
     with zipfile.ZipFile(io.BytesIO(AGENT)) as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
-    assert len(files) == len(list(SOURCES.glob("*.py"))) + 1
+    assert len(files) == len(list(SOURCES.rglob("*.py"))) + 1
     for name, text in files.items():
         for node in ast.walk(ast.parse(text, feature_version=(3, 8))):
             if isinstance(node, ast.Import):
@@ -150,8 +150,9 @@ def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
             elif isinstance(node, ast.ImportFrom):
                 needed = {node.module or ""}
                 if node.level or node.module == "agent.main":
-                    inside = f"agent/{needed.pop().removeprefix('agent.')}.py"
-                    assert inside in files, name
+                    room = "agent/system/" if name.startswith("agent/system/") else "agent/"
+                    inside = needed.pop().removeprefix("agent.").replace(".", "/")
+                    assert f"{room}{inside}.py" in files, name
             else:
                 continue
             assert {module.split(".")[0] for module in needed} <= sys.stdlib_module_names, name

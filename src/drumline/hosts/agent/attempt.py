@@ -18,13 +18,13 @@ from .environment import (
     write_names,
     write_script,
 )
-from .files import read_json, remove, take_lock, write_json
 from .first_error import FirstError
-from .log import Growth, log_size, write_log
-from .machine import boot
-from .processes import POLL, become, detach, end, members, started_as
 from .status import conclude, status, waited_for
-from .wire import HostProgram, Prepare, Prepared, Start
+from .system.files import read_json, remove, take_lock, write_json
+from .system.log import Growth, log_size, write_log
+from .system.machine import boot, free_port
+from .system.processes import POLL, become, detach, end, members, started_as
+from .wire import HostProgram, Port, Prepare, Prepared, Start
 
 # A shell that is told to stop together with what it runs would be gone at once, and with it the
 # exit code of a program that saves its work and asks (with 75) to be started again. A shell with a
@@ -112,3 +112,8 @@ def run_and_wait(folder: str) -> None:
     left = end(lambda: members(folder), grace=5)
     if left:
         write_log(folder, f"drumline: ended {left} process(es) the run left behind")
+
+
+def choose_port() -> None:
+    """Say where the first host may listen."""
+    say(Port(port=free_port()))

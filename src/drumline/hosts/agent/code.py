@@ -7,7 +7,7 @@ import os
 import sys
 
 from .caller import say
-from .files import ROOT, below_root, remove
+from .system.files import ROOT, below_root, remove
 from .wire import Prepared, Received
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from .caller import say
-from .files import below_root, read_json, remove
+from .system.files import below_root, read_json, remove
 from .wire import Forgotten, HostProgram
 
 

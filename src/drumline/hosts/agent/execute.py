@@ -11,7 +11,7 @@ import threading
 
 from .caller import heard_line
 from .environment import find_program, working_copy
-from .processes import end, session_of
+from .system.processes import end, session_of
 from .wire import Command
 
 # A command whose caller left may put its things away, but nobody waits for what it says.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from .files import below_root
+from .system.files import below_root
 from .wire import (
     EXEC,
     FORGET,
@@ -33,7 +33,7 @@ OF_ATTEMPT = {
 OTHERS = {
     RECEIVE: "code:receive",
     UNPACK: "code:unpack",
-    FREE_PORT: "machine:free_port",
+    FREE_PORT: "attempt:choose_port",
 }
 
 

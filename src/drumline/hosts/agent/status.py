@@ -8,11 +8,11 @@ import time
 
 from .caller import say
 from .environment import find_program, working_copy
-from .files import read_json, take_lock, write_json
 from .first_error import FirstError
-from .log import last_lines, log_size
-from .machine import boot, going_down
-from .processes import lives, process_stat
+from .system.files import read_json, take_lock, write_json
+from .system.log import last_lines, log_size
+from .system.machine import boot, going_down
+from .system.processes import lives, process_stat
 from .wire import AttemptStatus
 
 TYPE_CHECKING = False  # spares each call the import of typing

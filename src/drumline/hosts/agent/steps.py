@@ -11,10 +11,10 @@ import time
 
 from .caller import heard, say
 from .environment import environment_of, prepared_program, working_copy, write_script
-from .files import ROOT, read_json, remove, take_lock, write_json
-from .log import Growth, last_lines, log_size, write_log
-from .machine import boot
-from .processes import BEAT, POLL, become, detach, started_as
+from .system.files import ROOT, read_json, remove, take_lock, write_json
+from .system.log import Growth, last_lines, log_size, write_log
+from .system.machine import boot
+from .system.processes import BEAT, POLL, become, detach, started_as
 from .wire import Beat, SetUpStep, StepEnded
 
 # Has a set-up step write down which of its commands failed, with its exit code and its line. What

@@ -9,9 +9,9 @@ import time
 
 from .caller import say
 from .environment import find_program
-from .files import remove, take_lock, write_json
-from .processes import POLL, detach, end, members
 from .status import status, waited_for
+from .system.files import remove, take_lock, write_json
+from .system.processes import POLL, detach, end, members
 
 
 def stop(folder: str, grace: str) -> None:

@@ -7,9 +7,9 @@ import os
 import time
 
 from .caller import say
-from .log import CHUNK, log_size, read_log, stretches
-from .processes import BEAT, POLL
 from .status import status
+from .system.log import CHUNK, log_size, read_log, stretches
+from .system.processes import BEAT, POLL
 from .wire import AttemptStatus, Line
 
 
