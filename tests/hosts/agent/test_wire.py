@@ -26,8 +26,7 @@ from drumline.hosts.agent.wire import (
 from drumline.hosts.agent_file import AGENT, AGENT_FILE
 from drumline.hosts.messages import HostRank, checked, program_message
 from drumline.hosts.values import Address
-
-from .stand_in import program
+from tests.hosts.stand_in import program
 
 ENDED = (
     '{"state": "exited", "prepared": true, "stopped": false, "going_down": "", "heartbeat": '

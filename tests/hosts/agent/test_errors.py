@@ -11,7 +11,7 @@ import time
 import pytest
 
 from drumline.hosts.messages import attempt_folder
-from tests.hosts.agent_machine import Machine, wait_for
+from tests.hosts.agent.machine import Machine, wait_for
 
 FAILING = """
 import time

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.agent_machine import Machine, marked
+from tests.hosts.agent.machine import Machine, marked
 
 
 @pytest.fixture

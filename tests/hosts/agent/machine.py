@@ -12,8 +12,7 @@ from typing import Any
 from drumline.hosts.agent_file import AGENT, AGENT_FILE
 from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
 from drumline.hosts.values import Address
-
-from .stand_in import program
+from tests.hosts.stand_in import program
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:

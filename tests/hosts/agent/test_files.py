@@ -15,7 +15,7 @@ import pytest
 
 from drumline.hosts.agent.system.files import read_json
 from drumline.hosts.messages import attempt_folder
-from tests.hosts.agent_machine import Machine, parents_of, runs, wait_for
+from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
 
 
 def test_watch_tells_growth_soon_and_from_any_offset(machine: Machine) -> None:

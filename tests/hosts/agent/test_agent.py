@@ -15,7 +15,7 @@ import pytest
 
 from drumline.hosts.agent_file import AGENT, SOURCES, zipped
 from drumline.hosts.environment import PythonEnvironment, run_wrap
-from tests.hosts.agent_machine import Machine, parents_of, runs, wait_for
+from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
 
 
 def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
