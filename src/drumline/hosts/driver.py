@@ -94,16 +94,20 @@ class HostDriver:
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
         self._recent = b""
+        self._tail: tuple[str, ...] | None = None
+        """The last lines of `_recent`; None until somebody asks for them."""
         self._settled = ""
         """What was being done when this host came to its end, to be shown again after a cut."""
 
     def report(self) -> HostReport:
         """What is known now."""
-        if self._report.tail:
+        if self._report.tail or not self._recent:
             return self._report
-        lines = self._recent.decode("utf-8", "replace").splitlines()
-        kept = [line.rstrip()[:500] for line in lines if line.strip()]
-        return replace(self._report, tail=tuple(kept[-TAIL_LINES:]))
+        if self._tail is None:
+            lines = self._recent.decode("utf-8", "replace").splitlines()
+            kept = [line.rstrip()[:500] for line in lines if line.strip()]
+            self._tail = tuple(kept[-TAIL_LINES:])
+        return replace(self._report, tail=self._tail)
 
     async def drive(self) -> None:
         """For ever: connect, go on from where the host is, and again when the connection ends."""
@@ -238,7 +242,7 @@ class HostDriver:
                         raise AgentFailed(f"the log goes on at {line.offset}, we have {have}")
                     fresh = data[have - line.offset :]
                     log.append(fresh, self._means.clock() if line.at is None else line.at)
-                    self._recent = (self._recent + fresh)[-16384:]
+                    self._recent, self._tail = (self._recent + fresh)[-16384:], None
                 if line.status is not None:
                     self._take(line.status)
 

@@ -115,7 +115,10 @@ class Sessions:
         """Forget an attempt that is over; its connections, to be closed."""
         self._stopped.discard(run)
         self._since.pop(run, None)
-        return self._open.pop(run, None)
+        session = self._open.pop(run, None)
+        if session is not None:
+            session.changed.set()  # whoever waits for its news need not wait any longer
+        return session
 
     def listen_anew(self) -> None:
         """We could not listen for a while: nobody was silent meanwhile."""
