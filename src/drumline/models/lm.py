@@ -47,7 +47,7 @@ from drumline.models.losses import (
     mean_of_counted,
 )
 from drumline.parallel.block.attention import Kernel, attend, rotate
-from drumline.parallel.block.transformer import rms_norm
+from drumline.parallel.block.norms import rms_norm
 from drumline.parallel.experts.layer import moe_feedforward
 from drumline.parallel.experts.routing import Routing
 

@@ -41,6 +41,7 @@ from drumline.models.layouts import (
 )
 from drumline.models.losses import IGNORE_INDEX, check_numbers
 from drumline.parallel.block.attention import Kernel
+from drumline.parallel.block.norms import layer_norm
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
 """Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""
@@ -90,7 +91,6 @@ OUTSIDE: dict[str, Dims] = {
 }
 """The weights before and after the blocks."""
 
-EPSILON = 1e-6
 CUDNN_MULTIPLE = 8
 """cuDNN's attention has no gradient for other sequence lengths than multiples of this."""
 
@@ -359,22 +359,3 @@ def vit_b16(**changes: Any) -> ViT:
 def vit_l16(**changes: Any) -> ViT:
     """ViT-L/16: 304,326,632 parameters."""
     return replace(ViT(width=1024, depth=24, heads=16), **changes)
-
-
-def layer_norm(
-    x: Float[Array, "*rows D"], scale: Float[Array, " D"], shift: Float[Array, " D"]
-) -> Float[Array, "*rows D"]:
-    """Move each vector to mean zero and variance one, in float32; then scale and shift it.
-
-    The variance as a difference of two means, of squares and squared, takes one pass over a vector
-    and loses all digits where the mean outweighs what varies. So the vector is taken from one of
-    its own elements, which is never further from the mean than √D standard deviations: what is
-    lost then is a relative D·2⁻²⁴ at most. The element itself cancels, hence no gradient to it.
-    """
-    wide = x.astype(jnp.float32)
-    near = wide - lax.stop_gradient(wide[..., :1])
-    mean = jnp.mean(near, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(near), axis=-1, keepdims=True) - jnp.square(mean)
-    centred = near - mean
-    variance = jnp.maximum(variance, 0.0)
-    return (centred * lax.rsqrt(variance + EPSILON) * scale + shift).astype(x.dtype)

@@ -31,6 +31,8 @@ from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.parallel.block.attention import Kernel, attend, rotate
+from drumline.parallel.block.norms import rms_norm
+from drumline.parallel.block.shape import BlockShape
 from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.loops import Direction, Loop
 from drumline.parallel.rings.scatter import matmul_reducescatter
@@ -39,42 +41,6 @@ Activation = Callable[[jax.Array], jax.Array]
 
 # The dimension of each weight that is divided over the model axis; the norms' are whole.
 _DIVIDED = {"query": 1, "key": 1, "value": 1, "output": 0, "gate": 1, "up": 1, "down": 0}
-
-
-@dataclass(frozen=True)
-class BlockShape:
-    """The sizes of a block, and what is fixed about how it computes.
-
-    Attributes:
-        width: D, the length of a token's vector.
-        heads: N, the number of query heads.
-        kv_heads: K, the number of key and value heads; N/K queries share one.
-        head_dim: H, the length of a head's vectors.
-        hidden: F, the width of the feed-forward part.
-        gated: whether the feed-forward part multiplies a gate with a second projection.
-        causal: whether a token sees only those before it.
-        rotary_base: the wavelength of the slowest rotary pair is 2π times this.
-        epsilon: added to the mean square in the norms.
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    gated: bool = True
-    causal: bool = True
-    rotary_base: float = 10_000.0
-    epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        """Refuse heads that cannot share, and heads that cannot be turned in pairs."""
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads: {self.heads} queries cannot share {self.kv_heads} kv_heads evenly"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim: {self.head_dim} is odd; rotary positions need pairs")
 
 
 @dataclass(frozen=True)
@@ -310,15 +276,6 @@ class TransformerBlock(eqx.Module):
                     f"TransformerBlock: {name} {length} cannot be divided between "
                     f"the {count} devices of axis {over!r}"
                 )
-
-
-def rms_norm(
-    x: Float[Array, "*rows D"], weight: Float[Array, " D"], *, epsilon: float
-) -> Float[Array, "*rows D"]:
-    """Scale each vector to a mean square of one, in float32, and by the weight."""
-    wide = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
-    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
 
 
 def _spec(*axes: Any) -> PartitionSpec:
