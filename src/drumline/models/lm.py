@@ -293,7 +293,9 @@ class LM(OnMesh):
                 extras.append(extra)
             extra = jax.tree.map(lambda *each: jnp.stack(each), *extras)
         norm, head = (here.at_hand(params[name], OUTSIDE[name], dtype) for name in ("norm", "head"))
-        (logits,) = here.spread_out(rms_norm(x, norm, epsilon=self.epsilon), [head], "vocab")
+        (logits,) = here.projections("vocab").spread_out(
+            rms_norm(x, norm, epsilon=self.epsilon), [head]
+        )
         targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
         ignored = {"ignore_index": self.ignore_index}
         losses = cross_entropy(logits, targets, here.axes("vocab"), **ignored)
@@ -326,16 +328,18 @@ class LM(OnMesh):
     ) -> tuple[Float[Array, "B S D"], Metrics]:
         w = here.at_hand(stored, self._block_dims(), jnp.dtype(self.compute_dtype))
         calm = rms_norm(x, w["attention_norm"], epsilon=self.epsilon)
-        query, key, value = here.spread_out(calm, [w["query"], w["key"], w["value"]], "heads")
+        query, key, value = here.projections("heads").spread_out(
+            calm, [w["query"], w["key"], w["value"]]
+        )
         query, key = rotate(query, base=self.rotary_base), rotate(key, base=self.rotary_base)
         mixed = attend(query, key, value, causal=True, kernel=self.attention)
-        x = x + here.bring_back(mixed, w["output"], "heads")
+        x = x + here.projections("heads").bring_back(mixed, w["output"])
         calm = rms_norm(x, w["feedforward_norm"], epsilon=self.epsilon)
         if self.experts:
             out, extra = self._mixture(here, calm, w)
             return x + out, extra
-        gate, up = here.spread_out(calm, [w["gate"], w["up"]], "hidden")
-        return x + here.bring_back(jax.nn.silu(gate) * up, w["down"], "hidden"), {}
+        gate, up = here.projections("hidden").spread_out(calm, [w["gate"], w["up"]])
+        return x + here.projections("hidden").bring_back(jax.nn.silu(gate) * up, w["down"]), {}
 
     def _mixture(
         self, here: Division, x: Float[Array, "B S D"], w: Weights

@@ -296,7 +296,7 @@ class ViT(OnMesh):
         # Biases are added where the product is a plain matrix: there cuBLAS adds them itself.
         weights = [w[name].reshape(self.width, -1) for name in ("query", "key", "value")]
         biases = [w[name].reshape(-1) for name in ("query_bias", "key_bias", "value_bias")]
-        parts = here.spread_out(calm, weights, "heads")
+        parts = here.projections("heads").spread_out(calm, weights)
         heads = (-1, self.width // self.heads)
         query, key, value = (
             (part + bias.astype(part.dtype)).reshape(*part.shape[:2], *heads)
@@ -304,12 +304,12 @@ class ViT(OnMesh):
         )
         mixed = self._attend(query, key, value)
         mixed = mixed.reshape(*mixed.shape[:2], -1)
-        out = here.bring_back(mixed, w["output"].reshape(-1, self.width), "heads")
+        out = here.projections("heads").bring_back(mixed, w["output"].reshape(-1, self.width))
         x = x + (out.reshape(x.shape) + w["output_bias"].astype(x.dtype))
         calm = layer_norm(x, w["feedforward_norm"], w["feedforward_shift"]).reshape(*rows, -1)
-        (hidden,) = here.spread_out(calm, [w["up"]], "hidden")
+        (hidden,) = here.projections("hidden").spread_out(calm, [w["up"]])
         hidden = gelu(hidden + w["up_bias"].astype(x.dtype))
-        out = here.bring_back(hidden, w["down"], "hidden")
+        out = here.projections("hidden").bring_back(hidden, w["down"])
         return x + (out.reshape(x.shape) + w["down_bias"].astype(x.dtype))
 
     def _attend(

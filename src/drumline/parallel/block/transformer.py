@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from math import prod
 from typing import Any, cast
 
@@ -32,10 +31,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.parallel.block.attention import Kernel, attend, rotate
 from drumline.parallel.block.norms import rms_norm
+from drumline.parallel.block.projections import Plain, Projections, Rings
 from drumline.parallel.block.shape import BlockShape
-from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.loops import Direction, Loop
-from drumline.parallel.rings.scatter import matmul_reducescatter
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -172,83 +170,46 @@ class TransformerBlock(eqx.Module):
         return cast(TransformerBlock, jax.device_put(self, shardings))
 
     def _on_rings(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
-        def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
-            ring: dict[str, Any] = {
-                "axis_name": block.axes.model,
-                "direction": block.direction,
-                "loop": block.loop,
-                "precision": block.precision,
-            }
-
-            def spread_out(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
-                # Side by side, so that one tour of x serves all of them.
-                flat = [w.reshape(w.shape[0], -1) for w in weights]
-                ends = list(accumulate(w.shape[1] for w in flat))
-                out = allgather_matmul(x, jnp.concatenate(flat, 1), gathered="rows", **ring)
-                parts = jnp.split(out, ends[:-1], axis=-1)
-                return [
-                    part.reshape(*part.shape[:-1], *w.shape[1:])
-                    for part, w in zip(parts, weights, strict=True)
-                ]
-
-            def bring_back(x: jax.Array, w: jax.Array) -> jax.Array:
-                x = x.reshape(*x.shape[:2], -1)
-                w = w.reshape(x.shape[-1], -1)
-                return matmul_reducescatter(x, w, scattered="rows", **ring)
-
-            return block._forward(x, spread_out, bring_back)
-
+        rings = Rings(self.axes.model, self.direction, self.loop, self.precision)
         place = _spec(self.axes.batch, self.axes.model)
         on_devices = jax.shard_map(
-            forward, mesh=mesh, in_specs=(self.specs(), place), out_specs=place
+            lambda block, x: block._forward(x, rings),
+            mesh=mesh,
+            in_specs=(self.specs(), place),
+            out_specs=place,
         )
         return on_devices(self, x)
 
     def _on_plain_jit(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
-        batch, model = self.axes.batch, self.axes.model
-        explicit = AxisType.Explicit in mesh.axis_types
-
-        def constrain(x: jax.Array, *axes: Any) -> jax.Array:
-            wanted = _spec(*axes) if explicit else NamedSharding(mesh, _spec(*axes))
-            return cast(jax.Array, lax.with_sharding_constraint(x, wanted))
+        project = _Constrained(mesh, self.axes, Plain(self.precision))
+        place = _spec(self.axes.batch, self.axes.model)
 
         def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
-            def spread_out(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
-                return [
-                    constrain(jnp.tensordot(x, w, 1, precision=self.precision), batch, None, model)
-                    for w in weights
-                ]
+            return block._forward(project.constrain(x, place), project)
 
-            def bring_back(x: jax.Array, w: jax.Array) -> jax.Array:
-                out = jnp.tensordot(x, w, w.ndim - 1, precision=self.precision)
-                return constrain(out, batch, model)
-
-            return block._forward(constrain(x, batch, model), spread_out, bring_back)
-
-        if not explicit:
+        if not project.explicit:
             return forward(self, x)
-        place = NamedSharding(mesh, _spec(batch, model))
-        return cast(jax.Array, jax.sharding.auto_axes(forward, out_sharding=place)(self, x))
+        placed = NamedSharding(mesh, place)
+        return cast(jax.Array, jax.sharding.auto_axes(forward, out_sharding=placed)(self, x))
 
     def _forward(
         self,
         x: jax.Array,
-        spread_out: Callable[[jax.Array, Sequence[jax.Array]], list[jax.Array]],
-        bring_back: Callable[[jax.Array, jax.Array], jax.Array],
+        project: Projections,
     ) -> jax.Array:
         """The block, but for how its projections move the sequence apart and together."""
         shape = self.shape
         calm = rms_norm(x, self.attention_norm, epsilon=shape.epsilon)
-        query, key, value = spread_out(calm, [self.query, self.key, self.value])
+        query, key, value = project.spread_out(calm, [self.query, self.key, self.value])
         query, key = rotate(query, base=shape.rotary_base), rotate(key, base=shape.rotary_base)
         mixed = attend(query, key, value, causal=shape.causal, kernel=self.kernel)
-        x = x + bring_back(mixed, self.output)
+        x = x + project.bring_back(mixed, self.output)
         calm = rms_norm(x, self.feedforward_norm, epsilon=shape.epsilon)
         if self.gate is None:
-            (up,) = spread_out(calm, [self.up])
-            return x + bring_back(self.activation(up), self.down)
-        gate, up = spread_out(calm, [self.gate, self.up])
-        return x + bring_back(self.activation(gate) * up, self.down)
+            (up,) = project.spread_out(calm, [self.up])
+            return x + project.bring_back(self.activation(up), self.down)
+        gate, up = project.spread_out(calm, [self.gate, self.up])
+        return x + project.bring_back(self.activation(gate) * up, self.down)
 
     def _check(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> None:
         batch = self.axes.batch
@@ -276,6 +237,30 @@ class TransformerBlock(eqx.Module):
                     f"TransformerBlock: {name} {length} cannot be divided between "
                     f"the {count} devices of axis {over!r}"
                 )
+
+
+@dataclass(frozen=True)
+class _Constrained:
+    """Plain products that say how their results lie on a mesh; XLA moves what has to move."""
+
+    mesh: Mesh | AbstractMesh
+    axes: BlockAxes
+    plain: Plain
+
+    @property
+    def explicit(self) -> bool:
+        return AxisType.Explicit in self.mesh.axis_types
+
+    def constrain(self, x: jax.Array, place: PartitionSpec) -> jax.Array:
+        wanted = place if self.explicit else NamedSharding(self.mesh, place)
+        return cast(jax.Array, lax.with_sharding_constraint(x, wanted))
+
+    def spread_out(self, x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
+        place = _spec(self.axes.batch, None, self.axes.model)
+        return [self.constrain(*self.plain.spread_out(x, [w]), place) for w in weights]
+
+    def bring_back(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        return self.constrain(self.plain.bring_back(x, w), _spec(self.axes.batch, self.axes.model))
 
 
 def _spec(*axes: Any) -> PartitionSpec:
