@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import sqrt
 from typing import Any, get_args
 
@@ -46,7 +47,8 @@ from drumline.models.losses import (
     cross_entropy,
     mean_of_counted,
 )
-from drumline.parallel.block.attention import Kernel, attend, rotate
+from drumline.parallel.block import steps
+from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import rms_norm
 from drumline.parallel.experts.layer import moe_feedforward
 from drumline.parallel.experts.routing import Routing
@@ -327,25 +329,18 @@ class LM(OnMesh):
         self, here: Division, x: Float[Array, "B S D"], stored: Weights
     ) -> tuple[Float[Array, "B S D"], Metrics]:
         w = here.at_hand(stored, self._block_dims(), jnp.dtype(self.compute_dtype))
-        calm = rms_norm(x, w["attention_norm"], epsilon=self.epsilon)
-        query, key, value = here.projections("heads").spread_out(
-            calm, [w["query"], w["key"], w["value"]]
-        )
-        query, key = rotate(query, base=self.rotary_base), rotate(key, base=self.rotary_base)
-        mixed = attend(query, key, value, causal=True, kernel=self.attention)
-        x = x + here.projections("heads").bring_back(mixed, w["output"])
-        calm = rms_norm(x, w["feedforward_norm"], epsilon=self.epsilon)
+        norm = partial(rms_norm, epsilon=self.epsilon)
+        sees = partial(attend, causal=True, kernel=self.attention, rotary_base=self.rotary_base)
+        x = steps.attention(x, w, here.projections("heads"), norm=norm, attend=sees)
         if self.experts:
-            out, extra = self._mixture(here, calm, w)
-            return x + out, extra
-        gate, up = here.projections("hidden").spread_out(calm, [w["gate"], w["up"]])
-        return x + here.projections("hidden").bring_back(jax.nn.silu(gate) * up, w["down"]), {}
+            return steps.experts(x, w, partial(self._mixture, here, w), norm=norm)
+        project = here.projections("hidden")
+        return steps.feedforward(x, w, project, norm=norm, activation=jax.nn.silu), {}
 
     def _mixture(
-        self, here: Division, x: Float[Array, "B S D"], w: Weights
-    ) -> tuple[Float[Array, "B S D"], Metrics]:
+        self, here: Division, w: Weights, rows: Float[Array, "T D"]
+    ) -> tuple[Float[Array, "T D"], Metrics]:
         over = here.axes("experts")
-        rows = x.reshape(-1, x.shape[-1])
         out, routing = moe_feedforward(
             rows,
             w["router"],
@@ -354,7 +349,7 @@ class LM(OnMesh):
             k=self.experts_per_token,
             axis_name=over[0] if over else None,
         )
-        return out.reshape(x.shape), router_losses(rows, w["router"], routing)
+        return out, router_losses(rows, w["router"], routing)
 
 
 def router_losses(

@@ -14,8 +14,9 @@ between the projections, and its own heads and hidden features within them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import lcm
 from typing import Any, get_args
 
@@ -40,8 +41,10 @@ from drumline.models.layouts import (
     read_layout,
 )
 from drumline.models.losses import IGNORE_INDEX, check_numbers
-from drumline.parallel.block.attention import Kernel
+from drumline.parallel.block import steps
+from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import layer_norm
+from drumline.parallel.block.projections import Projections
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
 """Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""
@@ -292,38 +295,10 @@ class ViT(OnMesh):
     ) -> Float[Array, "T D"]:
         """One block further; `rows` are the images and their tokens that make up the T rows."""
         w = self._at_hand(here, stored)
-        calm = layer_norm(x, w["attention_norm"], w["attention_shift"]).reshape(*rows, -1)
-        # Biases are added where the product is a plain matrix: there cuBLAS adds them itself.
-        weights = [w[name].reshape(self.width, -1) for name in ("query", "key", "value")]
-        biases = [w[name].reshape(-1) for name in ("query_bias", "key_bias", "value_bias")]
-        parts = here.projections("heads").spread_out(calm, weights)
-        heads = (-1, self.width // self.heads)
-        query, key, value = (
-            (part + bias.astype(part.dtype)).reshape(*part.shape[:2], *heads)
-            for part, bias in zip(parts, biases, strict=True)
-        )
-        mixed = self._attend(query, key, value)
-        mixed = mixed.reshape(*mixed.shape[:2], -1)
-        out = here.projections("heads").bring_back(mixed, w["output"].reshape(-1, self.width))
-        x = x + (out.reshape(x.shape) + w["output_bias"].astype(x.dtype))
-        calm = layer_norm(x, w["feedforward_norm"], w["feedforward_shift"]).reshape(*rows, -1)
-        (hidden,) = here.projections("hidden").spread_out(calm, [w["up"]])
-        hidden = gelu(hidden + w["up_bias"].astype(x.dtype))
-        out = here.projections("hidden").bring_back(hidden, w["down"])
-        return x + (out.reshape(x.shape) + w["down_bias"].astype(x.dtype))
-
-    def _attend(
-        self,
-        query: Float[Array, "B S N H"],
-        key: Float[Array, "B S N H"],
-        value: Float[Array, "B S N H"],
-    ) -> Float[Array, "B S N H"]:
-        """Softmax attention to all tokens but the padding."""
-        batch, length = query.shape[:2]
-        seen = None if length == self.tokens else jnp.full(batch, self.tokens, jnp.int32)
-        return jax.nn.dot_product_attention(
-            query, key, value, key_value_seq_lengths=seen, implementation=self.attention
-        )
+        sees = partial(attend, causal=False, kernel=self.attention, tokens=self.tokens)
+        heads, hidden = (_OfRows(rows, here.projections(name)) for name in ("heads", "hidden"))
+        x = steps.attention(x, w, heads, norm=layer_norm, attend=sees)
+        return steps.feedforward(x, w, hidden, norm=layer_norm, activation=gelu)
 
     def _classify(
         self, here: Division, params: Params, x: Float[Array, "B S D"]
@@ -344,6 +319,22 @@ class ViT(OnMesh):
     def _padded(self, here: Division) -> int:
         multiple = lcm(here.count("sequence"), CUDNN_MULTIPLE if self.attention == "cudnn" else 1)
         return -(-self.tokens // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class _OfRows:
+    """Projections of tokens that are one row each: they go in and come out as images have them."""
+
+    rows: tuple[int, ...]
+    project: Projections
+
+    def spread_out(
+        self, x: Float[Array, "T D"], weights: Sequence[Float[Array, "D F"]]
+    ) -> list[Float[Array, "B S F"]]:
+        return self.project.spread_out(x.reshape(*self.rows, -1), weights)
+
+    def bring_back(self, x: Float[Array, "B S F"], w: Float[Array, "F D"]) -> Float[Array, "T D"]:
+        return self.project.bring_back(x, w).reshape(-1, w.shape[-1])
 
 
 def vit_s16(**changes: Any) -> ViT:

@@ -1,4 +1,4 @@
-"""Norms of vectors: by their mean square, or by mean and variance; in float32 whatever comes in."""
+"""Norms of vectors: by their mean square, or by mean and variance; in float32 at least."""
 
 # The shapes in the types are not forward references.
 # ruff: noqa: F722
@@ -9,20 +9,39 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from drumline.parallel.axes import AxisName
+from drumline.parallel.grouped.blocks import accumulator
+from drumline.parallel.grouped.typed import pmean
+
 EPSILON = 1e-6
+"""Added to the mean square or to the variance, where nobody says otherwise."""
 
 
 def rms_norm(
-    x: Float[Array, "*rows D"], weight: Float[Array, " D"], *, epsilon: float
+    x: Float[Array, "*rows D"],
+    weight: Float[Array, " D"],
+    *,
+    epsilon: float = EPSILON,
+    axis_name: AxisName | None = None,
 ) -> Float[Array, "*rows D"]:
-    """Scale each vector to a mean square of one, in float32, and by the weight."""
-    wide = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
-    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+    """Scale each vector to a mean square of one, in float32 or wider, and by the weight.
+
+    Inside `shard_map`, `axis_name` is the mesh axis that divides the vectors, if one does.
+    """
+    dtype = accumulator(x.dtype)
+    wide = x.astype(dtype)
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    if axis_name is not None:
+        square = pmean(square, axis_name)
+    return (wide * lax.rsqrt(square + epsilon) * weight.astype(dtype)).astype(x.dtype)
 
 
 def layer_norm(
-    x: Float[Array, "*rows D"], scale: Float[Array, " D"], shift: Float[Array, " D"]
+    x: Float[Array, "*rows D"],
+    scale: Float[Array, " D"],
+    shift: Float[Array, " D"],
+    *,
+    epsilon: float = EPSILON,
 ) -> Float[Array, "*rows D"]:
     """Move each vector to mean zero and variance one, in float32; then scale and shift it.
 
@@ -37,4 +56,4 @@ def layer_norm(
     variance = jnp.mean(jnp.square(near), axis=-1, keepdims=True) - jnp.square(mean)
     centred = near - mean
     variance = jnp.maximum(variance, 0.0)
-    return (centred * lax.rsqrt(variance + EPSILON) * scale + shift).astype(x.dtype)
+    return (centred * lax.rsqrt(variance + epsilon) * scale + shift).astype(x.dtype)

@@ -15,7 +15,7 @@ scatters it again, and so do the two sides of the feed-forward part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -29,13 +29,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from drumline.parallel.block.attention import Kernel, attend, rotate
+from drumline.parallel.block import steps
+from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import rms_norm
 from drumline.parallel.block.projections import Plain, Projections, Rings
 from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.steps import Activation
 from drumline.parallel.rings.loops import Direction, Loop
-
-Activation = Callable[[jax.Array], jax.Array]
 
 # The dimension of each weight that is divided over the model axis; the norms' are whole.
 _DIVIDED = {"query": 1, "key": 1, "value": 1, "output": 0, "gate": 1, "up": 1, "down": 0}
@@ -199,17 +199,14 @@ class TransformerBlock(eqx.Module):
     ) -> jax.Array:
         """The block, but for how its projections move the sequence apart and together."""
         shape = self.shape
-        calm = rms_norm(x, self.attention_norm, epsilon=shape.epsilon)
-        query, key, value = project.spread_out(calm, [self.query, self.key, self.value])
-        query, key = rotate(query, base=shape.rotary_base), rotate(key, base=shape.rotary_base)
-        mixed = attend(query, key, value, causal=shape.causal, kernel=self.kernel)
-        x = x + project.bring_back(mixed, self.output)
-        calm = rms_norm(x, self.feedforward_norm, epsilon=shape.epsilon)
-        if self.gate is None:
-            (up,) = project.spread_out(calm, [self.up])
-            return x + project.bring_back(self.activation(up), self.down)
-        gate, up = project.spread_out(calm, [self.gate, self.up])
-        return x + project.bring_back(self.activation(gate) * up, self.down)
+        leaves = jax.tree_util.tree_leaves_with_path(self)
+        w = {path[-1].name: weight for path, weight in leaves}
+        norm = partial(rms_norm, epsilon=shape.epsilon)
+        sees = partial(
+            attend, causal=shape.causal, kernel=self.kernel, rotary_base=shape.rotary_base
+        )
+        x = steps.attention(x, w, project, norm=norm, attend=sees)
+        return steps.feedforward(x, w, project, norm=norm, activation=self.activation)
 
     def _check(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> None:
         batch = self.axes.batch

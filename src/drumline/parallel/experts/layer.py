@@ -14,9 +14,10 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from drumline.parallel.axes import AxisName, devices_along
+from drumline.parallel.block import steps
+from drumline.parallel.block.norms import rms_norm
 from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
 from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
 from drumline.parallel.experts.matmul import Exchange
@@ -24,7 +25,7 @@ from drumline.parallel.experts.routing import Gate, Gating, Routing, route
 from drumline.parallel.grouped.blocks import accumulator, alike
 from drumline.parallel.grouped.matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped.rows import Grouping, group_rows
-from drumline.parallel.grouped.typed import pmean, psum
+from drumline.parallel.grouped.typed import psum
 from drumline.parallel.modes import reverse_only
 
 _SOFTMAX = Gating()
@@ -203,17 +204,11 @@ class MoEBlock(eqx.Module):
         buffer_rows: int | None = None,
     ) -> Feedforward:
         """Return `[..., D]` with the residual added, and the routing."""
-        rows = x.reshape(-1, x.shape[-1])
-        wide = rows.astype(accumulator(x.dtype))
-        square = jnp.mean(wide**2, axis=-1, keepdims=True)
-        if gather_axis_name is not None:
-            square = pmean(square, gather_axis_name)
-        normed = (wide * lax.rsqrt(square + 1e-6)).astype(x.dtype) * self.scale
-        out, routing = moe_feedforward(
-            normed,
-            self.router,
-            self.w_in,
-            self.w_out,
+        layer = partial(
+            moe_feedforward,
+            router=self.router,
+            w_in=self.w_in,
+            w_out=self.w_out,
             k=self.k,
             gating=Gating(self.gate),
             axis_name=axis_name,
@@ -221,4 +216,7 @@ class MoEBlock(eqx.Module):
             exchange=exchange,
             buffer_rows=buffer_rows,
         )
-        return Feedforward(x + out.reshape(x.shape), routing)
+        # A scale of a wider type makes the block's result wider too.
+        x = x.astype(jnp.promote_types(x.dtype, self.scale.dtype))
+        norm = partial(rms_norm, axis_name=gather_axis_name)
+        return Feedforward(*steps.experts(x, {"feedforward_norm": self.scale}, layer, norm=norm))
