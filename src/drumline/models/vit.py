@@ -45,6 +45,15 @@ from drumline.parallel.block import steps
 from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import layer_norm
 from drumline.parallel.block.projections import Projections
+from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.weights import (
+    Weight,
+    attention_weights,
+    axes_by_name,
+    begin,
+    feedforward_weights,
+    stacked,
+)
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
 """Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""
@@ -62,26 +71,6 @@ LAYOUTS: dict[str, Layout] = {
     },
 }
 
-BLOCK: dict[str, Dims] = {
-    "attention_norm": (None,),
-    "attention_shift": (None,),
-    "query": ("embed", "heads", None),
-    "query_bias": ("heads", None),
-    "key": ("embed", "heads", None),
-    "key_bias": ("heads", None),
-    "value": ("embed", "heads", None),
-    "value_bias": ("heads", None),
-    "output": ("heads", None, "embed"),
-    "output_bias": (None,),
-    "feedforward_norm": (None,),
-    "feedforward_shift": (None,),
-    "up": ("embed", "hidden"),
-    "up_bias": ("hidden",),
-    "down": ("hidden", "embed"),
-    "down_bias": (None,),
-}
-"""The weights of a block and the logical axes of their dimensions."""
-
 OUTSIDE: dict[str, Dims] = {
     "patch": (None, "embed"),
     "patch_bias": (None,),
@@ -92,7 +81,7 @@ OUTSIDE: dict[str, Dims] = {
     "head": ("embed", None),
     "head_bias": (None,),
 }
-"""The weights before and after the blocks."""
+"""Weights before and after the blocks, and the logical axes of their dimensions."""
 
 CUDNN_MULTIPLE = 8
 """cuDNN's attention has no gradient for other sequence lengths than multiples of this."""
@@ -154,31 +143,12 @@ class ViT(OnMesh):
 
         Those have variance 1/(their inputs). Biases and the class token are zero.
         """
-        d, f, count = self.width, self._hidden, self.depth
-        heads = (self.heads, d // self.heads)
-        keys = iter(jax.random.split(key, 9))
+        d, keys = self.width, iter(jax.random.split(key, 9))
 
         def draw(*dims: int, sigma: float = 0.02) -> jax.Array:
             return jax.random.truncated_normal(next(keys), -2, 2, dims) * sigma
 
-        blocks = {
-            "attention_norm": jnp.ones((count, d)),
-            "attention_shift": jnp.zeros((count, d)),
-            "query": draw(count, d, *heads),
-            "query_bias": jnp.zeros((count, *heads)),
-            "key": draw(count, d, *heads),
-            "key_bias": jnp.zeros((count, *heads)),
-            "value": draw(count, d, *heads),
-            "value_bias": jnp.zeros((count, *heads)),
-            "output": draw(count, *heads, d),
-            "output_bias": jnp.zeros((count, d)),
-            "feedforward_norm": jnp.ones((count, d)),
-            "feedforward_shift": jnp.zeros((count, d)),
-            "up": draw(count, d, f),
-            "up_bias": jnp.zeros((count, f)),
-            "down": draw(count, f, d),
-            "down_bias": jnp.zeros((count, d)),
-        }
+        blocks = begin(stacked(self._block_weights(), self.depth), lambda w: draw(*w.dims))
         pixels = self.patch**2 * self.channels
         return {
             "patch": draw(pixels, d, sigma=pixels**-0.5),
@@ -248,8 +218,24 @@ class ViT(OnMesh):
     def _layout(self) -> Layout:
         return read_layout("ViT", self.layout, LAYOUTS, AXES)
 
+    def _block_weights(self) -> dict[str, Weight]:
+        shape = BlockShape(
+            width=self.width,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.width // self.heads,
+            hidden=self._hidden,
+            gated=False,
+            causal=False,
+            rotary_base=None,
+        )
+        return {
+            **attention_weights(shape, biased=True),
+            **feedforward_weights(shape, biased=True),
+        }
+
     def _dims(self) -> dict[str, Any]:
-        return {**OUTSIDE, "blocks": {name: (None, *dims) for name, dims in BLOCK.items()}}
+        return {**OUTSIDE, "blocks": axes_by_name(stacked(self._block_weights(), self.depth))}
 
     def _local_loss(
         self, here: Division, params: Params, batch: dict[str, jax.Array]
@@ -295,9 +281,9 @@ class ViT(OnMesh):
     ) -> Float[Array, "T D"]:
         """One block further; `rows` are the images and their tokens that make up the T rows."""
         w = self._at_hand(here, stored)
-        sees = partial(attend, causal=False, kernel=self.attention, tokens=self.tokens)
+        mix = partial(attend, causal=False, kernel=self.attention, tokens=self.tokens)
         heads, hidden = (_OfRows(rows, here.projections(name)) for name in ("heads", "hidden"))
-        x = steps.attention(x, w, heads, norm=layer_norm, attend=sees)
+        x = steps.attention(x, w, heads, norm=layer_norm, attend=mix)
         return steps.feedforward(x, w, hidden, norm=layer_norm, activation=gelu)
 
     def _classify(
@@ -313,7 +299,8 @@ class ViT(OnMesh):
         return logits + w["head_bias"].astype(logits.dtype)
 
     def _at_hand(self, here: Division, stored: Weights, **rows: Any) -> Weights:
-        dims = {name: {**BLOCK, **OUTSIDE}[name] for name in stored}
+        known = {**OUTSIDE, **axes_by_name(self._block_weights())}
+        dims = {name: known[name] for name in stored}
         return here.at_hand(stored, dims, jnp.dtype(self.compute_dtype), **rows)
 
     def _padded(self, here: Division) -> int:

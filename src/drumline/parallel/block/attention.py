@@ -56,12 +56,12 @@ def attend(
     if rotary_base is not None:
         query, key = rotate(query, base=rotary_base), rotate(key, base=rotary_base)
     batch, length = query.shape[:2]
-    padded = tokens is not None and tokens != length
+    seen = None if tokens is None or tokens == length else jnp.full(batch, tokens, jnp.int32)
     return jax.nn.dot_product_attention(
         query,
         key,
         value,
         is_causal=causal,
-        key_value_seq_lengths=jnp.full(batch, tokens, jnp.int32) if padded else None,
+        key_value_seq_lengths=seen,
         implementation=kernel,
     )

@@ -17,7 +17,8 @@ class BlockShape:
         hidden: F, the width of the feed-forward part.
         gated: whether the feed-forward part multiplies a gate with a second projection.
         causal: whether a token sees only those before it.
-        rotary_base: the wavelength of the slowest rotary pair is 2π times this.
+        rotary_base: the wavelength of the slowest rotary pair is 2π times this; None leaves
+            positions to whoever makes the tokens.
         epsilon: added to the mean square in the norms.
     """
 
@@ -28,7 +29,7 @@ class BlockShape:
     hidden: int
     gated: bool = True
     causal: bool = True
-    rotary_base: float = 10_000.0
+    rotary_base: float | None = 10_000.0
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -37,5 +38,5 @@ class BlockShape:
             raise ValueError(
                 f"heads: {self.heads} queries cannot share {self.kv_heads} kv_heads evenly"
             )
-        if self.head_dim % 2:
+        if self.rotary_base is not None and self.head_dim % 2:
             raise ValueError(f"head_dim: {self.head_dim} is odd; rotary positions need pairs")

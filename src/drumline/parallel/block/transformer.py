@@ -35,10 +35,13 @@ from drumline.parallel.block.norms import rms_norm
 from drumline.parallel.block.projections import Plain, Projections, Rings
 from drumline.parallel.block.shape import BlockShape
 from drumline.parallel.block.steps import Activation
+from drumline.parallel.block.weights import (
+    Weight,
+    attention_weights,
+    begin,
+    feedforward_weights,
+)
 from drumline.parallel.rings.loops import Direction, Loop
-
-# The dimension of each weight that is divided over the model axis; the norms' are whole.
-_DIVIDED = {"query": 1, "key": 1, "value": 1, "output": 0, "gate": 1, "up": 1, "down": 0}
 
 
 @dataclass(frozen=True)
@@ -111,19 +114,13 @@ class TransformerBlock(eqx.Module):
         """
         keys = iter(jax.random.split(key, 7))
 
-        def draw(summed: int, *dims: int) -> jax.Array:
-            return jax.random.normal(next(keys), dims, dtype) * jnp.asarray(summed**-0.5, dtype)
+        def draw(weight: Weight) -> jax.Array:
+            scale = jnp.asarray(weight.summed**-0.5, dtype)
+            return jax.random.normal(next(keys), weight.dims, dtype) * scale
 
-        d, n, k, h, f = shape.width, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
-        self.attention_norm = jnp.ones(d, dtype)
-        self.query = draw(d, d, n, h)
-        self.key = draw(d, d, k, h)
-        self.value = draw(d, d, k, h)
-        self.output = draw(n * h, n, h, d)
-        self.feedforward_norm = jnp.ones(d, dtype)
-        self.gate = draw(d, d, f) if shape.gated else None
-        self.up = draw(d, d, f)
-        self.down = draw(f, f, d)
+        self.gate = None  # unless there is one among the weights
+        for name, weight in begin(_weights(shape), draw, dtype).items():
+            setattr(self, name, weight)
         self.shape = shape
         self.axes = BlockAxes() if axes is None else axes
         self.overlap = overlap
@@ -157,10 +154,12 @@ class TransformerBlock(eqx.Module):
 
     def specs(self) -> TransformerBlock:
         """This block with a `PartitionSpec` in place of each weight."""
+        weights = _weights(self.shape)
 
         def spec(path: tuple[GetAttrKey], _weight: jax.Array) -> PartitionSpec:
-            dim = _DIVIDED.get(path[-1].name)
-            return _spec() if dim is None else _spec(*[None] * dim, self.axes.model)
+            axes = weights[path[-1].name].axes
+            divided = [at for at, axis in enumerate(axes) if axis in ("heads", "hidden")]
+            return _spec(*[None] * divided[0], self.axes.model) if divided else _spec()
 
         return cast(TransformerBlock, jax.tree_util.tree_map_with_path(spec, self))
 
@@ -172,11 +171,12 @@ class TransformerBlock(eqx.Module):
     def _on_rings(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
         rings = Rings(self.axes.model, self.direction, self.loop, self.precision)
         place = _spec(self.axes.batch, self.axes.model)
+
+        def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
+            return block._forward(x, rings)
+
         on_devices = jax.shard_map(
-            lambda block, x: block._forward(x, rings),
-            mesh=mesh,
-            in_specs=(self.specs(), place),
-            out_specs=place,
+            forward, mesh=mesh, in_specs=(self.specs(), place), out_specs=place
         )
         return on_devices(self, x)
 
@@ -192,20 +192,16 @@ class TransformerBlock(eqx.Module):
         placed = NamedSharding(mesh, place)
         return cast(jax.Array, jax.sharding.auto_axes(forward, out_sharding=placed)(self, x))
 
-    def _forward(
-        self,
-        x: jax.Array,
-        project: Projections,
-    ) -> jax.Array:
+    def _forward(self, x: jax.Array, project: Projections) -> jax.Array:
         """The block, but for how its projections move the sequence apart and together."""
         shape = self.shape
         leaves = jax.tree_util.tree_leaves_with_path(self)
         w = {path[-1].name: weight for path, weight in leaves}
         norm = partial(rms_norm, epsilon=shape.epsilon)
-        sees = partial(
+        mix = partial(
             attend, causal=shape.causal, kernel=self.kernel, rotary_base=shape.rotary_base
         )
-        x = steps.attention(x, w, project, norm=norm, attend=sees)
+        x = steps.attention(x, w, project, norm=norm, attend=mix)
         return steps.feedforward(x, w, project, norm=norm, activation=self.activation)
 
     def _check(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> None:
@@ -254,10 +250,14 @@ class _Constrained:
 
     def spread_out(self, x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
         place = _spec(self.axes.batch, None, self.axes.model)
-        return [self.constrain(*self.plain.spread_out(x, [w]), place) for w in weights]
+        return [self.constrain(out, place) for out in self.plain.spread_out(x, weights)]
 
     def bring_back(self, x: jax.Array, w: jax.Array) -> jax.Array:
         return self.constrain(self.plain.bring_back(x, w), _spec(self.axes.batch, self.axes.model))
+
+
+def _weights(shape: BlockShape) -> dict[str, Weight]:
+    return {**attention_weights(shape), **feedforward_weights(shape)}
 
 
 def _spec(*axes: Any) -> PartitionSpec:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from drumline.parallel.axes import AxisName, devices_along
 from drumline.parallel.block import steps
 from drumline.parallel.block.norms import rms_norm
+from drumline.parallel.block.weights import Weight, begin, expert_weights
 from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
 from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
 from drumline.parallel.experts.matmul import Exchange
@@ -186,12 +187,16 @@ class MoEBlock(eqx.Module):
         dtype: jnp.dtype | type = jnp.float32,
     ) -> None:
         """Draw matrices with variance 1 / fan-in; the router in float32, as its choices are."""
-        one, two, three = jax.random.split(key, 3)
-        self.scale = jnp.ones(width, dtype)
-        self.router = jax.random.normal(one, (width, experts)) * width**-0.5
-        w_in = jax.random.normal(two, (experts, width, 2, hidden)) * width**-0.5
-        w_out = jax.random.normal(three, (experts, hidden, width)) * hidden**-0.5
-        self.w_in, self.w_out = w_in.astype(dtype), w_out.astype(dtype)
+        keys = iter(jax.random.split(key, 3))
+
+        def draw(weight: Weight) -> jax.Array:
+            scale: float = weight.summed**-0.5
+            return jax.random.normal(next(keys), weight.dims) * scale
+
+        drawn = begin(expert_weights(width, hidden, experts), draw)
+        self.scale, self.router = drawn["feedforward_norm"].astype(dtype), drawn["router"]
+        self.w_in = drawn["experts_in"].astype(dtype)
+        self.w_out = drawn["experts_out"].astype(dtype)
         self.k, self.gate = k, gate
 
     def __call__(
