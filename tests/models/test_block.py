@@ -42,11 +42,12 @@ def drawn(model: LM) -> tuple[Params, dict[str, jax.Array]]:
 
 
 def block_of(weights: dict[str, jax.Array]) -> TransformerBlock:
-    block = TransformerBlock(SHAPE, key=KEY, axes=AXES)
-    names = tuple(weights)
-    return eqx.tree_at(
-        lambda block: [getattr(block, name) for name in names], block, list(weights.values())
+    block: TransformerBlock = eqx.tree_at(
+        lambda block: [getattr(block, name) for name in weights],
+        TransformerBlock(SHAPE, key=KEY, axes=AXES),
+        list(weights.values()),
     )
+    return block
 
 
 def cross_entropy(params: Params, x: jax.Array, targets: np.ndarray) -> jax.Array:
