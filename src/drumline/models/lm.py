@@ -315,9 +315,10 @@ class LM(OnMesh):
         return steps.feedforward(x, w, project, norm=norm, activation=jax.nn.silu), {}
 
     def _mixture(
-        self, here: Division, w: Weights, rows: Float[Array, "T D"]
-    ) -> tuple[Float[Array, "T D"], Metrics]:
+        self, here: Division, w: Weights, x: Float[Array, "B S D"]
+    ) -> tuple[Float[Array, "B S D"], Metrics]:
         over = here.axes("experts")
+        rows = x.reshape(-1, x.shape[-1])
         out, routing = moe_feedforward(
             rows,
             w["router"],
@@ -326,7 +327,7 @@ class LM(OnMesh):
             k=self.experts_per_token,
             axis_name=over[0] if over else None,
         )
-        return out, router_losses(rows, w["router"], routing)
+        return out.reshape(x.shape), router_losses(rows, w["router"], routing)
 
 
 def router_losses(

@@ -14,7 +14,7 @@ between the projections, and its own heads and hidden features within them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import lcm
@@ -44,7 +44,6 @@ from drumline.models.losses import IGNORE_INDEX, check_numbers
 from drumline.parallel.block import steps
 from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import layer_norm
-from drumline.parallel.block.projections import Projections
 from drumline.parallel.block.shape import BlockShape
 from drumline.parallel.block.weights import (
     Weight,
@@ -282,9 +281,9 @@ class ViT(OnMesh):
         """One block further; `rows` are the images and their tokens that make up the T rows."""
         w = self._at_hand(here, stored)
         mix = partial(attend, causal=False, kernel=self.attention, tokens=self.tokens)
-        heads, hidden = (_OfRows(rows, here.projections(name)) for name in ("heads", "hidden"))
-        x = steps.attention(x, w, heads, norm=layer_norm, attend=mix)
-        return steps.feedforward(x, w, hidden, norm=layer_norm, activation=gelu)
+        shared: Any = {"norm": layer_norm, "sequences": rows}
+        x = steps.attention(x, w, here.projections("heads"), attend=mix, **shared)
+        return steps.feedforward(x, w, here.projections("hidden"), activation=gelu, **shared)
 
     def _classify(
         self, here: Division, params: Params, x: Float[Array, "B S D"]
@@ -306,22 +305,6 @@ class ViT(OnMesh):
     def _padded(self, here: Division) -> int:
         multiple = lcm(here.count("sequence"), CUDNN_MULTIPLE if self.attention == "cudnn" else 1)
         return -(-self.tokens // multiple) * multiple
-
-
-@dataclass(frozen=True)
-class _OfRows:
-    """Projections of tokens that are one row each: they go in and come out as images have them."""
-
-    rows: tuple[int, ...]
-    project: Projections
-
-    def spread_out(
-        self, x: Float[Array, "T D"], weights: Sequence[Float[Array, "D F"]]
-    ) -> list[Float[Array, "B S F"]]:
-        return self.project.spread_out(x.reshape(*self.rows, -1), weights)
-
-    def bring_back(self, x: Float[Array, "B S F"], w: Float[Array, "F D"]) -> Float[Array, "T D"]:
-        return self.project.bring_back(x, w).reshape(-1, w.shape[-1])
 
 
 def vit_s16(**changes: Any) -> ViT:

@@ -44,12 +44,27 @@ class Attend(Protocol):
 
 
 def attention(
-    x: Float[Array, "*rows D"], w: Weights, project: Projections, *, norm: Norm, attend: Attend
+    x: Float[Array, "*rows D"],
+    w: Weights,
+    project: Projections,
+    *,
+    norm: Norm,
+    attend: Attend,
+    sequences: tuple[int, ...] | None = None,
 ) -> Float[Array, "*rows D"]:
-    """The block's first part: what each token learns of the others, added to it."""
-    normed = _normed(norm, x, w, "attention")
+    """The block's first part: what each token learns of the others, added to it.
+
+    Args:
+        x: tokens, `[B, S, D]`, or one row for each if `sequences` tells them apart.
+        w: the weights by name.
+        project: multiplies by them.
+        norm: of x before it is projected.
+        attend: mixes the values.
+        sequences: B and S of tokens that come as one row each; None where x has them.
+    """
+    normed = _normed(norm, x, w, "attention", sequences)
     query, key, value = _spread_out(project, normed, w, ("query", "key", "value"))
-    return x + _bring_back(project, attend(query, key, value), w, "output")
+    return x + _bring_back(project, attend(query, key, value), w, "output", x.shape)
 
 
 def feedforward(
@@ -59,37 +74,37 @@ def feedforward(
     *,
     norm: Norm,
     activation: Activation,
+    sequences: tuple[int, ...] | None = None,
 ) -> Float[Array, "*rows D"]:
     """The block's second part: what is made of each token by itself, added to it."""
-    normed = _normed(norm, x, w, "feedforward")
+    normed = _normed(norm, x, w, "feedforward", sequences)
     if "gate" in w:
         gate, up = _spread_out(project, normed, w, ("gate", "up"))
         hidden = activation(gate) * up
     else:
         (up,) = _spread_out(project, normed, w, ("up",))
         hidden = activation(up)
-    return x + _bring_back(project, hidden, w, "down")
+    return x + _bring_back(project, hidden, w, "down", x.shape)
 
 
 def experts(
     x: Float[Array, "*rows D"],
     w: Weights,
-    layer: Callable[[Float[Array, "T D"]], tuple[Float[Array, "T D"], T]],
+    layer: Callable[[Float[Array, "*rows D"]], tuple[Float[Array, "*rows D"], T]],
     *,
     norm: Norm,
 ) -> tuple[Float[Array, "*rows D"], T]:
-    """The second part where experts take its place; `layer` has something to tell beside its rows.
-
-    It gets one row for each token, whatever dimensions x has.
-    """
-    rows = _normed(norm, x, w, "feedforward").reshape(-1, x.shape[-1])
-    out, told = layer(rows)
-    return x + out.reshape(x.shape), told
+    """The second part where experts take its place; `layer` tells something beside its result."""
+    out, told = layer(_normed(norm, x, w, "feedforward"))
+    return x + out, told
 
 
-def _normed(norm: Norm, x: jax.Array, w: Weights, part: str) -> jax.Array:
+def _normed(
+    norm: Norm, x: jax.Array, w: Weights, part: str, sequences: tuple[int, ...] | None = None
+) -> jax.Array:
     names = (f"{part}_norm", f"{part}_shift")
-    return norm(x, *(w[name] for name in names if name in w))
+    normed = norm(x, *(w[name] for name in names if name in w))
+    return normed if sequences is None else normed.reshape(*sequences, -1)
 
 
 def _spread_out(
@@ -108,10 +123,12 @@ def _spread_out(
     ]
 
 
-def _bring_back(project: Projections, x: jax.Array, w: Weights, name: str) -> jax.Array:
+def _bring_back(
+    project: Projections, x: jax.Array, w: Weights, name: str, shape: tuple[int, ...]
+) -> jax.Array:
     weight = w[name]
     if f"{name}_bias" not in w:
-        return project.bring_back(x, weight)
+        return project.bring_back(x, weight).reshape(shape)
     x = x.reshape(*x.shape[: x.ndim - weight.ndim + 1], -1)
-    out = project.bring_back(x, weight.reshape(-1, weight.shape[-1]))
+    out = project.bring_back(x, weight.reshape(-1, weight.shape[-1])).reshape(shape)
     return out + w[f"{name}_bias"].astype(out.dtype)

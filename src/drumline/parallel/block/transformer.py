@@ -250,7 +250,8 @@ class _Constrained:
 
     def spread_out(self, x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
         place = _spec(self.axes.batch, None, self.axes.model)
-        return [self.constrain(out, place) for out in self.plain.spread_out(x, weights)]
+        each = (out for w in weights for out in self.plain.spread_out(x, [w]))
+        return [self.constrain(out, place) for out in each]
 
     def bring_back(self, x: jax.Array, w: jax.Array) -> jax.Array:
         return self.constrain(self.plain.bring_back(x, w), _spec(self.axes.batch, self.axes.model))

@@ -209,18 +209,22 @@ class MoEBlock(eqx.Module):
         buffer_rows: int | None = None,
     ) -> Feedforward:
         """Return `[..., D]` with the residual added, and the routing."""
-        layer = partial(
-            moe_feedforward,
-            router=self.router,
-            w_in=self.w_in,
-            w_out=self.w_out,
-            k=self.k,
-            gating=Gating(self.gate),
-            axis_name=axis_name,
-            gather_axis_name=gather_axis_name,
-            exchange=exchange,
-            buffer_rows=buffer_rows,
-        )
+
+        def layer(normed: jax.Array) -> Feedforward:
+            out, routing = moe_feedforward(
+                normed.reshape(-1, normed.shape[-1]),
+                self.router,
+                self.w_in,
+                self.w_out,
+                k=self.k,
+                gating=Gating(self.gate),
+                axis_name=axis_name,
+                gather_axis_name=gather_axis_name,
+                exchange=exchange,
+                buffer_rows=buffer_rows,
+            )
+            return Feedforward(out.reshape(normed.shape), routing)
+
         # A scale of a wider type makes the block's result wider too.
         x = x.astype(jnp.promote_types(x.dtype, self.scale.dtype))
         norm = partial(rms_norm, axis_name=gather_axis_name)
