@@ -105,6 +105,9 @@ def stuck(
     """A program whose steps stopped coming is ended, to be started again."""
     attempt, steps = attempt_of(job), seen.steps
     since = steps.stepped_at if steps else attempt.running_at
+    if since is not None and seen.listening_since is not None:
+        # A server that was down has seen no step, and by another clock than its predecessor's.
+        since = max(since, seen.listening_since)
     limit = _longest_pause(job, steps)
     if limit is None or since is None or now - since <= limit:
         if attempt.stuck_at is None:
