@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from drumline.hosts.agent.wire import AttemptStatus, Line, Port, Prepared
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostDriver, Means
-from drumline.hosts.messages import AttemptStatus, HostRank, Line, Port, Prepared
+from drumline.hosts.messages import HostRank
 from drumline.hosts.session import HostPhase, StartBarrier, Timing
 from drumline.hosts.values import Address
 

@@ -1,55 +1,18 @@
 """All hosts of a slice together: SSH servers in this process, the real agent behind them."""
 
-import asyncio
 import json
 import os
-import random
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from drumline.hosts.code import pack
 from drumline.hosts.kept_log import SMALLEST, parts_of
-from drumline.hosts.session import HostPhase, HostReport, SliceSession, Step
+from drumline.hosts.session import HostPhase, HostReport, Step
+from tests.hosts.on_hosts import on_hosts, reach, running, work
 
-from .stand_in import Slice, program, said, until
-
-Story = Callable[[Slice], Coroutine[Any, Any, None]]
-
-
-def on_hosts(folder: Path, hosts: int, story: Story) -> None:
-    """Play a story on a slice of stand-ins."""
-
-    async def play() -> None:
-        async with asyncio.timeout(180), Slice(folder, hosts) as stand_ins:
-            await story(stand_ins)
-
-    asyncio.run(play())
-
-
-def phases(session: SliceSession) -> set[HostPhase]:
-    return {report.phase for report in session.reports()}
-
-
-async def reach(session: SliceSession, phase: HostPhase) -> tuple[HostReport, ...]:
-    await until(lambda: phases(session) == {phase}, f"all hosts {phase}: {session.reports()}")
-    return session.reports()
-
-
-@asynccontextmanager
-async def running(stand_ins: Slice, run: str, **parts: Any) -> AsyncIterator[SliceSession]:
-    session = stand_ins.session(program(run=run, **parts))
-    session.start()
-    await reach(session, HostPhase.RUNNING)
-    yield session
-
-
-def work(host_home: Path, job: str = "000012") -> Path:
-    return next((host_home / ".drumline" / "work" / job).iterdir())
+from .stand_in import Slice, program, until
 
 
 def test_two_hosts_get_code_and_set_up_and_run_as_one(tmp_path: Path) -> None:
@@ -357,88 +320,6 @@ def test_nasty_names_and_values_run_nothing(tmp_path: Path) -> None:
         assert {path.read_text() for path in home.rglob("value")} == {nasty}
         assert {path.read_text() for path in home.rglob("token")} == {nasty}
         assert os.listdir(home) == [".drumline"]
-
-    on_hosts(tmp_path, 1, story)
-
-
-def test_exec_runs_in_the_working_copy_and_ends_in_time(tmp_path: Path) -> None:
-    async def story(slice_: Slice) -> None:
-        async with running(slice_, "sleep 60") as session:
-            code, stdout, stderr = await said(session, 0, "pwd; echo oh no >&2; exit 3")
-            assert code == 3
-            assert stdout.strip().endswith(b".drumline/work/000012/empty")
-            assert stderr == b"oh no\n"
-            killed, *_ = await said(session, 0, "echo $$ > mine; sleep 60", timeout=0.3)
-            assert killed == 124
-            died, *_ = await said(session, 0, "kill -9 $$")
-            assert died == 128 + 9
-
-    on_hosts(tmp_path, 1, story)
-
-
-def test_exec_passes_every_byte_in_and_out(tmp_path: Path) -> None:
-    async def story(slice_: Slice) -> None:
-        every = random.Random(3).randbytes(3 << 20)
-
-        async def typed() -> AsyncIterator[bytes]:
-            for at in range(0, len(every), 50_000):
-                yield every[at : at + 50_000]
-
-        async with running(slice_, "sleep 60") as session:
-            code, stdout, stderr = await said(session, 0, "tee /dev/stderr", stdin=typed())
-            assert (code, stdout == every, stderr == every) == (0, True, True)
-
-    on_hosts(tmp_path, 1, story)
-
-
-def test_exec_tells_at_once_and_ends_when_nobody_listens(tmp_path: Path) -> None:
-    async def story(slice_: Slice) -> None:
-        async with running(slice_, "sleep 60") as session:
-            heard = asyncio.Event()
-            pieces = []
-
-            async def output(stream: str, data: bytes) -> None:
-                pieces.append((stream, data))
-                heard.set()
-
-            # One that goes on in the background, and one that does not heed SIGTERM.
-            command = "sleep 61.5 & trap '' TERM; echo up; while :; do sleep 0.2; done"
-            executing = asyncio.create_task(session.run(0, command, output))
-            await asyncio.wait_for(heard.wait(), 20)
-            assert pieces == [("stdout", b"up\n")]
-            assert slice_.hosts[0].runs("sleep 61.5")
-            executing.cancel()
-            await asyncio.gather(executing, return_exceptions=True)
-            async with asyncio.timeout(20):
-                while slice_.hosts[0].runs("sleep 61.5") or slice_.hosts[0].runs("trap '' TERM"):
-                    await asyncio.sleep(0.05)
-
-    on_hosts(tmp_path, 1, story)
-
-
-def test_exec_waits_for_who_listens_slowly(tmp_path: Path) -> None:
-    async def story(slice_: Slice) -> None:
-        async with running(slice_, "sleep 60") as session:
-            started, going_on = asyncio.Event(), asyncio.Event()
-            total = 0
-
-            async def output(stream: str, data: bytes) -> None:
-                nonlocal total
-                del stream
-                started.set()
-                await going_on.wait()
-                total += len(data)
-
-            many = 64 << 20
-            command = f"head -c {many} /dev/zero; echo all written > written"
-            executing = asyncio.create_task(session.run(0, command, output))
-            await asyncio.wait_for(started.wait(), 20)
-            # What is on the way is far less than all: the command hangs in its pipe.
-            await said(session, 0, "sleep 0.5")
-            assert not list(slice_.hosts[0].home.rglob("written"))
-            going_on.set()
-            assert await executing == 0
-            assert total == many
 
     on_hosts(tmp_path, 1, story)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from drumline.models import LM, MLP, ViT
-from drumline.models.vit import EPSILON
+from drumline.parallel.block.norms import EPSILON
 
 Values = Any  # arrays of float64, and of whole numbers
 erf = np.vectorize(math.erf)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from drumline.models.vit import layer_norm
+from drumline.parallel.block.norms import layer_norm
 from tests.models import reference
 from tests.models.training import MODELS, batch_for, trained, weights_of
 

@@ -11,7 +11,7 @@ from drumline.jobs.spec import parse
 from drumline.train import Evaluation, fit
 from drumline.train.__main__ import main
 from drumline.train.checkpoints.provenance import changes
-from tests.train.test_changed_recipe import origin
+from tests.train.checkpoints.test_changed_recipe import origin
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "own-model.md").read_text(encoding="utf-8")

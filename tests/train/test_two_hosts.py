@@ -14,7 +14,7 @@ from drumline.train import Ending, fit
 from drumline.train.checkpoints.checkpoint import COMMITTED
 from tests.compiling import quick_flags
 from tests.ports import free_port
-from tests.train.test_resume import LOSSES_ON_ANOTHER_MESH
+from tests.train.checkpoints.test_resume import LOSSES_ON_ANOTHER_MESH
 from tests.train.toy import toy
 
 ROOT = Path(__file__).parents[2]

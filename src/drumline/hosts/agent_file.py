@@ -13,7 +13,8 @@ START = "import sys\n\nfrom agent.main import main\n\nmain(sys.argv[1:])\n"
 def zipped() -> bytes:
     """The zip file, uncompressed: it is read at every call, and sent once."""
     files = {"__main__.py": START}
-    files |= {f"agent/{path.name}": path.read_text() for path in sorted(SOURCES.glob("*.py"))}
+    for path in sorted(SOURCES.rglob("*.py")):
+        files[f"agent/{path.relative_to(SOURCES).as_posix()}"] = path.read_text()
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():

@@ -7,7 +7,6 @@ connection, or in a new server, everything is repeated from the top and most of 
 import asyncio
 import base64
 import contextlib
-import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -16,6 +15,8 @@ from typing import Any, Protocol
 
 import asyncssh
 
+from drumline.hosts.agent import wire
+from drumline.hosts.agent.wire import AttemptStatus
 from drumline.hosts.connection import (
     Connection,
     ConnectionCut,
@@ -24,17 +25,7 @@ from drumline.hosts.connection import (
     in_words,
 )
 from drumline.hosts.kept_log import KeptLog, set_aside, size_of
-from drumline.hosts.messages import (
-    AttemptStatus,
-    Done,
-    HostRank,
-    Port,
-    Prepared,
-    StepEnded,
-    attempt_folder,
-    program_message,
-    work_folder,
-)
+from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
 from drumline.hosts.remote import AgentFailed, RemoteAgent
 from drumline.hosts.values import Output, Program, Timing
 from drumline.observed.hosts import HostPhase, HostReport
@@ -103,16 +94,20 @@ class HostDriver:
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
         self._recent = b""
+        self._tail: tuple[str, ...] | None = None
+        """The last lines of `_recent`; None until they are read."""
         self._settled = ""
         """The detail of the final report, to be shown again after a lost connection."""
 
     def report(self) -> HostReport:
         """What is known now."""
-        if self._report.tail:
+        if self._report.tail or not self._recent:
             return self._report
-        lines = self._recent.decode("utf-8", "replace").splitlines()
-        kept = [line.rstrip()[:500] for line in lines if line.strip()]
-        return replace(self._report, tail=tuple(kept[-TAIL_LINES:]))
+        if self._tail is None:
+            lines = self._recent.decode("utf-8", "replace").splitlines()
+            kept = [line.rstrip()[:500] for line in lines if line.strip()]
+            self._tail = tuple(kept[-TAIL_LINES:])
+        return replace(self._report, tail=self._tail)
 
     async def drive(self) -> None:
         """For ever: connect, go on from the state of the host, and reconnect."""
@@ -148,7 +143,7 @@ class HostDriver:
         """Everything that happens on one connection."""
         self._heard()
         await agent.install()
-        status = await agent.ask(AttemptStatus, "status", self._folder)
+        status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
         if status.state == "none" and not self._gate.was_started(self.place.index):
             self._begin_log(status.log_size or 0)
         self._agent = agent
@@ -170,7 +165,7 @@ class HostDriver:
         host = self.place.index
         if self._gate.stopped:
             grace = str(self._gate.grace)
-            self._take(await agent.ask(AttemptStatus, "stop", self._folder, grace))
+            self._take(await agent.ask(AttemptStatus, wire.STOP, self._folder, grace))
         elif status.state != "none":
             self._gate.found_running(status.coordinator)
             self._gate.started(host)
@@ -188,8 +183,8 @@ class HostDriver:
                 self._show(phase=HostPhase.EXITED, exit_code=0, detail=self._settled)
                 return
             coordinator = await self._gate.coordinator(self.place, lambda: self._free_port(agent))
-            sent = json.dumps({"coordinator": coordinator}).encode()
-            now = await agent.ask(AttemptStatus, "start", self._folder, sent=sent)
+            sent = wire.Start(coordinator=coordinator)
+            now = await agent.ask(AttemptStatus, wire.START, self._folder, sent=sent)
             if now.state != "none":
                 self._gate.started(host)
             self._take_unless_ended(now)
@@ -199,7 +194,7 @@ class HostDriver:
         self._show(phase=HostPhase.PREPARING, detail="chips")
         wait = str(self._means.timing.device_wait)
         message = program_message(self.program, self.place)
-        prepared = await agent.ask(Prepared, "prepare", self._folder, wait, sent=message)
+        prepared = await agent.ask(wire.Prepared, wire.PREPARE, self._folder, wait, sent=message)
         if prepared.trouble:
             self._settled = "chips"
             self._show(phase=HostPhase.FAILED, error=prepared.trouble)
@@ -208,8 +203,8 @@ class HostDriver:
             await self._send_code(agent)
         for step in self.program.steps:
             self._show(detail=f"setup: {step.name}")
-            sent = json.dumps({"name": step.name, "script": step.script}).encode()
-            ended = await agent.ask(StepEnded, "step", self._folder, sent=sent)
+            sent = wire.SetUpStep(name=step.name, script=step.script)
+            ended = await agent.ask(wire.StepEnded, wire.STEP, self._folder, sent=sent)
             if ended.exit_code != 0 and not self._gate.stopped:
                 self._settled = self._report.detail
                 self._show(
@@ -226,13 +221,13 @@ class HostDriver:
         if archive is None or sha is None:
             return
         self._show(detail="code")
-        await agent.ask(Done, "receive", sha, sent_file=archive)
-        unpacked = await agent.ask(Prepared, "unpack", sha, work_folder(self.program))
+        await agent.ask(wire.Received, wire.RECEIVE, sha, sent_file=archive)
+        unpacked = await agent.ask(wire.Prepared, wire.UNPACK, sha, work_folder(self.program))
         if not unpacked.have_code:
             raise AgentFailed("the code could not be unpacked")
 
     async def _free_port(self, agent: RemoteAgent) -> int:
-        return (await agent.ask(Port, "free-port")).port
+        return (await agent.ask(wire.Port, wire.FREE_PORT)).port
 
     # Reports of the host -------------------------------------------------------------------------
 
@@ -247,7 +242,7 @@ class HostDriver:
                         raise AgentFailed(f"the log goes on at {line.offset}, we have {have}")
                     fresh = data[have - line.offset :]
                     log.append(fresh, self._means.clock() if line.at is None else line.at)
-                    self._recent = (self._recent + fresh)[-16384:]
+                    self._recent, self._tail = (self._recent + fresh)[-16384:], None
                 if line.status is not None:
                     self._take(line.status)
 
@@ -316,7 +311,9 @@ class HostDriver:
                 while True:
                     agent = await self._reached()
                     try:
-                        self._take(await agent.ask(AttemptStatus, "stop", self._folder, str(grace)))
+                        self._take(
+                            await agent.ask(AttemptStatus, wire.STOP, self._folder, str(grace))
+                        )
                         return
                     except (*CUT, AgentFailed):
                         await asyncio.sleep(0.1)
@@ -334,8 +331,8 @@ class HostDriver:
         timing = self._means.timing
         async with asyncio.timeout(timing.connect_timeout + timing.reconnect_most):
             agent = await self._reached()
-        wanted = {"command": command, "timeout": timeout, "stdin": stdin is not None}
-        return await agent.run_for_user(self._folder, json.dumps(wanted).encode(), stdin, output)
+        wanted = wire.Command(command=command, timeout=timeout, stdin=stdin is not None)
+        return await agent.run_for_user(self._folder, wanted, stdin, output)
 
     async def _reached(self) -> RemoteAgent:
         while True:

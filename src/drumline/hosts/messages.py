@@ -1,16 +1,21 @@
-"""What server and agent say to each other: the program going out, what the agent answers.
+"""The server's end of what it says with the agent: the program going out, the answers checked.
 
-A host runs the user's code, so nothing that comes from it is believed unchecked.
+What the messages are is written in `agent/wire.py`, for both sides. A host runs the user's code, so
+nothing that comes from it is believed unchecked.
 """
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from drumline.hosts.agent.wire import HostProgram, Message, Prepare
 from drumline.hosts.values import Address, Program
+
+Answer = TypeVar("Answer", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -24,68 +29,41 @@ class HostRank:
     ranks: int
 
 
-class Done(BaseModel):
-    """An answer that only says it was done."""
+def checked(kind: type[Answer], value: Mapping[str, object]) -> Answer:
+    """An answer whose every field is of its type; raises ValidationError where one is not.
+
+    Fields that this version does not know are left out.
+    """
+    # mypy takes a class whose messages have no hash for one that has none itself.
+    found = _model(kind).model_validate(value)  # type: ignore[arg-type]
+    return kind(**{name: getattr(found, name) for name in found.model_fields_set})
 
 
-class AttemptStatus(BaseModel):
-    """What the agent knows of the attempt."""
-
-    state: Literal["none", "running", "exited", "lost"]
-    stopped: bool = False
-    started_at: float | None = None
-    coordinator: str = ""
-    exit_code: int | None = None
-    error: str = ""
-    error_at: float | None = None
-    tail: tuple[str, ...] = ()
-    going_down: str = ""
-    heartbeat: dict[str, object] | None = None
-    log_size: int | None = None
-
-
-class StepEnded(BaseModel):
-    """How a set-up step ended."""
-
-    exit_code: int
-    error: str = ""
-    tail: tuple[str, ...] = ()
+@cache
+def _model(kind: type[Message]) -> type[BaseModel]:
+    """The check that the fields of a message describe."""
+    # The agent spares itself the import of these; its annotations are text until they are asked.
+    hints = get_type_hints(kind, localns={"ClassVar": ClassVar, "Literal": Literal})
+    fields: dict[str, Any] = {}
+    for name, hint in hints.items():
+        if get_origin(hint) is not ClassVar:
+            least, most = kind.BOUNDS.get(name, (None, None))
+            fields[name] = (_typed(hint), Field(getattr(kind, name, ...), ge=least, le=most))
+    config = ConfigDict(arbitrary_types_allowed=True)
+    model: type[BaseModel] = create_model(kind.__name__, __config__=config, **fields)
+    return model
 
 
-class Line(BaseModel):
-    """One line of `watch`."""
-
-    log: str | None = None
-    offset: int = Field(default=0, ge=0)
-    at: float | None = Field(default=None, ge=0, le=1e11)
-    """When the log was written, by the host's clock."""
-    status: AttemptStatus | None = None
+def _typed(hint: Any) -> Any:
+    """The type to check; a message within a message has a check of its own."""
+    for part in get_args(hint):
+        if isinstance(part, type) and issubclass(part, Message):
+            return Annotated[hint, BeforeValidator(partial(_checked_within, part))]
+    return hint
 
 
-class Prepared(BaseModel):
-    """What a host still lacks."""
-
-    trouble: str = ""
-    """Why its chips cannot be used."""
-    have_code: bool
-
-
-class Port(BaseModel):
-    """A free port."""
-
-    port: int = Field(gt=0, lt=65536)
-
-
-def from_line(line: str | bytes) -> Any:
-    """One JSON value; NaN, Infinity and endless digits, which a heartbeat may hold, become text."""
-    return json.loads(line, parse_constant=str, parse_int=_whole)
-
-
-def _whole(digits: str) -> int | str:
-    return int(digits) if len(digits) <= _MOST_DIGITS else digits[:_MOST_DIGITS] + "…"
-
-
-_MOST_DIGITS = 40
+def _checked_within(kind: type[Message], value: Any) -> Any:
+    return checked(kind, value) if isinstance(value, Mapping) else value
 
 
 def attempt_folder(program: Program) -> str:
@@ -108,7 +86,7 @@ def _safe(name: str) -> str:
     return quote(name, safe="").replace(".", "%2E")
 
 
-def program_message(program: Program, place: HostRank) -> bytes:
+def program_message(program: Program, place: HostRank) -> Prepare:
     """The program as the agent takes it; secrets apart, for a file of their own."""
     container = f"drumline-{_safe(program.job_id)}-{program.attempt}".replace("%", "_")
     variables = {
@@ -119,17 +97,16 @@ def program_message(program: Program, place: HostRank) -> bytes:
         "DRUMLINE_ACCELERATOR": program.accelerator,
         "DRUMLINE_CONTAINER": container,
     }
-    described = {
-        "run": program.run,
-        "environment": dict(program.environment),
-        "variables": variables,
-        "checkpoint": program.checkpoint,
-        "work": work_folder(program),
-        "wrap": list(program.wrap),
-    }
-    message = {
-        "program": described,
-        "secrets": dict(program.secrets),
-        "archive": program.archive_sha if program.archive is not None else None,
-    }
-    return json.dumps(message).encode()
+    described = HostProgram(
+        run=program.run,
+        environment=dict(program.environment),
+        variables=variables,
+        checkpoint=program.checkpoint,
+        work=work_folder(program),
+        wrap=list(program.wrap),
+    )
+    return Prepare(
+        program=vars(described),
+        secrets=dict(program.secrets),
+        archive=program.archive_sha if program.archive is not None else None,
+    )

@@ -3,13 +3,13 @@
 import shlex
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from drumline.hosts.agent.wire import EXEC, WATCH, Command, Line, Message, decode, encode
 from drumline.hosts.agent_file import AGENT, AGENT_FILE, AGENT_SHA
 from drumline.hosts.connection import Connection
-from drumline.hosts.messages import Line, from_line
+from drumline.hosts.messages import Answer, checked
 from drumline.hosts.values import CompletedCommand, Output
 
 # -I keeps the user's PYTHONPATH and site-packages out of the agent, not out of the program.
@@ -26,8 +26,6 @@ draft = os.path.join(folder, "%s.%d" % (sys.argv[1], os.getpid()))
 with open(draft, "wb") as file: file.write(data)
 os.replace(draft, os.path.join(folder, sys.argv[1]))
 """
-
-Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class AgentFailed(Exception):
@@ -57,7 +55,7 @@ class RemoteAgent:
         self,
         answer: type[Answer],
         *words: str,
-        sent: bytes = b"",
+        sent: Message | None = None,
         sent_file: Path | None = None,
     ) -> Answer:
         """Run a verb of the agent and read the last line of its output."""
@@ -65,35 +63,37 @@ class RemoteAgent:
         if done.exit_code != 0 or not done.stdout.strip():
             raise AgentFailed(_last_line(done) or f"{words[0]} ended with {done.exit_code}")
         try:
-            return answer.model_validate(from_line(done.stdout.strip().splitlines()[-1]))
+            return checked(answer, decode(done.stdout.strip().splitlines()[-1]))
         except (ValueError, ValidationError) as trouble:
             raise AgentFailed(f"{words[0]}: an answer that makes no sense") from trouble
 
     async def run(
-        self, *words: str, sent: bytes = b"", sent_file: Path | None = None
+        self, *words: str, sent: Message | None = None, sent_file: Path | None = None
     ) -> CompletedCommand:
         """Run a verb of the agent; returns its output as it is."""
         command = f"{AGENT_COMMAND} {shlex.join(words)}"
-        done = await self._connection.run(command, sent=sent, sent_file=sent_file)
+        message = encode(sent).encode() if sent else b""
+        done = await self._connection.run(command, sent=message, sent_file=sent_file)
         self._heard()
         return done
 
     async def run_for_user(
-        self, folder: str, wanted: bytes, stdin: AsyncIterator[bytes] | None, output: Output
+        self, folder: str, wanted: Command, stdin: AsyncIterator[bytes] | None, output: Output
     ) -> int:
-        """Run a user's command; `wanted` is one line for the agent, `stdin` the command's input."""
-        command = f"{AGENT_COMMAND} {shlex.join(['exec', folder])}"
-        code = await self._connection.run_for_user(command, wanted + b"\n", stdin, output)
+        """Run a user's command; `stdin` is the command's own input."""
+        command = f"{AGENT_COMMAND} {shlex.join([EXEC, folder])}"
+        line = encode(wanted).encode() + b"\n"
+        code = await self._connection.run_for_user(command, line, stdin, output)
         self._heard()
         return code
 
     async def watch(self, folder: str, offset: int) -> AsyncIterator[Line]:
         """The attempt's log from an offset on, and its status at each change, until the end."""
-        words = shlex.join(["watch", folder, str(offset)])
+        words = shlex.join([WATCH, folder, str(offset)])
         async for line in self._connection.lines(f"{AGENT_COMMAND} {words}"):
             self._heard()
             try:
-                yield Line.model_validate(from_line(line))
+                yield checked(Line, decode(line))
             except (ValueError, ValidationError) as trouble:
                 raise AgentFailed("watch: a line that makes no sense") from trouble
 

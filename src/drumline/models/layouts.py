@@ -25,7 +25,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from math import prod
 from typing import Any, TypeVar
 
@@ -35,8 +34,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from drumline.parallel.rings.gather import allgather_matmul
-from drumline.parallel.rings.scatter import matmul_reducescatter
+from drumline.parallel.block.projections import Plain, Projections, Rings
 from drumline.parallel.varying import varying_axes
 
 Axes = str | tuple[str, ...] | None
@@ -286,33 +284,10 @@ class Division:
             return jax.checkpoint(block, policy=_is_no_weight)
         return block
 
-    def spread_out(
-        self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]], name: str
-    ) -> list[Float[Array, "*B S ..."]]:
-        """Multiply by weights whose columns are divided as `name` is, gathering the rows of x."""
+    def projections(self, name: str) -> Projections:
+        """What multiplies by weights that are divided as `name` is: rings, where they are."""
         over = self.axes(name)
-        if not over:
-            return [jnp.tensordot(x, w, 1) for w in weights]
-        # Side by side, so that one tour of x serves all of them.
-        flat = [w.reshape(w.shape[0], -1) for w in weights]
-        ends = list(accumulate(w.shape[1] for w in flat))
-        out = allgather_matmul(x, jnp.concatenate(flat, 1), axis_name=over, gathered="rows")
-        parts = jnp.split(out, ends[:-1], axis=-1)
-        return [
-            part.reshape(*part.shape[:-1], *w.shape[1:])
-            for part, w in zip(parts, weights, strict=True)
-        ]
-
-    def bring_back(
-        self, x: Float[Array, "*B S ..."], w: Float[Array, "... D"], name: str
-    ) -> Float[Array, "*B S D"]:
-        """Multiply by weights whose rows are divided as `name` is, scattering the rows of x."""
-        over = self.axes(name)
-        summed = w.ndim - 1
-        if not over:
-            return jnp.tensordot(x, w, summed)
-        x = x.reshape(*x.shape[: x.ndim - summed], -1)
-        return matmul_reducescatter(x, w.reshape(-1, w.shape[-1]), axis_name=over, scattered="rows")
+        return Rings(over) if over else Plain()
 
     def own_rows(self, x: Float[Array, "S ..."], name: str, *, axis: int = 0) -> Array:
         """This device's share of a dimension of which every device holds the whole."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import sqrt
 from typing import Any, get_args
 
@@ -46,8 +47,19 @@ from drumline.models.losses import (
     cross_entropy,
     mean_of_counted,
 )
-from drumline.parallel.block.attention import Kernel, attend, rotate
-from drumline.parallel.block.transformer import rms_norm
+from drumline.parallel.block import steps
+from drumline.parallel.block.attention import Kernel, attend
+from drumline.parallel.block.norms import rms_norm
+from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.weights import (
+    Weight,
+    attention_weights,
+    axes_by_name,
+    begin,
+    expert_weights,
+    feedforward_weights,
+    stacked,
+)
 from drumline.parallel.experts.layer import moe_feedforward
 from drumline.parallel.experts.routing import Routing
 
@@ -71,36 +83,12 @@ LAYOUTS: dict[str, Layout] = {
     "expert+tensor": {"batch": ("data", "expert"), "experts": "expert", **_RING},
 }
 
-ATTENTION: dict[str, Dims] = {
-    "attention_norm": (None,),
-    "query": ("embed", "heads", None),
-    "key": ("embed", "heads", None),
-    "value": ("embed", "heads", None),
-    "output": ("heads", None, "embed"),
-    "feedforward_norm": (None,),
-}
-"""Weights of every block and the logical axes of their dimensions."""
-
-DENSE: dict[str, Dims] = {
-    "gate": ("embed", "hidden"),
-    "up": ("embed", "hidden"),
-    "down": ("hidden", "embed"),
-}
-"""Those of a dense feed-forward part."""
-
-MIXTURE: dict[str, Dims] = {
-    "router": (None, None),
-    "experts_in": ("experts", "embed", None, None),
-    "experts_out": ("experts", None, "embed"),
-}
-"""Those of a mixture of experts; the router is small, whole and in float32."""
-
 OUTSIDE: dict[str, Dims] = {
     "table": (None, ("sequence", "embed")),
     "norm": (None,),
     "head": ("embed", "vocab"),
 }
-"""Those before and after the blocks."""
+"""Weights before and after the blocks, and the logical axes of their dimensions."""
 
 
 @dataclass(frozen=True)
@@ -179,30 +167,17 @@ class LM(OnMesh):
         Those that end a block's two branches have 1/(2·L) of that, so that the sum over the
         blocks does not grow with their number; the table's is 1/D.
         """
-        d, n, k, h, f = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden
+        d, branches = self.width, 2 * self.depth
         keys = iter(jax.random.split(key, 9))
 
-        def draw(summed: int, *dims: int) -> jax.Array:
+        def normal(summed: int, *dims: int) -> jax.Array:
             return jax.random.normal(next(keys), dims) / sqrt(summed)
 
-        count, branches = self.depth, 2 * self.depth
-        blocks = {
-            "attention_norm": jnp.ones((count, d)),
-            "query": draw(d, count, d, n, h),
-            "key": draw(d, count, d, k, h),
-            "value": draw(d, count, d, k, h),
-            "output": draw(n * h * branches, count, n, h, d),
-            "feedforward_norm": jnp.ones((count, d)),
-        }
-        if self.experts:
-            blocks["router"] = draw(d, count, d, self.experts)
-            blocks["experts_in"] = draw(d, count, self.experts, d, 2, f)
-            blocks["experts_out"] = draw(f * branches, count, self.experts, f, d)
-        else:
-            blocks["gate"] = draw(d, count, d, f)
-            blocks["up"] = draw(d, count, d, f)
-            blocks["down"] = draw(f * branches, count, f, d)
-        table, head = draw(d, self.vocab, d), draw(d, d, self.vocab)
+        def draw(weight: Weight) -> jax.Array:
+            return normal(weight.summed * (branches if weight.ends else 1), *weight.dims)
+
+        blocks = begin(stacked(self._block_weights(), self.depth), draw)
+        table, head = normal(d, self.vocab, d), normal(d, d, self.vocab)
         return {"table": table, "blocks": blocks, "norm": jnp.ones(d), "head": head}
 
     def loss(
@@ -270,12 +245,16 @@ class LM(OnMesh):
     def _layout(self) -> Layout:
         return read_layout("LM", self.layout, LAYOUTS, AXES)
 
-    def _block_dims(self) -> dict[str, Dims]:
-        return {**ATTENTION, **(MIXTURE if self.experts else DENSE)}
+    def _block_weights(self) -> dict[str, Weight]:
+        shape = BlockShape(self.width, self.heads, self.kv_heads, self.head_dim, self.hidden)
+        if self.experts:
+            second = expert_weights(self.width, self.hidden, self.experts)
+        else:
+            second = feedforward_weights(shape)
+        return {**attention_weights(shape), **second}
 
     def _dims(self) -> dict[str, Any]:
-        blocks = {name: (None, *dims) for name, dims in self._block_dims().items()}
-        return {**OUTSIDE, "blocks": blocks}
+        return {**OUTSIDE, "blocks": axes_by_name(stacked(self._block_weights(), self.depth))}
 
     def _local_loss(
         self, here: Division, params: Params, batch: dict[str, jax.Array]
@@ -293,7 +272,9 @@ class LM(OnMesh):
                 extras.append(extra)
             extra = jax.tree.map(lambda *each: jnp.stack(each), *extras)
         norm, head = (here.at_hand(params[name], OUTSIDE[name], dtype) for name in ("norm", "head"))
-        (logits,) = here.spread_out(rms_norm(x, norm, epsilon=self.epsilon), [head], "vocab")
+        (logits,) = here.projections("vocab").spread_out(
+            rms_norm(x, norm, epsilon=self.epsilon), [head]
+        )
         targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
         ignored = {"ignore_index": self.ignore_index}
         losses = cross_entropy(logits, targets, here.axes("vocab"), **ignored)
@@ -324,21 +305,17 @@ class LM(OnMesh):
     def _block(
         self, here: Division, x: Float[Array, "B S D"], stored: Weights
     ) -> tuple[Float[Array, "B S D"], Metrics]:
-        w = here.at_hand(stored, self._block_dims(), jnp.dtype(self.compute_dtype))
-        calm = rms_norm(x, w["attention_norm"], epsilon=self.epsilon)
-        query, key, value = here.spread_out(calm, [w["query"], w["key"], w["value"]], "heads")
-        query, key = rotate(query, base=self.rotary_base), rotate(key, base=self.rotary_base)
-        mixed = attend(query, key, value, causal=True, kernel=self.attention)
-        x = x + here.bring_back(mixed, w["output"], "heads")
-        calm = rms_norm(x, w["feedforward_norm"], epsilon=self.epsilon)
+        w = here.at_hand(stored, axes_by_name(self._block_weights()), jnp.dtype(self.compute_dtype))
+        norm = partial(rms_norm, epsilon=self.epsilon)
+        mix = partial(attend, causal=True, kernel=self.attention, rotary_base=self.rotary_base)
+        x = steps.attention(x, w, here.projections("heads"), norm=norm, attend=mix)
         if self.experts:
-            out, extra = self._mixture(here, calm, w)
-            return x + out, extra
-        gate, up = here.spread_out(calm, [w["gate"], w["up"]], "hidden")
-        return x + here.bring_back(jax.nn.silu(gate) * up, w["down"], "hidden"), {}
+            return steps.experts(x, w, partial(self._mixture, here, w), norm=norm)
+        project = here.projections("hidden")
+        return steps.feedforward(x, w, project, norm=norm, activation=jax.nn.silu), {}
 
     def _mixture(
-        self, here: Division, x: Float[Array, "B S D"], w: Weights
+        self, here: Division, w: Weights, x: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S D"], Metrics]:
         over = here.axes("experts")
         rows = x.reshape(-1, x.shape[-1])

@@ -160,13 +160,13 @@ class MLP(OnMesh):
     ) -> Float[Array, "B classes"]:
         x = as_floats(image.reshape(image.shape[0], -1), self.compute_dtype)
         weights = here.at_hand(params, self._dims(), jnp.dtype(self.compute_dtype), rows=("batch",))
-        last = len(self.hidden_sizes)
+        project, last = here.projections("hidden"), len(self.hidden_sizes)
         for i in range(last + 1):
             weight, bias = weights[f"layer{i}"]["weight"], weights[f"layer{i}"]["bias"]
             if i % 2:
-                x = here.bring_back(x, weight, "hidden")
+                x = project.bring_back(x, weight)
             elif i < last:
-                (x,) = here.spread_out(x, [weight], "hidden")
+                (x,) = project.spread_out(x, [weight])
             else:
                 x = x @ weight
             x = x + bias.astype(x.dtype)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import lcm
 from typing import Any, get_args
 
@@ -40,7 +41,18 @@ from drumline.models.layouts import (
     read_layout,
 )
 from drumline.models.losses import IGNORE_INDEX, check_numbers
-from drumline.parallel.block.attention import Kernel
+from drumline.parallel.block import steps
+from drumline.parallel.block.attention import Kernel, attend
+from drumline.parallel.block.norms import layer_norm
+from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.weights import (
+    Weight,
+    attention_weights,
+    axes_by_name,
+    begin,
+    feedforward_weights,
+    stacked,
+)
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
 """Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""
@@ -58,26 +70,6 @@ LAYOUTS: dict[str, Layout] = {
     },
 }
 
-BLOCK: dict[str, Dims] = {
-    "attention_norm": (None,),
-    "attention_shift": (None,),
-    "query": ("embed", "heads", None),
-    "query_bias": ("heads", None),
-    "key": ("embed", "heads", None),
-    "key_bias": ("heads", None),
-    "value": ("embed", "heads", None),
-    "value_bias": ("heads", None),
-    "output": ("heads", None, "embed"),
-    "output_bias": (None,),
-    "feedforward_norm": (None,),
-    "feedforward_shift": (None,),
-    "up": ("embed", "hidden"),
-    "up_bias": ("hidden",),
-    "down": ("hidden", "embed"),
-    "down_bias": (None,),
-}
-"""The weights of a block and the logical axes of their dimensions."""
-
 OUTSIDE: dict[str, Dims] = {
     "patch": (None, "embed"),
     "patch_bias": (None,),
@@ -88,9 +80,8 @@ OUTSIDE: dict[str, Dims] = {
     "head": ("embed", None),
     "head_bias": (None,),
 }
-"""The weights before and after the blocks."""
+"""Weights before and after the blocks, and the logical axes of their dimensions."""
 
-EPSILON = 1e-6
 CUDNN_MULTIPLE = 8
 """cuDNN's attention has no gradient for other sequence lengths than multiples of this."""
 
@@ -151,31 +142,12 @@ class ViT(OnMesh):
 
         Those have variance 1/(their inputs). Biases and the class token are zero.
         """
-        d, f, count = self.width, self._hidden, self.depth
-        heads = (self.heads, d // self.heads)
-        keys = iter(jax.random.split(key, 9))
+        d, keys = self.width, iter(jax.random.split(key, 9))
 
         def draw(*dims: int, sigma: float = 0.02) -> jax.Array:
             return jax.random.truncated_normal(next(keys), -2, 2, dims) * sigma
 
-        blocks = {
-            "attention_norm": jnp.ones((count, d)),
-            "attention_shift": jnp.zeros((count, d)),
-            "query": draw(count, d, *heads),
-            "query_bias": jnp.zeros((count, *heads)),
-            "key": draw(count, d, *heads),
-            "key_bias": jnp.zeros((count, *heads)),
-            "value": draw(count, d, *heads),
-            "value_bias": jnp.zeros((count, *heads)),
-            "output": draw(count, *heads, d),
-            "output_bias": jnp.zeros((count, d)),
-            "feedforward_norm": jnp.ones((count, d)),
-            "feedforward_shift": jnp.zeros((count, d)),
-            "up": draw(count, d, f),
-            "up_bias": jnp.zeros((count, f)),
-            "down": draw(count, f, d),
-            "down_bias": jnp.zeros((count, d)),
-        }
+        blocks = begin(stacked(self._block_weights(), self.depth), lambda w: draw(*w.dims))
         pixels = self.patch**2 * self.channels
         return {
             "patch": draw(pixels, d, sigma=pixels**-0.5),
@@ -245,8 +217,24 @@ class ViT(OnMesh):
     def _layout(self) -> Layout:
         return read_layout("ViT", self.layout, LAYOUTS, AXES)
 
+    def _block_weights(self) -> dict[str, Weight]:
+        shape = BlockShape(
+            width=self.width,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.width // self.heads,
+            hidden=self._hidden,
+            gated=False,
+            causal=False,
+            rotary_base=None,
+        )
+        return {
+            **attention_weights(shape, biased=True),
+            **feedforward_weights(shape, biased=True),
+        }
+
     def _dims(self) -> dict[str, Any]:
-        return {**OUTSIDE, "blocks": {name: (None, *dims) for name, dims in BLOCK.items()}}
+        return {**OUTSIDE, "blocks": axes_by_name(stacked(self._block_weights(), self.depth))}
 
     def _local_loss(
         self, here: Division, params: Params, batch: dict[str, jax.Array]
@@ -292,38 +280,10 @@ class ViT(OnMesh):
     ) -> Float[Array, "T D"]:
         """One block further; `rows` are the images and their tokens that make up the T rows."""
         w = self._at_hand(here, stored)
-        calm = layer_norm(x, w["attention_norm"], w["attention_shift"]).reshape(*rows, -1)
-        # Biases are added where the product is a plain matrix: there cuBLAS adds them itself.
-        weights = [w[name].reshape(self.width, -1) for name in ("query", "key", "value")]
-        biases = [w[name].reshape(-1) for name in ("query_bias", "key_bias", "value_bias")]
-        parts = here.spread_out(calm, weights, "heads")
-        heads = (-1, self.width // self.heads)
-        query, key, value = (
-            (part + bias.astype(part.dtype)).reshape(*part.shape[:2], *heads)
-            for part, bias in zip(parts, biases, strict=True)
-        )
-        mixed = self._attend(query, key, value)
-        mixed = mixed.reshape(*mixed.shape[:2], -1)
-        out = here.bring_back(mixed, w["output"].reshape(-1, self.width), "heads")
-        x = x + (out.reshape(x.shape) + w["output_bias"].astype(x.dtype))
-        calm = layer_norm(x, w["feedforward_norm"], w["feedforward_shift"]).reshape(*rows, -1)
-        (hidden,) = here.spread_out(calm, [w["up"]], "hidden")
-        hidden = gelu(hidden + w["up_bias"].astype(x.dtype))
-        out = here.bring_back(hidden, w["down"], "hidden")
-        return x + (out.reshape(x.shape) + w["down_bias"].astype(x.dtype))
-
-    def _attend(
-        self,
-        query: Float[Array, "B S N H"],
-        key: Float[Array, "B S N H"],
-        value: Float[Array, "B S N H"],
-    ) -> Float[Array, "B S N H"]:
-        """Softmax attention to all tokens but the padding."""
-        batch, length = query.shape[:2]
-        seen = None if length == self.tokens else jnp.full(batch, self.tokens, jnp.int32)
-        return jax.nn.dot_product_attention(
-            query, key, value, key_value_seq_lengths=seen, implementation=self.attention
-        )
+        mix = partial(attend, causal=False, kernel=self.attention, tokens=self.tokens)
+        shared: Any = {"norm": layer_norm, "sequences": rows}
+        x = steps.attention(x, w, here.projections("heads"), attend=mix, **shared)
+        return steps.feedforward(x, w, here.projections("hidden"), activation=gelu, **shared)
 
     def _classify(
         self, here: Division, params: Params, x: Float[Array, "B S D"]
@@ -338,7 +298,8 @@ class ViT(OnMesh):
         return logits + w["head_bias"].astype(logits.dtype)
 
     def _at_hand(self, here: Division, stored: Weights, **rows: Any) -> Weights:
-        dims = {name: {**BLOCK, **OUTSIDE}[name] for name in stored}
+        known = {**OUTSIDE, **axes_by_name(self._block_weights())}
+        dims = {name: known[name] for name in stored}
         return here.at_hand(stored, dims, jnp.dtype(self.compute_dtype), **rows)
 
     def _padded(self, here: Division) -> int:
@@ -359,22 +320,3 @@ def vit_b16(**changes: Any) -> ViT:
 def vit_l16(**changes: Any) -> ViT:
     """ViT-L/16: 304,326,632 parameters."""
     return replace(ViT(width=1024, depth=24, heads=16), **changes)
-
-
-def layer_norm(
-    x: Float[Array, "*rows D"], scale: Float[Array, " D"], shift: Float[Array, " D"]
-) -> Float[Array, "*rows D"]:
-    """Move each vector to mean zero and variance one, in float32; then scale and shift it.
-
-    The variance as a difference of two means, of squares and squared, takes one pass over a vector
-    and loses all digits where the mean outweighs what varies. So the vector is taken from one of
-    its own elements, which is never further from the mean than √D standard deviations: what is
-    lost then is a relative D·2⁻²⁴ at most. The element itself cancels, hence no gradient to it.
-    """
-    wide = x.astype(jnp.float32)
-    near = wide - lax.stop_gradient(wide[..., :1])
-    mean = jnp.mean(near, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(near), axis=-1, keepdims=True) - jnp.square(mean)
-    centred = near - mean
-    variance = jnp.maximum(variance, 0.0)
-    return (centred * lax.rsqrt(variance + EPSILON) * scale + shift).astype(x.dtype)

@@ -7,7 +7,8 @@ axis X and whose columns over Y.
 """
 
 from drumline.parallel.block.feedforward import feedforward
-from drumline.parallel.block.transformer import BlockAxes, BlockShape, TransformerBlock
+from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.transformer import BlockAxes, TransformerBlock
 from drumline.parallel.einsum.choice import Explanation
 from drumline.parallel.einsum.sharded import einsum, explain_einsum
 from drumline.parallel.experts.layer import MoEBlock, moe_feedforward

@@ -4,56 +4,37 @@
 
 A run can be stopped at any instant, on any host, and goes on with the same bits: all that a step
 depends on is the state, its number and the position in the data, and those are in every checkpoint.
-The host never waits for a step it has just started (step.py). What a step tells is read `LAG` steps
-later, in the same order on every host, and every decision is made from that alone: all make the
-same one.
+The host never waits for a step it has just started (pipeline.py). What a step tells is read `LAG`
+steps later, in the same order on every host, and every decision is made from that alone: all make
+the same one.
 """
 
-import time
-from collections import deque
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from enum import Enum
-from functools import cached_property, partial
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from drumline.heartbeat import heartbeat
-from drumline.train.agree import hosts_without, meet
-from drumline.train.batches import Batches, Placed
-from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
+from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
 from drumline.train.checkpoints.files import usable
-from drumline.train.checkpoints.provenance import compare, provenance
-from drumline.train.mistakes import Mistake
-from drumline.train.notice import Notice, listening
+from drumline.train.checkpoints.saving import Saving, open_checkpoints
+from drumline.train.notice import listening
+from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
-from drumline.train.reporting.goodput import Clock, History, open_history, write_history
-from drumline.train.reporting.report import Reports, described
-from drumline.train.reporting.throughput import mfu
+from drumline.train.reporting.goodput import Clock, Goodput, open_history
+from drumline.train.reporting.progress import Progress
+from drumline.train.reporting.report import Reports
 from drumline.train.result import Ending, Result
-from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+from drumline.train.state import make_mesh, steps_taken
+from drumline.train.steps.bad_batches import BadBatches
 from drumline.train.steps.evaluate import Measure
-from drumline.train.steps.finite import Blame, Finite, find_host, groups_of, make_finite
-from drumline.train.steps.loss import trace_loss
-from drumline.train.steps.step import FINITE, LOSS, PASSING, STOP, WATCHING, make_step
+from drumline.train.steps.pipeline import Pipeline, StepInFlight
 
 LAG = 2
 """Steps between starting one and reading what it told. The devices always have the next at hand,
 and a stop on notice comes this many steps late."""
-BEAT = 0.5
-"""Seconds between two heartbeats."""
-ROLLBACKS = 3
-"""Times in a row that a run goes back without getting past the step that failed."""
-
-INQUIRIES = 10
-"""Batches that are computed again to find out whose they were. A run that skips may meet many: from
-then on it no longer halts at them, which costs the steps that were started since."""
 
 
 def fit(
@@ -67,29 +48,30 @@ def fit(
     """
     mesh = make_mesh(recipe.mesh)
     with listening(), jax.set_mesh(mesh), ExitStack() as closing:
-        run = _Run(recipe, mesh, None if checkpoint is None else str(checkpoint), closing)
-        run.take_up(allow_changes)
-        while run.step < recipe.steps:
-            run.start_step()
+        run = _open(recipe, mesh, None if checkpoint is None else str(checkpoint), closing)
+        plan, pipeline = run.plan, run.pipeline
+        run.restore(allow_changes)
+        while pipeline.step < recipe.steps:
+            pipeline.start_step()
             # A pause is the time to know everything; otherwise what is LAG steps old will do.
-            pause = run.saves or run.evaluates
-            verdict = run.read(behind=0 if pause else LAG)
-            if verdict is _Verdict.STOP and not run.last:
+            pause = plan.saves_at(pipeline.step) or plan.evaluates_at(pipeline.step)
+            heard = run.report(behind=0 if pause else LAG)
+            if heard.stop and not plan.ends_at(pipeline.step):
                 # The steps that were started since are all hosts' last.
-                verdict = run.read(behind=0)
-                if verdict is not _Verdict.NOT_FINITE or run.go_past():
+                heard = run.report(behind=0)
+                if heard.bad is None or run.go_past(heard.bad):
                     run.save()
                 return run.finish(Ending.STOPPED)
-            if verdict is _Verdict.NOT_FINITE and not run.go_past():
-                if not run.go_back():
+            if heard.bad is not None and not run.go_past(heard.bad):
+                if not run.go_back(heard.bad):
                     return run.finish(Ending.NOT_FINITE)
                 continue
             # Past a bad batch the run may stand at an earlier step than it had come to.
-            if run.saves and not run.started:
+            if plan.saves_at(pipeline.step) and pipeline.idle:
                 run.save()
-            if run.evaluates and not run.started:
+            if plan.evaluates_at(pipeline.step) and pipeline.idle:
                 run.evaluate()
-        if not run.metrics:
+        if not run.progress.metrics:
             run.evaluate()  # there was nothing left to train
         return run.finish(Ending.DONE)
 
@@ -97,306 +79,130 @@ def fit(
 # The run around it --------------------------------------------------------------------------------
 
 
-class _Verdict(Enum):
-    GO_ON = "go on"
-    STOP = "a host was told to stop"
-    NOT_FINITE = "loss or gradients are not finite"
+@dataclass(frozen=True)
+class _Heard:
+    """What the steps told that asks for something to be done."""
+
+    stop: bool = False
+    """Whether a host was told to stop."""
+    bad: StepInFlight | None = None
+    """A step whose loss or gradients are not finite, at which the run halted."""
+
+
+_NOTHING, _STOP = _Heard(), _Heard(stop=True)
 
 
 @dataclass(frozen=True)
-class _Started:
-    """A step that the devices may still be busy with."""
-
-    step: int
-    taken: int
-    """Records before its batch."""
-    told: jax.Array
-
-
 class _Run:
-    """One attempt: the state, and everything that is done around the steps."""
+    """One attempt: each of its parts has one purpose, and what takes several is done here."""
 
-    def __init__(self, recipe: Recipe, mesh: Mesh, folder: str | None, closing: ExitStack) -> None:
-        self.recipe, self.mesh, self.folder = recipe, mesh, folder
-        self.reports: Reports | None = None
-        # What cannot be is refused before anything is opened.
-        self.places = layout(recipe, mesh)
-        self.placed = Placed(recipe.data, mesh, recipe.model.batch_spec())
-        self.shapes = self.placed.shapes()
-        loss = trace_loss(recipe.model, self.places.params, self.shapes)
-        self.measure: Measure | None = None
-        if recipe.evaluation:
-            self.measure = Measure(recipe, mesh, self.places.params, loss, self.say)
-        self.names = ("loss", "grad_norm", *loss.metrics)
-        self.groups = groups_of(self.places.params)
-        self.watch = self.watching(WATCHING)
-        self.notice = Notice(mesh)
-        self.advance = make_step(recipe, mesh, self.places)
-        # The first step finds what is compiled here, and no host waits for another's compiler.
-        inputs = (self.places, self.watch, self.shapes, self.notice.word)
-        self.advance.lower(*inputs).compile()
-        meet()
-        self.checkpoints: Checkpoints | None = None
-        self.provenance: dict[str, Any] = {}
-        if folder is None:
-            self.open_reports(closing)
-        else:
-            closing.callback(claim(folder))
-            self.provenance = provenance(recipe, mesh, self.places, loss.traced)
-            keep = partial(kept, last=recipe.settings.keep_last, every=recipe.settings.keep_every)
-            with usable(folder):
-                # This first: on a full disk it makes room, of what an earlier attempt left.
-                self.checkpoints = Checkpoints(folder, keep, self.say, recipe.steps)
-                self.open_reports(closing)
-            closing.push(self.save_what_is_under_way)
-        self.batches = Batches(self.placed)
-        closing.callback(self.batches.close)
-        self.clock = Clock()
-        self.beat = 0.0
-        self.logged = self.evaluated = 0
-        self.speed: dict[str, float | None] = {}
-        self.metrics: dict[str, float] = {}
-        self.report = ""
-        self.failed = _Started(0, 0, self.notice.word)
-        self.failures = 0
-        self.rollbacks: list[_Started] = []
-        self.passed_over: set[int] = set()
+    plan: Plan
+    pipeline: Pipeline
+    measure: Measure | None
+    goodput: Goodput
+    saving: Saving
+    progress: Progress
+    reports: Reports
+    bad_batches: BadBatches
 
-    def open_reports(self, closing: ExitStack) -> None:
-        self.history = open_history(self.folder)
-        if jax.process_index() == 0:
-            item, attempt = self.recipe.model.item, self.history.attempt
-            self.reports = Reports(self.folder, attempt, self.recipe.steps, item=item)
-            closing.callback(self.reports.close)
-
-    def say(self, text: str) -> None:
-        if self.reports:
-            self.reports.say(text)
-
-    def save_what_is_under_way(self, kind: type[BaseException] | None, *_: object) -> None:
-        """When something breaks, a checkpoint that is being written is still worth having."""
-        # With several hosts one must not wait for others that will never come.
-        if kind is not None and self.checkpoints and jax.process_count() == 1:
-            with suppress(Exception):
-                self.checkpoints.wait()
-
-    @property
-    def last(self) -> bool:
-        return self.step == self.recipe.steps
-
-    @property
-    def saves(self) -> bool:
-        return self.last or self.step % self.recipe.settings.save_every == 0
-
-    @property
-    def evaluates(self) -> bool:
-        return self.last or _at(self.step, self.recipe.settings.evaluate_every)
-
-    def watching(self, how: int) -> jax.Array:
-        return everywhere(self.mesh, np.asarray(how, np.int32))
-
-    def take_up(self, allow_changes: bool) -> None:
+    def restore(self, allow_changes: bool) -> None:
         """Take the newest checkpoint, if it is of this very recipe or that does not matter."""
-        found = self.resume()
-        if not self.step:
-            return
-        compared = compare(found.provenance, self.provenance, allow_changes)
-        # Data that differ on one host alone end the run on all.
-        refusing = hosts_without(not compared.refused)
-        if refusing:
-            why = compared.refused or f"as host {refusing[0]} sees it"
-            raise Mistake(
-                f"checkpoint: step {self.step:,} in {self.folder} comes from another recipe "
-                f"({why}), and going on would give the result of neither; change it back, name "
-                "another folder, or allow it with --allow-changes or fit(…, allow_changes=True)"
-            )
-        for sentence in (self.whence, *compared.said):
-            self.say(sentence)
+        found = self._resume()
+        if self.pipeline.step:
+            said = self.saving.check(found, allow_changes)
+            for sentence in (self._whence, *said):
+                self.reports.say(sentence)
 
-    @property
-    def whence(self) -> str:
-        return f"going on from step {self.step:,}"
+    def report(self, behind: int) -> _Heard:
+        """Read and tell of the steps, all but the last few, or up to one that is not finite."""
+        heard = _NOTHING
+        for ended, outcome in self.pipeline.read(behind):
+            self.goodput.clock.tick()
+            if outcome.finite or not self.bad_batches.rolled_back:
+                self.progress.step_ended(ended.step, outcome.metrics)
+            if not outcome.finite:
+                if self.bad_batches.halting:
+                    self.bad_batches.inquire(ended, outcome.bad_groups, self.pipeline.state)
+                    return _Heard(bad=ended)
+                self.bad_batches.mention(ended)
+            if outcome.stop:
+                heard = _STOP
+        return heard
 
-    def resume(self) -> Saved:
-        """Take the newest checkpoint, or begin at the beginning."""
-        found = None
-        if self.checkpoints:
-            batch = self.recipe.data.batch
-            found = self.checkpoints.restore(self.places, self.mesh, batch)
-        if found is None:
-            first = jax.jit(partial(begin, self.recipe), out_shardings=shardings(self.places))
-            found = Saved(first(), 0)
-        self.state, self.taken = found.state, found.taken
-        self.step = self.saved = int(self.state.step.addressable_data(0))
-        self.watch = self.watching(WATCHING)
-        self.started: deque[_Started] = deque()
-        self.clock.start(self.history.seconds.get(self.step, 0.0))
-        self.show(self.step, {})
-        return found
-
-    def start_step(self) -> None:
-        """Hand the devices one more step. Nothing here waits for them."""
-        while self.taken in self.passed_over:
-            self.taken += self.recipe.data.batch
-        batch = self.batches.take(self.taken)
-        self.state, self.watch, told = self.advance(self.state, self.watch, batch, self.notice.word)
-        told.copy_to_host_async()
-        self.step += 1
-        self.started.append(_Started(self.step, self.taken, told))
-        self.taken += self.recipe.data.batch
-
-    def read(self, behind: int) -> _Verdict:
-        """Read what the steps told, all but the last few, or up to one that is not finite."""
-        verdict = _Verdict.GO_ON
-        while len(self.started) > behind:
-            one = self.started.popleft()
-            told = np.asarray(one.told.addressable_data(0))
-            self.clock.tick()
-            values, flags = np.split(told[LOSS:], [len(self.names)])
-            again = not told[FINITE] and self.recipe.settings.nan == "rollback"
-            if not again:
-                self.tell(one.step, dict(zip(self.names, values.tolist(), strict=True)))
-            if not told[FINITE]:
-                if self.passes:
-                    self.say(f"step {one.step}: not a number from {self.named(one)}")
-                else:
-                    bad = (g for g, good in zip(self.groups, flags, strict=True) if not good)
-                    self.blame(one, tuple(bad))
-                    return _Verdict.NOT_FINITE
-            if told[STOP]:
-                verdict = _Verdict.STOP
-        return verdict
-
-    def tell(self, step: int, values: dict[str, float]) -> None:
-        """Log a step where it is due, and show now and then that the run is alive."""
-        self.metrics.update(values)
-        now = time.time()
-        due = step == self.recipe.steps or step % self.recipe.settings.log_every == 0
-        if due:
-            pace = self.clock.steps_per_second()
-            flops = pace * self.recipe.model.flops(self.shapes)
-            self.speed = {
-                "rate": pace * self.recipe.model.items(self.shapes) or None,
-                "mfu": mfu(flops, list(self.mesh.devices.flat)),
-                "goodput": self.history.goodput(self.clock.seconds, now),
-            }
-            # After a rollback the same steps tell the same once more.
-            if self.reports and step > self.logged:
-                self.reports.tell(step, {**values, **self.speed}, now)
-            self.logged = max(step, self.logged)
-        if due or now - self.beat > BEAT:
-            self.beat = now
-            self.show(step, {**values, **self.speed})
-
-    def show(self, step: int, values: Mapping[str, object]) -> None:
-        """Where the run is, for `drumline list`. Every host has its own heartbeat."""
-        known = {
-            "total": self.recipe.steps,
-            "item": self.recipe.model.item,
-            "checkpoint": self.checkpoints.committed if self.checkpoints else None,
-        }
-        heartbeat(step, **{name: v for name, v in {**values, **known}.items() if name != "step"})
-
-    def blame(self, bad: _Started, groups: tuple[str, ...]) -> None:
-        """Find out where a value that is not finite came from, and say so.
-
-        The run halted at it: the parameters are the very ones it was computed with.
-        """
-        self.failed = bad
-        self.failures += 1
-        data, rows = self.recipe.data, self.placed.rows_of_hosts
-        batch = self.placed.load(bad.taken, data.numbers)
-        key = jax.random.fold_in(jax.random.wrap_key_data(self.state.key), bad.step - 1)
-        again = partial(self.finite, self.state.params, batch, key)
-        host, repeats = find_host(again, data.batch, rows)
-        self.report = Blame(host, len(rows), groups, repeats).told(bad.step, self.named(bad))
-        self.say(self.report)
-
-    def named(self, started: _Started) -> str:
-        """The batch of a step, by its number; after a change of its size, by its first record."""
-        number, rest = divmod(started.taken, self.recipe.data.batch)
-        return f"the batch from record {started.taken:,} on" if rest else f"batch {number}"
-
-    @property
-    def passes(self) -> bool:
-        """Whether steps go past bad batches by themselves, because there were so many."""
-        return self.recipe.settings.nan == "skip" and self.failures >= INQUIRIES
-
-    def go_past(self) -> bool:
+    def go_past(self, bad: StepInFlight) -> bool:
         """With `skip`, take up the run again after the bad batch, its state as it was before."""
-        if self.recipe.settings.nan != "skip":
+        if not self.bad_batches.skipped:
             return False
-        bad = self.failed
-        # The steps that were started since have changed nothing, and are started again.
-        self.started.clear()
-        self.step, self.taken = bad.step, bad.taken + self.recipe.data.batch
-        number = everywhere(self.mesh, np.asarray(bad.step, self.state.step.dtype))
-        self.state = replace(self.state, step=number)
-        self.watch = self.watching(PASSING if self.passes else WATCHING)
+        self.pipeline.go_past(bad, halting=self.bad_batches.halting)
         return True
 
-    @cached_property
-    def finite(self) -> Finite:
-        return make_finite(self.recipe.model)
-
-    def go_back(self) -> bool:
+    def go_back(self, bad: StepInFlight) -> bool:
         """Return to the last checkpoint and pass over the bad batch; False where that is no use."""
-        if self.recipe.settings.nan == "stop":
+        if not self.bad_batches.may_roll_back(bad):
             return False
-        bad = self.failed
-        self.rollbacks = [*(one for one in self.rollbacks if one.step >= bad.step), bad]
-        if len(self.rollbacks) > ROLLBACKS:
-            self.say(f"went back {ROLLBACKS} times without getting past step {bad.step}")
-            return False
-        self.passed_over.add(bad.taken)
-        self.resume()
-        if self.step:
-            self.say(self.whence)
-        self.say(f"passing over {self.named(bad)}")
+        self.pipeline.pass_over(bad)
+        self._resume()
+        if self.pipeline.step:
+            self.reports.say(self._whence)
+        self.reports.say(f"passing over {self.bad_batches.name(bad)}")
         return True
 
     def save(self) -> None:
         """Begin a checkpoint, unless this very state is in one."""
-        if self.checkpoints is None or self.step == self.saved:
-            return
-        history = self.history = self.history.at_checkpoint(self.step, self.clock.seconds)
-        saved = Saved(self.state, self.taken, self.provenance)
-        self.checkpoints.save(self.step, saved, self.mesh, partial(self._remember, history))
-        self.saved = self.step
-        self.clock.go_on()
-
-    def _remember(self, history: History) -> None:
-        """In the background, once the checkpoint is whole."""
-        if self.folder is not None and jax.process_index() == 0:
-            write_history(self.folder, history)
+        self.saving.save(self.pipeline.step, self.pipeline.state, self.pipeline.taken)
 
     def evaluate(self) -> None:
         """Measure the parameters on the evaluation data, and tell it."""
-        if self.measure is None:
-            return
-        values = self.measure(self.state.params)
-        self.metrics.update(values)
-        if self.reports and self.step > self.evaluated:
-            self.reports.tell(self.step, values, time.time())
-        self.evaluated = max(self.step, self.evaluated)
-        self.clock.go_on()
+        if self.measure is not None:
+            self.progress.evaluated(self.pipeline.step, self.measure(self.pipeline.state.params))
+            self.goodput.clock.go_on()
 
     def finish(self, ending: Ending) -> Result:
         """Wait until all that was saved is safe, and tell the end."""
-        committed = None
-        if self.checkpoints:
-            self.checkpoints.close()
-            committed = self.checkpoints.committed
-        step = int(self.state.step.addressable_data(0))
-        if ending is Ending.STOPPED:
-            what = "no checkpoint" if committed is None else f"the checkpoint is step {committed:,}"
-            self.say(f"told to stop at step {step:,}; {what}")
-        told = described({k: v for k, v in self.metrics.items() if k.startswith("eval_")})
-        result = {"result": ", ".join(told)} if told and ending is Ending.DONE else {}
-        self.show(step, {**self.metrics, **self.speed, **result})
-        known = {name: value for name, value in self.speed.items() if value is not None}
-        return Result(self.state, step, {**known, **self.metrics}, ending, self.report)
+        self.saving.close()
+        state = self.pipeline.state
+        step = steps_taken(state)
+        metrics = self.progress.ended(step, ending)
+        return Result(state, step, metrics, ending, self.bad_batches.report)
+
+    def _resume(self) -> Saved:
+        """Take the newest checkpoint, or begin at the beginning."""
+        found = self.saving.restore()
+        self.pipeline.restart(found)
+        self.goodput.resume(self.pipeline.step)
+        self.progress.show(self.pipeline.step, {})
+        return found
+
+    @property
+    def _whence(self) -> str:
+        return f"going on from step {self.pipeline.step:,}"
 
 
-def _at(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
+def _open(recipe: Recipe, mesh: Mesh, path: str | None, closing: ExitStack) -> _Run:
+    """Make everything ready for the first step; `closing` puts it away again."""
+    # What cannot be is refused before anything is opened.
+    plan = make_plan(recipe, mesh)
+    reports = Reports(recipe.steps, item=recipe.model.item)
+    measure = None
+    if recipe.evaluation:
+        measure = Measure(recipe, mesh, plan.places.params, plan.loss, reports.say)
+    pipeline = Pipeline(plan)
+    folder = None
+    if path is None:
+        history = open_history(None)
+        reports.open(None, history.attempt)
+    else:
+        closing.callback(claim(path))
+        with usable(path):
+            # This first: on a full disk it makes room, of what an earlier attempt left.
+            folder = open_checkpoints(plan, path, reports.say)
+            history = open_history(path)
+            reports.open(path, history.attempt)
+    closing.callback(reports.close)
+    goodput = Goodput(history, Clock())
+    saving = Saving(plan, folder, goodput)
+    closing.push(saving.finish_after_failure)
+    closing.callback(pipeline.close)
+    progress = Progress(plan, reports, goodput, lambda: saving.committed)
+    bad_batches = BadBatches(plan, reports.say)
+    return _Run(plan, pipeline, measure, goodput, saving, progress, reports, bad_batches)

@@ -97,6 +97,11 @@ def layout(recipe: Recipe, mesh: Mesh) -> State:
     return placed
 
 
+def steps_taken(state: State) -> int:
+    """Its number, as the devices know it: this waits for them."""
+    return int(state.step.addressable_data(0))
+
+
 def dotted(path: tuple[Any, ...]) -> str:
     """The place of a leaf in a tree, as a user writes it: `params.layer0.weight`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -8,7 +8,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from drumline.cli.rendering.views import is_number, list_lines
-from drumline.hosts.messages import from_line
+from drumline.hosts.agent.wire import decode
 from drumline.jobs.client import Client, Refused
 from drumline.jobs.controller.heartbeats import plain
 from drumline.jobs.controller.progress import LogReader
@@ -80,8 +80,8 @@ def test_a_write_that_fails_for_one_job_is_made_for_the_others(
 
 
 def test_endless_digits_from_a_host_become_text() -> None:
-    assert from_line(b'{"step": 12, "loss": ' + b"9" * 6000 + b"}")["step"] == 12
-    assert isinstance(from_line(b'{"loss": ' + b"9" * 6000 + b"}")["loss"], str)
+    assert decode(b'{"step": 12, "loss": ' + b"9" * 6000 + b"}")["step"] == 12
+    assert isinstance(decode(b'{"loss": ' + b"9" * 6000 + b"}")["loss"], str)
 
 
 def test_endless_digits_in_a_log_are_no_number(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_a_program_that_hangs_again_and_again_fails_the_job() -> None:
     assert story.job.cause.kind == "stuck"
 
 
+def test_a_server_that_begins_with_a_clock_set_forward_takes_no_program_for_stuck() -> None:
+    story = training()
+    story.now += 24 * HALF_AN_HOUR  # the wall was set forward while no server ran
+    story.listening_since = story.now
+    story.hangs(60)
+    assert story.did(EffectKind.STOP) == []
+    story.hangs(HALF_AN_HOUR)
+    assert story.did(EffectKind.STOP) != [], "it is watched from then on"
+
+
 def test_a_slow_step_is_waited_for() -> None:
     story = training().hangs(HALF_AN_HOUR - 60)
     assert story.tells(152).hangs(HALF_AN_HOUR - 60).did(EffectKind.STOP) == []

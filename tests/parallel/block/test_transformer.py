@@ -19,7 +19,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.block.transformer import BlockAxes, BlockShape, TransformerBlock
+from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.transformer import BlockAxes, TransformerBlock
 from tests.parallel.block import reference
 from tests.parallel.einsum.products import compiled_text
 
@@ -201,3 +202,13 @@ def test_a_mesh_without_the_axes_is_named() -> None:
 def test_impossible_heads_are_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SHAPE, **change)  # type: ignore[arg-type]
+
+
+def test_without_rotary_positions_heads_need_no_pairs() -> None:
+    shape = replace(SHAPE, head_dim=5, rotary_base=None)
+    block = eqx.filter_eval_shape(TransformerBlock, shape, key=jax.random.key(0))
+    assert block.query.shape == (32, 16, 5)
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("X", "Y"))
+    x = jax.ShapeDtypeStruct((2, 24, 32), jnp.float32)
+    out = jax.eval_shape(lambda block, x: block(x, mesh=mesh), block, x)
+    assert out.shape == x.shape

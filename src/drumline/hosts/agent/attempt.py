@@ -8,16 +8,23 @@ import os
 import signal
 import time
 
+from .caller import heard, say
 from .code import unpacked
 from .devices import clear
-from .environment import environment_of, working_copy, write_names, write_script
-from .files import read_json, remove, take_lock, write_json
+from .environment import (
+    environment_of,
+    prepared_program,
+    working_copy,
+    write_names,
+    write_script,
+)
 from .first_error import FirstError
-from .log import Growth, log_size, write_log
-from .machine import boot
-from .processes import POLL, become, detach, end, members, started_as
 from .status import conclude, status, waited_for
-from .wire import heard, say
+from .system.files import read_json, remove, take_lock, write_json
+from .system.log import Growth, log_size, write_log
+from .system.machine import boot, free_port
+from .system.processes import POLL, become, detach, end, members, started_as
+from .wire import HostProgram, Port, Prepare, Prepared, Start
 
 # A shell that is told to stop together with what it runs would be gone at once, and with it the
 # exit code of a program that saves its work and asks (with 75) to be started again. A shell with a
@@ -30,20 +37,20 @@ def prepare(folder: str, limit: str) -> None:
 
     What has been started, or stopped, is left as it is.
     """
-    sent = heard()
+    sent = heard(Prepare)
     trouble = clear(folder, float(limit))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     started = os.path.exists(os.path.join(folder, "started.json"))
     if not started and not os.path.exists(os.path.join(folder, "stop.json")):
-        write_json(sent["program"], folder, "program.json")
-        write_json(sent["secrets"], folder, "secrets.json")
-    have = sent["archive"] is None or unpacked(sent["archive"], sent["program"]["work"])
-    say({"trouble": trouble, "have_code": have})
+        write_json(sent.program, folder, "program.json")
+        write_json(sent.secrets, folder, "secrets.json")
+    have = sent.archive is None or unpacked(sent.archive, HostProgram(**sent.program).work)
+    say(Prepared(trouble=trouble, have_code=have))
 
 
 def start(folder: str) -> None:
     """Start the program, once for ever; a second call reports the first one's program."""
-    coordinator = heard().get("coordinator", "")
+    coordinator = heard(Start).coordinator
     deadline = time.monotonic() + 10
     while not os.path.exists(os.path.join(folder, "started.json")):
         if os.path.exists(os.path.join(folder, "stop.json")):
@@ -68,13 +75,13 @@ def start(folder: str) -> None:
 
 def run_and_wait(folder: str) -> None:
     """The process that waits: starts the program, notes the first error and the end."""
-    program = read_json(folder, "program.json") or {}
+    program = prepared_program(folder)
     started = read_json(folder, "started.json") or {}
     environment = environment_of(folder, program)
     write_names(folder, program, environment)
-    script = write_script(folder, "run.sh", TRAP + program["run"])
-    command = [*program["wrap"], "bash", "-eo", "pipefail", script]
-    work = working_copy(program)
+    script = write_script(folder, "run.sh", TRAP + program.run)
+    command = [*program.wrap, "bash", "-eo", "pipefail", script]
+    work = working_copy(program.work)
     child = os.fork()
     if child == 0:
         # Before it is anyone's program it writes down who it is: it never runs unrecorded.
@@ -105,3 +112,8 @@ def run_and_wait(folder: str) -> None:
     left = end(lambda: members(folder), grace=5)
     if left:
         write_log(folder, f"drumline: ended {left} process(es) the run left behind")
+
+
+def choose_port() -> None:
+    """Say where the first host may listen."""
+    say(Port(port=free_port()))

@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 
-from .files import ROOT, below_root, remove
-from .wire import say
+from .caller import say
+from .system.files import ROOT, below_root, remove
+from .wire import Prepared, Received
 
 
 def receive(sha: str) -> None:
@@ -31,12 +32,12 @@ def receive(sha: str) -> None:
         os.replace(draft, below_root(os.path.join("code", sha + ".tar.gz")))
     finally:
         remove(draft)
-    say({"received": True})
+    say(Received(received=True))
 
 
 def unpack(sha: str, work: str) -> None:
     """Unpack an archive that was received."""
-    say({"have_code": unpacked(sha, work)})
+    say(Prepared(have_code=unpacked(sha, work)))
 
 
 def unpacked(sha: str, work: str) -> bool:

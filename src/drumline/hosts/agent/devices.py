@@ -9,9 +9,9 @@ import glob
 import os
 import time
 
-from .files import ROOT, remove
-from .processes import POLL, end, every_pid
 from .stopping import everyone
+from .system.files import ROOT, remove
+from .system.processes import POLL, end, every_pid
 
 
 def clear(folder: str, limit: float) -> str:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import os
 
-from .files import below_root, read_json, remove
-from .wire import say
-
-TYPE_CHECKING = False  # spares each call the import of typing
-if TYPE_CHECKING:
-    from typing import Any
-
-    Json = dict[str, Any]
+from .caller import say
+from .system.files import below_root, read_json, remove
+from .wire import Forgotten, HostProgram
 
 
 def on_this_host(checkpoint: str) -> str:
@@ -26,7 +21,21 @@ def on_this_host(checkpoint: str) -> str:
     return path
 
 
-def environment_of(folder: str, program: Json) -> dict[str, str]:
+def find_program(folder: str) -> HostProgram | None:
+    """What the attempt runs; None where it was not prepared."""
+    kept = read_json(folder, "program.json")
+    return HostProgram(**kept) if kept else None
+
+
+def prepared_program(folder: str) -> HostProgram:
+    """What the attempt runs, of which nothing can be done before it was prepared."""
+    program = find_program(folder)
+    if program is None:
+        raise FileNotFoundError(f"nothing was prepared in {folder}")
+    return program
+
+
+def environment_of(folder: str, program: HostProgram) -> dict[str, str]:
     """The host's environment, then the user's, then the secrets, then what we set."""
     # Left over from an earlier multislice job they hang the next one; SSH's say nothing here.
     made = {
@@ -35,29 +44,29 @@ def environment_of(folder: str, program: Json) -> dict[str, str]:
         if not name.startswith(("MEGASCALE_", "SSH_"))
     }
     made.setdefault("PYTHONUNBUFFERED", "1")
-    made.update(program["environment"])
+    made.update(program.environment)
     made.update(read_json(folder, "secrets.json") or {})
-    made.update(program["variables"])
+    made.update(program.variables)
     started = read_json(folder, "started.json") or {}
     made["DRUMLINE_COORDINATOR"] = started.get("coordinator", "")
     made["DRUMLINE_HEARTBEAT"] = os.path.join(folder, "heartbeat.json")
     made["DRUMLINE_ENV_FILE"] = os.path.join(folder, "names.env")
-    if program.get("checkpoint"):
-        made["DRUMLINE_CHECKPOINT"] = on_this_host(program["checkpoint"])
+    if program.checkpoint:
+        made["DRUMLINE_CHECKPOINT"] = on_this_host(program.checkpoint)
     return made
 
 
-def write_names(folder: str, program: Json, environment: dict[str, str]) -> None:
+def write_names(folder: str, program: HostProgram, environment: dict[str, str]) -> None:
     """Which variables a container gets. Names alone: it takes the values from its caller's."""
-    names = set(program["environment"]) | set(read_json(folder, "secrets.json") or {})
+    names = set(program.environment) | set(read_json(folder, "secrets.json") or {})
     names |= {name for name in environment if name.startswith(("DRUMLINE_", "PYTHONUNBUFFERED"))}
     with open(os.path.join(folder, "names.env"), "w") as file:
         file.writelines(name + "\n" for name in sorted(names))
 
 
-def working_copy(program: Json) -> str:
+def working_copy(work: str) -> str:
     """Where the job's code is; an empty folder for a job without any."""
-    path = below_root(program["work"])
+    path = below_root(work)
     os.makedirs(path, exist_ok=True)
     return path
 
@@ -73,4 +82,4 @@ def write_script(folder: str, name: str, text: str) -> str:
 def forget(folder: str) -> None:
     """Remove the secrets."""
     remove(folder, "secrets.json")
-    say({"forgotten": True})
+    say(Forgotten(forgotten=True))

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 
-from .environment import working_copy
-from .files import read_json
-from .processes import end, session_of
-from .wire import heard_line
+from .caller import heard_line
+from .environment import find_program, working_copy
+from .system.processes import end, session_of
+from .wire import Command
 
 # A command whose caller left may put its things away, but nobody waits for what it says.
 EXEC_GRACE = 3.0
@@ -23,11 +23,11 @@ def execute(folder: str) -> None:
 
     It also ends when nobody is left to read what it writes: whoever asked for it is gone.
     """
-    wanted = heard_line()
-    program = read_json(folder, "program.json")
-    cwd = working_copy(program) if program else os.path.expanduser("~")
-    command = ["bash", "-c", wanted["command"]]
-    stdin = None if wanted.get("stdin") else subprocess.DEVNULL
+    wanted = heard_line(Command)
+    program = find_program(folder)
+    cwd = working_copy(program.work) if program else os.path.expanduser("~")
+    command = ["bash", "-c", wanted.command]
+    stdin = None if wanted.stdin else subprocess.DEVNULL
     child = subprocess.Popen(command, cwd=cwd, stdin=stdin, start_new_session=True)
 
     def end_all(*_: object) -> None:
@@ -48,7 +48,7 @@ def execute(folder: str) -> None:
     listening = threading.Thread(target=end_all_when_cut_off, daemon=True)
     listening.start()
     try:
-        code = child.wait(wanted.get("timeout"))
+        code = child.wait(wanted.timeout)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -7,7 +7,7 @@ import os
 import re
 import time
 
-from .log import read_log
+from .system.log import read_log
 
 TRACEBACK = b"Traceback (most recent call last)"
 

@@ -5,22 +5,35 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from .files import below_root
+from .system.files import below_root
+from .wire import (
+    EXEC,
+    FORGET,
+    FREE_PORT,
+    PREPARE,
+    RECEIVE,
+    START,
+    STATUS,
+    STEP,
+    STOP,
+    UNPACK,
+    WATCH,
+)
 
 OF_ATTEMPT = {
-    "prepare": "attempt:prepare",
-    "start": "attempt:start",
-    "status": "status:tell",
-    "step": "steps:step",
-    "watch": "watch:watch",
-    "stop": "stopping:stop",
-    "exec": "execute:execute",
-    "forget": "environment:forget",
+    PREPARE: "attempt:prepare",
+    START: "attempt:start",
+    STATUS: "status:tell",
+    STEP: "steps:step",
+    WATCH: "watch:watch",
+    STOP: "stopping:stop",
+    EXEC: "execute:execute",
+    FORGET: "environment:forget",
 }
 OTHERS = {
-    "receive": "code:receive",
-    "unpack": "code:unpack",
-    "free-port": "machine:free_port",
+    RECEIVE: "code:receive",
+    UNPACK: "code:unpack",
+    FREE_PORT: "attempt:choose_port",
 }
 
 

@@ -6,13 +6,14 @@ import os
 import signal
 import time
 
-from .environment import working_copy
-from .files import read_json, take_lock, write_json
+from .caller import say
+from .environment import find_program, working_copy
 from .first_error import FirstError
-from .log import last_lines, log_size
-from .machine import boot, going_down
-from .processes import lives, process_stat
-from .wire import say
+from .system.files import read_json, take_lock, write_json
+from .system.log import last_lines, log_size
+from .system.machine import boot, going_down
+from .system.processes import lives, process_stat
+from .wire import AttemptStatus
 
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def conclude(folder: str, code: int | None, ended: float, first: FirstError) -> 
     ending: Json = {"exit_code": -9 if code is None else code, "ended_at": ended}
     lines = last_lines(folder)
     reported = read_json(folder, "error.json")
-    work = working_copy(read_json(folder, "program.json") or {"work": "work"})
+    program = find_program(folder)
+    work = working_copy(program.work if program else "work")
     error = ""
     at: float | None = None
     if code == 0:
@@ -54,27 +56,26 @@ def conclude(folder: str, code: int | None, ended: float, first: FirstError) -> 
     return ending
 
 
-def status(folder: str) -> Json:
+def status(folder: str) -> AttemptStatus:
     """What is known of the attempt: state is none, running, exited, or lost by a restart."""
     started = read_json(folder, "started.json")
     beat = read_json(folder, "heartbeat.json")
-    known: Json = {
-        "state": "none",
-        "prepared": os.path.exists(os.path.join(folder, "program.json")),
-        "stopped": os.path.exists(os.path.join(folder, "stop.json")),
-        "going_down": going_down(),
-        "heartbeat": beat,
-    }
+    known = AttemptStatus(
+        state="none",
+        prepared=os.path.exists(os.path.join(folder, "program.json")),
+        stopped=os.path.exists(os.path.join(folder, "stop.json")),
+        going_down=going_down(),
+        heartbeat=beat,
+    )
     if started is None:
         return known
-    known.update(
-        state="running", started_at=started["at"], coordinator=started.get("coordinator", "")
-    )
+    known.state = "running"
+    known.started_at, known.coordinator = started["at"], started.get("coordinator", "")
     ending = read_json(folder, "exit.json")
     if ending is None and not waited_for(folder) and not program_lives(folder):
         ending = read_json(folder, "exit.json")
         if ending is None and started["boot"] != boot():
-            known["state"] = "lost"
+            known.state = "lost"
             return known
         if ending is None:
             first = FirstError(folder, started["log_from"])
@@ -85,12 +86,12 @@ def status(folder: str) -> Json:
             ending = conclude(folder, None, ended or time.time(), first)
             write_json(ending, folder, "exit.json")
     if ending is not None:
-        known.update(ending, state="exited")
+        # As it was written down, by this agent or an earlier one: those are fields of a status.
+        vars(known).update(ending, state="exited")
     elif os.path.exists(os.path.join(folder, "error.json")):
         reported = read_json(folder, "error.json") or {}
-        known.update(
-            error=str(reported.get("error", "")), error_at=moment(reported.get("at"), None)
-        )
+        known.error = str(reported.get("error", ""))
+        known.error_at = moment(reported.get("at"), None)
     return known
 
 
@@ -114,4 +115,6 @@ def program_lives(folder: str) -> bool:
 
 def tell(folder: str) -> None:
     """Say what became of the attempt, and how long its log is."""
-    say(dict(status(folder), log_size=log_size(folder)))
+    known = status(folder)
+    known.log_size = log_size(folder)
+    say(known)

@@ -9,19 +9,13 @@ import os
 import signal
 import time
 
-from .environment import environment_of, working_copy, write_script
-from .files import ROOT, read_json, remove, take_lock, write_json
-from .log import Growth, last_lines, log_size, write_log
-from .machine import boot
-from .processes import BEAT, POLL, become, detach, started_as
-from .wire import heard, say
-
-TYPE_CHECKING = False  # spares each call the import of typing
-if TYPE_CHECKING:
-    from typing import Any
-
-    Json = dict[str, Any]
-
+from .caller import heard, say
+from .environment import environment_of, prepared_program, working_copy, write_script
+from .system.files import ROOT, read_json, remove, take_lock, write_json
+from .system.log import Growth, last_lines, log_size, write_log
+from .system.machine import boot
+from .system.processes import BEAT, POLL, become, detach, started_as
+from .wire import Beat, SetUpStep, StepEnded
 
 # Has a set-up step write down which of its commands failed, with its exit code and its line. What
 # ends by `exit` fails at no command; its line is found by its text. On the first line as well.
@@ -37,9 +31,9 @@ def step(folder: str) -> None:
 
     The step itself belongs to no connection: whoever calls again waits for the same one.
     """
-    wanted = heard()
-    program = read_json(folder, "program.json") or {}
-    sort = [wanted["name"], wanted["script"], program["work"], program["environment"]]
+    wanted = heard(SetUpStep)
+    program = prepared_program(folder)
+    sort = [wanted.name, wanted.script, program.work, program.environment]
     key = hashlib.sha256(json.dumps(sort, sort_keys=True).encode()).hexdigest()
     marker = os.path.join(ROOT, "steps", key + ".json")
     ran, beat = False, 0.0
@@ -48,17 +42,18 @@ def step(folder: str) -> None:
         if lock is None:
             if time.monotonic() > beat + BEAT:
                 beat = time.monotonic()
-                say({"beat": time.time()})
+                say(Beat(beat=time.time()))
             time.sleep(POLL / 2)
             continue
         done = read_json(marker)
         if done and done["boot"] == boot() and (done["exit_code"] == 0 or done["for"] == folder):
-            say(dict(done, ran=ran))
+            say(StepEnded(**dict(done, ran=ran)))
         elif os.path.exists(os.path.join(folder, "stop.json")):
-            say({"exit_code": -15, "error": "stopped", "tail": [], "ran": False})
+            say(StepEnded(exit_code=-15, error="stopped", tail=(), ran=False))
         elif ran:
-            text = "set-up {!r} was killed".format(wanted["name"])
-            say({"exit_code": -9, "error": text, "tail": last_lines(folder), "ran": True})
+            text = f"set-up {wanted.name!r} was killed"
+            tail = tuple(last_lines(folder))
+            say(StepEnded(exit_code=-9, error=text, tail=tail, ran=True))
         else:
             ran = True
             detach(lambda: run_step(folder, wanted, marker), folder, keep={lock})
@@ -68,12 +63,12 @@ def step(folder: str) -> None:
         return
 
 
-def run_step(folder: str, wanted: Json, marker: str) -> None:
+def run_step(folder: str, wanted: SetUpStep, marker: str) -> None:
     """The process that waits for a set-up step."""
-    program = read_json(folder, "program.json") or {}
+    program = prepared_program(folder)
     growth = Growth(folder, log_size(folder))
-    write_log(folder, "--- set-up: {}".format(wanted["name"]))
-    script = write_script(folder, "step.sh", WITNESS + wanted["script"])
+    write_log(folder, f"--- set-up: {wanted.name}")
+    script = write_script(folder, "step.sh", WITNESS + wanted.script)
     failed = os.path.join(folder, "failed")
     remove(failed)
     began = time.monotonic()
@@ -82,7 +77,7 @@ def run_step(folder: str, wanted: Json, marker: str) -> None:
         write_json(started_as(os.getpid()), folder, "step.json")
         command = ["bash", "-eo", "pipefail", script]
         environment = dict(environment_of(folder, program), DRUMLINE_FAILED=failed)
-        become(folder, command, environment, working_copy(program))
+        become(folder, command, environment, working_copy(program.work))
     while True:
         done, result = os.waitpid(child, os.WNOHANG)
         growth.look()
@@ -98,22 +93,22 @@ def run_step(folder: str, wanted: Json, marker: str) -> None:
     error = error.replace(folder + os.sep, "")[:500]
     note = "done" if code == 0 else f"failed at {where}, {ended_how(code)}"
     seconds = time.monotonic() - began
-    write_log(folder, "--- set-up: {} {} ({:.1f} s)".format(wanted["name"], note, seconds))
+    write_log(folder, f"--- set-up: {wanted.name} {note} ({seconds:.1f} s)")
     remove(folder, "step.json")
     ending = {"exit_code": code, "error": error, "tail": lines, "for": folder, "boot": boot()}
     write_json(dict(ending, at=time.time()), marker)
 
 
-def failing_command(witness: str, code: int, wanted: Json) -> str:
+def failing_command(witness: str, code: int, wanted: SetUpStep) -> str:
     """`setup:2  pip install nope`, or the step's name where nobody saw which command it was."""
-    own = wanted["name"] == "setup"
-    name = "setup" if own else "set-up of {}".format(wanted["name"])
+    own = wanted.name == "setup"
+    name = "setup" if own else f"set-up of {wanted.name}"
     with contextlib.suppress(OSError, ValueError):
         with open(witness, errors="replace") as file:
             seen, line, command = file.read(1000).strip().split(" ", 2)
         if int(seen) != (128 - code if code < 0 else code):
             return name  # a failure that the script went on from
-        lines = wanted["script"].splitlines()
+        lines = wanted.script.splitlines()
         number = int(line)
         if not number:
             found = [at for at, text in enumerate(lines, 1) if command in text]

@@ -7,10 +7,11 @@ import functools
 import os
 import time
 
-from .files import read_json, remove, take_lock, write_json
-from .processes import POLL, detach, end, members
+from .caller import say
+from .environment import find_program
 from .status import status, waited_for
-from .wire import say
+from .system.files import remove, take_lock, write_json
+from .system.processes import POLL, detach, end, members
 
 
 def stop(folder: str, grace: str) -> None:
@@ -65,7 +66,7 @@ def docker(*words: str) -> None:
 
 def container_of(folder: str) -> str:
     """The name of the attempt's container, if it runs in one."""
-    program = read_json(folder, "program.json") or {}
-    if any("docker run" in part for part in program.get("wrap", [])):
-        return str(program["variables"].get("DRUMLINE_CONTAINER", ""))
+    program = find_program(folder)
+    if program and any("docker run" in part for part in program.wrap):
+        return str(program.variables.get("DRUMLINE_CONTAINER", ""))
     return ""

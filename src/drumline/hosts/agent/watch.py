@@ -6,24 +6,21 @@ import base64
 import os
 import time
 
-from .log import CHUNK, log_size, read_log, stretches
-from .processes import BEAT, POLL
+from .caller import say
 from .status import status
-from .wire import say
-
-TYPE_CHECKING = False  # spares each call the import of typing
-if TYPE_CHECKING:
-    from typing import Any
+from .system.log import CHUNK, log_size, read_log, stretches
+from .system.processes import BEAT, POLL
+from .wire import AttemptStatus, Line
 
 
 def watch(folder: str, offset: str) -> None:
     """Log from an offset and the status at each change, for as long as somebody listens."""
     position = int(offset)
-    say({"log_size": log_size(folder)})
+    say(Line(log_size=log_size(folder)))
     names = ["program.json", "started.json", "exit.json", "heartbeat.json", "error.json"]
     names.append("stop.json")
-    seen: Any = None
-    said: Any = None
+    seen: list[tuple[int, int] | None] | None = None
+    said: AttemptStatus | None = None
     beat, looked = time.monotonic(), 0.0
     # What was written before we came was written when it was noted to be, all else just now.
     behind, noted = log_size(folder), stretches(folder)
@@ -44,15 +41,15 @@ def watch(folder: str, offset: str) -> None:
             data = read_log(folder, position, most)
             if not data:
                 break
-            say({"log": base64.b64encode(data).decode(), "offset": position, "at": at})
+            say(Line(log=base64.b64encode(data).decode(), offset=position, at=at))
             position += len(data)
             beat = time.monotonic()
         if known != said:
-            say({"status": known})
+            say(Line(status=known))
             said = known
             beat = time.monotonic()
         if time.monotonic() > beat + BEAT:
-            say({"beat": time.time()})
+            say(Line(beat=time.time()))
             beat = time.monotonic()
         time.sleep(POLL)
 

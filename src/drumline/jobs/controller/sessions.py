@@ -115,7 +115,10 @@ class Sessions:
         """Forget an attempt that is over; returns its connections, to be closed."""
         self._stopped.discard(run)
         self._since.pop(run, None)
-        return self._open.pop(run, None)
+        session = self._open.pop(run, None)
+        if session is not None:
+            session.changed.set()  # those who wait for its news need not wait any longer
+        return session
 
     def listen_again(self) -> None:
         """Begin to listen again after a time when we could not: no host was silent meanwhile."""

@@ -415,11 +415,7 @@ class Supervisor:
         session = self.sessions.get(run)
         before: list[tuple[HostPhase, str, int | None, str, str]] = []
         while session is not None and self.sessions.get(run) is session:
-            try:
-                async with asyncio.timeout(1.0):
-                    await session.changed.wait()
-            except TimeoutError:
-                continue
+            await session.changed.wait()
             session.changed.clear()
             state = [
                 (r.phase, r.detail, r.exit_code, r.error, r.going_down) for r in session.reports()

@@ -112,6 +112,9 @@ def stuck(
     """End a program that stopped making steps, so that it is started again."""
     attempt, steps = attempt_of(job), seen.steps
     since = steps.stepped_at if steps else attempt.running_at
+    if since is not None and seen.listening_since is not None:
+        # A server that was down saw no step, and its clock is not that of the server before.
+        since = max(since, seen.listening_since)
     limit = _longest_pause(job, steps)
     if limit is None or since is None or now - since <= limit:
         if attempt.stuck_at is None:

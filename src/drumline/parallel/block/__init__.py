@@ -1,1 +1,1 @@
-"""The Transformer block, tensor parallel, with every projection on a ring."""
+"""The Transformer block, once for the models and for blocks that stand alone, plain or on rings."""

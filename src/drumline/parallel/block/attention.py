@@ -39,6 +39,29 @@ def attend(
     *,
     causal: bool,
     kernel: Kernel,
+    rotary_base: float | None = None,
+    tokens: int | None = None,
 ) -> Float[Array, "B S N H"]:
-    """Softmax attention, N/K queries to each key; scores and their sums are in float32."""
-    return jax.nn.dot_product_attention(query, key, value, is_causal=causal, implementation=kernel)
+    """Softmax attention, N/K queries to each key; scores and their sums are in float32.
+
+    Args:
+        query: of each head.
+        key: of each head that N/K of the queries share.
+        value: likewise.
+        causal: whether a token sees only those before it.
+        kernel: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
+        rotary_base: turns queries and keys by their positions; None leaves them.
+        tokens: how many of the S there are to be seen, the others being padding; None for all.
+    """
+    if rotary_base is not None:
+        query, key = rotate(query, base=rotary_base), rotate(key, base=rotary_base)
+    batch, length = query.shape[:2]
+    seen = None if tokens is None or tokens == length else jnp.full(batch, tokens, jnp.int32)
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        is_causal=causal,
+        key_value_seq_lengths=seen,
+        implementation=kernel,
+    )

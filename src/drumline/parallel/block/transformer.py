@@ -15,10 +15,9 @@ scatters it again, and so do the two sides of the feed-forward part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from math import prod
 from typing import Any, cast
 
@@ -30,51 +29,19 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from drumline.parallel.block.attention import Kernel, attend, rotate
-from drumline.parallel.rings.gather import allgather_matmul
+from drumline.parallel.block import steps
+from drumline.parallel.block.attention import Kernel, attend
+from drumline.parallel.block.norms import rms_norm
+from drumline.parallel.block.projections import Plain, Projections, Rings
+from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.steps import Activation
+from drumline.parallel.block.weights import (
+    Weight,
+    attention_weights,
+    begin,
+    feedforward_weights,
+)
 from drumline.parallel.rings.loops import Direction, Loop
-from drumline.parallel.rings.scatter import matmul_reducescatter
-
-Activation = Callable[[jax.Array], jax.Array]
-
-# The dimension of each weight that is divided over the model axis; the norms' are whole.
-_DIVIDED = {"query": 1, "key": 1, "value": 1, "output": 0, "gate": 1, "up": 1, "down": 0}
-
-
-@dataclass(frozen=True)
-class BlockShape:
-    """The sizes of a block, and what is fixed about how it computes.
-
-    Attributes:
-        width: D, the length of a token's vector.
-        heads: N, the number of query heads.
-        kv_heads: K, the number of key and value heads; N/K queries share one.
-        head_dim: H, the length of a head's vectors.
-        hidden: F, the width of the feed-forward part.
-        gated: whether the feed-forward part multiplies a gate with a second projection.
-        causal: whether a token sees only those before it.
-        rotary_base: the wavelength of the slowest rotary pair is 2π times this.
-        epsilon: added to the mean square in the norms.
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    gated: bool = True
-    causal: bool = True
-    rotary_base: float = 10_000.0
-    epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        """Refuse heads that cannot share, and heads that cannot be turned in pairs."""
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads: {self.heads} queries cannot share {self.kv_heads} kv_heads evenly"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim: {self.head_dim} is odd; rotary positions need pairs")
 
 
 @dataclass(frozen=True)
@@ -147,19 +114,13 @@ class TransformerBlock(eqx.Module):
         """
         keys = iter(jax.random.split(key, 7))
 
-        def draw(summed: int, *dims: int) -> jax.Array:
-            return jax.random.normal(next(keys), dims, dtype) * jnp.asarray(summed**-0.5, dtype)
+        def draw(weight: Weight) -> jax.Array:
+            scale = jnp.asarray(weight.summed**-0.5, dtype)
+            return jax.random.normal(next(keys), weight.dims, dtype) * scale
 
-        d, n, k, h, f = shape.width, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
-        self.attention_norm = jnp.ones(d, dtype)
-        self.query = draw(d, d, n, h)
-        self.key = draw(d, d, k, h)
-        self.value = draw(d, d, k, h)
-        self.output = draw(n * h, n, h, d)
-        self.feedforward_norm = jnp.ones(d, dtype)
-        self.gate = draw(d, d, f) if shape.gated else None
-        self.up = draw(d, d, f)
-        self.down = draw(f, f, d)
+        self.gate = None  # unless there is one among the weights
+        for name, weight in begin(_weights(shape), draw, dtype).items():
+            setattr(self, name, weight)
         self.shape = shape
         self.axes = BlockAxes() if axes is None else axes
         self.overlap = overlap
@@ -193,10 +154,12 @@ class TransformerBlock(eqx.Module):
 
     def specs(self) -> TransformerBlock:
         """This block with a `PartitionSpec` in place of each weight."""
+        weights = _weights(self.shape)
 
         def spec(path: tuple[GetAttrKey], _weight: jax.Array) -> PartitionSpec:
-            dim = _DIVIDED.get(path[-1].name)
-            return _spec() if dim is None else _spec(*[None] * dim, self.axes.model)
+            axes = weights[path[-1].name].axes
+            divided = [at for at, axis in enumerate(axes) if axis in ("heads", "hidden")]
+            return _spec(*[None] * divided[0], self.axes.model) if divided else _spec()
 
         return cast(TransformerBlock, jax.tree_util.tree_map_with_path(spec, self))
 
@@ -206,83 +169,40 @@ class TransformerBlock(eqx.Module):
         return cast(TransformerBlock, jax.device_put(self, shardings))
 
     def _on_rings(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
-        def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
-            ring: dict[str, Any] = {
-                "axis_name": block.axes.model,
-                "direction": block.direction,
-                "loop": block.loop,
-                "precision": block.precision,
-            }
-
-            def spread_out(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
-                # Side by side, so that one tour of x serves all of them.
-                flat = [w.reshape(w.shape[0], -1) for w in weights]
-                ends = list(accumulate(w.shape[1] for w in flat))
-                out = allgather_matmul(x, jnp.concatenate(flat, 1), gathered="rows", **ring)
-                parts = jnp.split(out, ends[:-1], axis=-1)
-                return [
-                    part.reshape(*part.shape[:-1], *w.shape[1:])
-                    for part, w in zip(parts, weights, strict=True)
-                ]
-
-            def bring_back(x: jax.Array, w: jax.Array) -> jax.Array:
-                x = x.reshape(*x.shape[:2], -1)
-                w = w.reshape(x.shape[-1], -1)
-                return matmul_reducescatter(x, w, scattered="rows", **ring)
-
-            return block._forward(x, spread_out, bring_back)
-
+        rings = Rings(self.axes.model, self.direction, self.loop, self.precision)
         place = _spec(self.axes.batch, self.axes.model)
+
+        def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
+            return block._forward(x, rings)
+
         on_devices = jax.shard_map(
             forward, mesh=mesh, in_specs=(self.specs(), place), out_specs=place
         )
         return on_devices(self, x)
 
     def _on_plain_jit(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
-        batch, model = self.axes.batch, self.axes.model
-        explicit = AxisType.Explicit in mesh.axis_types
-
-        def constrain(x: jax.Array, *axes: Any) -> jax.Array:
-            wanted = _spec(*axes) if explicit else NamedSharding(mesh, _spec(*axes))
-            return cast(jax.Array, lax.with_sharding_constraint(x, wanted))
+        project = _Constrained(mesh, self.axes, Plain(self.precision))
+        place = _spec(self.axes.batch, self.axes.model)
 
         def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:
-            def spread_out(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
-                return [
-                    constrain(jnp.tensordot(x, w, 1, precision=self.precision), batch, None, model)
-                    for w in weights
-                ]
+            return block._forward(project.constrain(x, place), project)
 
-            def bring_back(x: jax.Array, w: jax.Array) -> jax.Array:
-                out = jnp.tensordot(x, w, w.ndim - 1, precision=self.precision)
-                return constrain(out, batch, model)
-
-            return block._forward(constrain(x, batch, model), spread_out, bring_back)
-
-        if not explicit:
+        if not project.explicit:
             return forward(self, x)
-        place = NamedSharding(mesh, _spec(batch, model))
-        return cast(jax.Array, jax.sharding.auto_axes(forward, out_sharding=place)(self, x))
+        placed = NamedSharding(mesh, place)
+        return cast(jax.Array, jax.sharding.auto_axes(forward, out_sharding=placed)(self, x))
 
-    def _forward(
-        self,
-        x: jax.Array,
-        spread_out: Callable[[jax.Array, Sequence[jax.Array]], list[jax.Array]],
-        bring_back: Callable[[jax.Array, jax.Array], jax.Array],
-    ) -> jax.Array:
+    def _forward(self, x: jax.Array, project: Projections) -> jax.Array:
         """The block, but for how its projections move the sequence apart and together."""
         shape = self.shape
-        calm = rms_norm(x, self.attention_norm, epsilon=shape.epsilon)
-        query, key, value = spread_out(calm, [self.query, self.key, self.value])
-        query, key = rotate(query, base=shape.rotary_base), rotate(key, base=shape.rotary_base)
-        mixed = attend(query, key, value, causal=shape.causal, kernel=self.kernel)
-        x = x + bring_back(mixed, self.output)
-        calm = rms_norm(x, self.feedforward_norm, epsilon=shape.epsilon)
-        if self.gate is None:
-            (up,) = spread_out(calm, [self.up])
-            return x + bring_back(self.activation(up), self.down)
-        gate, up = spread_out(calm, [self.gate, self.up])
-        return x + bring_back(self.activation(gate) * up, self.down)
+        leaves = jax.tree_util.tree_leaves_with_path(self)
+        w = {path[-1].name: weight for path, weight in leaves}
+        norm = partial(rms_norm, epsilon=shape.epsilon)
+        mix = partial(
+            attend, causal=shape.causal, kernel=self.kernel, rotary_base=shape.rotary_base
+        )
+        x = steps.attention(x, w, project, norm=norm, attend=mix)
+        return steps.feedforward(x, w, project, norm=norm, activation=self.activation)
 
     def _check(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> None:
         batch = self.axes.batch
@@ -312,13 +232,33 @@ class TransformerBlock(eqx.Module):
                 )
 
 
-def rms_norm(
-    x: Float[Array, "*rows D"], weight: Float[Array, " D"], *, epsilon: float
-) -> Float[Array, "*rows D"]:
-    """Scale each vector to a mean square of one, in float32, and by the weight."""
-    wide = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
-    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+@dataclass(frozen=True)
+class _Constrained:
+    """Plain products that say how their results lie on a mesh; XLA moves what has to move."""
+
+    mesh: Mesh | AbstractMesh
+    axes: BlockAxes
+    plain: Plain
+
+    @property
+    def explicit(self) -> bool:
+        return AxisType.Explicit in self.mesh.axis_types
+
+    def constrain(self, x: jax.Array, place: PartitionSpec) -> jax.Array:
+        wanted = place if self.explicit else NamedSharding(self.mesh, place)
+        return cast(jax.Array, lax.with_sharding_constraint(x, wanted))
+
+    def spread_out(self, x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
+        place = _spec(self.axes.batch, None, self.axes.model)
+        each = (out for w in weights for out in self.plain.spread_out(x, [w]))
+        return [self.constrain(out, place) for out in each]
+
+    def bring_back(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        return self.constrain(self.plain.bring_back(x, w), _spec(self.axes.batch, self.axes.model))
+
+
+def _weights(shape: BlockShape) -> dict[str, Weight]:
+    return {**attention_weights(shape), **feedforward_weights(shape)}
 
 
 def _spec(*axes: Any) -> PartitionSpec:

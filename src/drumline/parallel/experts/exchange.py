@@ -44,6 +44,20 @@ class Axes(NamedTuple):
 
 
 _Inputs = tuple[jax.Array, Matrices, jax.Array, jax.Array]
+"""Tokens, matrices, keys and gates."""
+
+
+def _keeping_inputs(
+    exchange: Callable[..., jax.Array],
+) -> Callable[..., tuple[jax.Array, _Inputs]]:
+    """Return the forward of an exchange whose backward needs its inputs and nothing else."""
+
+    def forward(
+        function: ExpertFunction, axes: Axes, *inputs: *_Inputs
+    ) -> tuple[jax.Array, _Inputs]:
+        return exchange(function, axes, *inputs), inputs
+
+    return forward
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -62,18 +76,6 @@ def through_experts(
     return _by_device(partial(_forward_rounds, function, axes), a, matrices, keys, gates)
 
 
-def _forward(
-    function: ExpertFunction,
-    axes: Axes,
-    a: jax.Array,
-    matrices: Matrices,
-    keys: jax.Array,
-    gates: jax.Array,
-) -> tuple[jax.Array, _Inputs]:
-    out = through_experts(function, axes, a, matrices, keys, gates)
-    return out, (a, matrices, keys, gates)
-
-
 def _backward(
     function: ExpertFunction, axes: Axes, saved: _Inputs, dout: jax.Array
 ) -> tuple[jax.Array, Matrices, None, jax.Array]:
@@ -82,7 +84,7 @@ def _backward(
     return da, dmatrices, None, dgates
 
 
-through_experts.defvjp(_forward, _backward)
+through_experts.defvjp(_keeping_inputs(through_experts), _backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -105,18 +107,6 @@ def among_everyone(
     if function.sums_columns:
         out = _share(out, axes)
     return out.astype(a.dtype)
-
-
-def _among_forward(
-    function: ExpertFunction,
-    axes: Axes,
-    a: jax.Array,
-    matrices: Matrices,
-    keys: jax.Array,
-    gates: jax.Array,
-) -> tuple[jax.Array, _Inputs]:
-    out = among_everyone(function, axes, a, matrices, keys, gates)
-    return out, (a, matrices, keys, gates)
 
 
 def _among_backward(
@@ -147,7 +137,7 @@ def _among_backward(
     )
 
 
-among_everyone.defvjp(_among_forward, _among_backward)
+among_everyone.defvjp(_keeping_inputs(among_everyone), _among_backward)
 
 
 class _Everyone(NamedTuple):

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from drumline.parallel.axes import AxisName, devices_along
+from drumline.parallel.block import steps
+from drumline.parallel.block.norms import rms_norm
+from drumline.parallel.block.weights import Weight, begin, expert_weights
 from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
 from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
 from drumline.parallel.experts.matmul import Exchange
@@ -24,7 +26,7 @@ from drumline.parallel.experts.routing import Gate, Gating, Routing, route
 from drumline.parallel.grouped.blocks import accumulator, alike
 from drumline.parallel.grouped.matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped.rows import Grouping, group_rows
-from drumline.parallel.grouped.typed import pmean, psum
+from drumline.parallel.grouped.typed import psum
 from drumline.parallel.modes import reverse_only
 
 _SOFTMAX = Gating()
@@ -185,12 +187,16 @@ class MoEBlock(eqx.Module):
         dtype: jnp.dtype | type = jnp.float32,
     ) -> None:
         """Draw matrices with variance 1 / fan-in; the router in float32, as its choices are."""
-        one, two, three = jax.random.split(key, 3)
-        self.scale = jnp.ones(width, dtype)
-        self.router = jax.random.normal(one, (width, experts)) * width**-0.5
-        w_in = jax.random.normal(two, (experts, width, 2, hidden)) * width**-0.5
-        w_out = jax.random.normal(three, (experts, hidden, width)) * hidden**-0.5
-        self.w_in, self.w_out = w_in.astype(dtype), w_out.astype(dtype)
+        keys = iter(jax.random.split(key, 3))
+
+        def draw(weight: Weight) -> jax.Array:
+            scale: float = weight.summed**-0.5
+            return jax.random.normal(next(keys), weight.dims) * scale
+
+        drawn = begin(expert_weights(width, hidden, experts), draw)
+        self.scale, self.router = drawn["feedforward_norm"].astype(dtype), drawn["router"]
+        self.w_in = drawn["experts_in"].astype(dtype)
+        self.w_out = drawn["experts_out"].astype(dtype)
         self.k, self.gate = k, gate
 
     def __call__(
@@ -203,22 +209,23 @@ class MoEBlock(eqx.Module):
         buffer_rows: int | None = None,
     ) -> Feedforward:
         """Return `[..., D]` with the residual added, and the routing."""
-        rows = x.reshape(-1, x.shape[-1])
-        wide = rows.astype(accumulator(x.dtype))
-        square = jnp.mean(wide**2, axis=-1, keepdims=True)
-        if gather_axis_name is not None:
-            square = pmean(square, gather_axis_name)
-        normed = (wide * lax.rsqrt(square + 1e-6)).astype(x.dtype) * self.scale
-        out, routing = moe_feedforward(
-            normed,
-            self.router,
-            self.w_in,
-            self.w_out,
-            k=self.k,
-            gating=Gating(self.gate),
-            axis_name=axis_name,
-            gather_axis_name=gather_axis_name,
-            exchange=exchange,
-            buffer_rows=buffer_rows,
-        )
-        return Feedforward(x + out.reshape(x.shape), routing)
+
+        def layer(normed: jax.Array) -> Feedforward:
+            out, routing = moe_feedforward(
+                normed.reshape(-1, normed.shape[-1]),
+                self.router,
+                self.w_in,
+                self.w_out,
+                k=self.k,
+                gating=Gating(self.gate),
+                axis_name=axis_name,
+                gather_axis_name=gather_axis_name,
+                exchange=exchange,
+                buffer_rows=buffer_rows,
+            )
+            return Feedforward(out.reshape(normed.shape), routing)
+
+        # A scale of a wider type makes the block's result wider too.
+        x = x.astype(jnp.promote_types(x.dtype, self.scale.dtype))
+        norm = partial(rms_norm, axis_name=gather_axis_name)
+        return Feedforward(*steps.experts(x, {"feedforward_norm": self.scale}, layer, norm=norm))

@@ -94,6 +94,28 @@ class Clock:
         return self._pace
 
 
+class Goodput:
+    """The clock of this attempt's steps, together with what earlier attempts left to know."""
+
+    def __init__(self, history: History, clock: Clock) -> None:
+        """Nothing counted before `resume`."""
+        self.clock = clock
+        self._history = history
+
+    def resume(self, step: int) -> None:
+        """Count on from the seconds that led to this step's checkpoint."""
+        self.clock.start(self._history.seconds.get(step, 0.0))
+
+    def at_checkpoint(self, step: int) -> History:
+        """The history with a checkpoint of this moment, for its file once that is whole."""
+        self._history = self._history.at_checkpoint(step, self.clock.seconds)
+        return self._history
+
+    def share(self, now: float) -> float:
+        """The goodput so far."""
+        return self._history.goodput(self.clock.seconds, now)
+
+
 def open_history(folder: str | None) -> History:
     """Begin an attempt in this folder. All hosts call it, and all must see the same folder."""
     given = os.environ.get("DRUMLINE_ATTEMPT", "")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from rich.progress import BarColumn, Progress, TextColumn
 
 from drumline.train.checkpoints.files import grow, still_writable
@@ -17,36 +18,81 @@ PRINT_EVERY = 1.0
 
 
 class Reports:
-    """Everything that is written down about one attempt."""
+    """Everything that is written down about one attempt. Only host 0 speaks, once it is open."""
 
-    def __init__(self, folder: str | None, attempt: int, steps: int, *, item: str) -> None:
-        """Without a folder only the terminal hears of it."""
-        self._folder, self._attempt, self._steps, self._item = folder, attempt, steps, item
-        self._lines = grow(f"{folder}/metrics.jsonl", lines=True) if folder else None
+    def __init__(self, steps: int, *, item: str) -> None:
+        """Mute until `open`: a full disk may have to be cleared before a file can be begun."""
+        self._steps, self._item = steps, item
+        self._terminal: _Terminal | None = None
+        self._files: _Files | None = None
+
+    def open(self, folder: str | None, attempt: int) -> None:
+        """Begin to write, on host 0. Without a folder only the terminal hears of it."""
+        if jax.process_index() == 0:
+            self._files = _Files(folder, attempt) if folder else None
+            self._terminal = _Terminal(self._steps)
+
+    def say(self, text: str) -> None:
+        """One sentence for whoever watches."""
+        if self._terminal:
+            self._terminal.say(text)
+
+    def tell(self, step: int, values: Mapping[str, float | None], now: float) -> None:
+        """The values of a step."""
+        if self._terminal is None:
+            return
+        known = {name: value for name, value in values.items() if value is not None}
+        if self._files:
+            self._files.add(step, known, now)
+        self._terminal.show(step, "  ".join(described(known) + speed(known, self._item)))
+
+    def close(self) -> None:
+        """See to it that everything is there."""
+        if self._terminal:
+            self._terminal.close()
+        if self._files:
+            self._files.close()
+
+
+class _Files:
+    """The metrics in the run's folder: JSON lines, and TensorBoard's events."""
+
+    def __init__(self, folder: str, attempt: int) -> None:
+        self._folder, self._attempt = folder, attempt
+        self._lines = grow(f"{folder}/metrics.jsonl", lines=True)
         self._events: EventFile | None = None
+
+    def add(self, step: int, values: Mapping[str, float], now: float) -> None:
+        line = {"attempt": self._attempt, "step": step, "time": round(now, 3)}
+        told = {name: _plain(value) for name, value in values.items()}
+        with still_writable(self._folder):
+            self._lines.add(json.dumps({**line, **told}).encode() + b"\n")
+            if self._events is None:
+                folder = f"{self._folder}/tensorboard"
+                self._events = EventFile(folder, self._attempt, step)
+            self._events.write(step, values)
+
+    def close(self) -> None:
+        self._lines.close()
+        if self._events:
+            self._events.close()
+
+
+class _Terminal:
+    """A progress bar where somebody watches, plain lines elsewhere."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
         self._printed = -math.inf
         self._bar = _Bar(steps) if sys.stdout.isatty() else None
 
     def say(self, text: str) -> None:
-        """One sentence for whoever watches."""
         if self._bar:
             self._bar.progress.console.print(text, highlight=False)
         else:
             print(text, flush=True)
 
-    def tell(self, step: int, values: Mapping[str, float | None], now: float) -> None:
-        """The values of a step."""
-        known = {name: value for name, value in values.items() if value is not None}
-        if self._lines and self._folder:
-            line = {"attempt": self._attempt, "step": step, "time": round(now, 3)}
-            told = {name: _plain(value) for name, value in known.items()}
-            with still_writable(self._folder):
-                self._lines.add(json.dumps({**line, **told}).encode() + b"\n")
-                if self._events is None:
-                    folder = f"{self._folder}/tensorboard"
-                    self._events = EventFile(folder, self._attempt, step)
-                self._events.write(step, known)
-        text = "  ".join(described(known) + speed(known, self._item))
+    def show(self, step: int, text: str) -> None:
         if self._bar:
             self._bar.move(step, text)
         elif time.monotonic() - self._printed >= PRINT_EVERY or step == self._steps:
@@ -54,12 +100,8 @@ class Reports:
             print(f"step {step:,}/{self._steps:,}  {text}", flush=True)
 
     def close(self) -> None:
-        """See to it that everything is there."""
         if self._bar:
             self._bar.progress.stop()
-        for file in (self._lines, self._events):
-            if file:
-                file.close()
 
 
 class _Bar:

@@ -1,9 +1,11 @@
 """One training step under jit: loss, gradients, update, and a vector of what there is to tell."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax.sharding import Mesh
 
@@ -15,6 +17,40 @@ from drumline.train.steps.loss import loss_of
 STOP, FINITE, LOSS = 0, 1, 2
 """Where things stand in what a step tells: whether a host was told to stop, whether all was
 finite, the loss and the norm of the gradients; then come the model's metrics, then the groups."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step told, by name. All hosts read the same."""
+
+    told: np.ndarray
+    names: tuple[str, ...]
+    """Its metrics, in order."""
+    groups: tuple[str, ...]
+    """The parameter groups, in order."""
+
+    @property
+    def stop(self) -> bool:
+        """Whether a host was told to stop."""
+        return bool(self.told[STOP])
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are."""
+        return bool(self.told[FINITE])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The loss, the norm of the gradients, and the model's own."""
+        values = self.told[LOSS : LOSS + len(self.names)]
+        return dict(zip(self.names, values.tolist(), strict=True))
+
+    @property
+    def bad_groups(self) -> tuple[str, ...]:
+        """The parameter groups whose gradients are not finite."""
+        flags = self.told[LOSS + len(self.names) :]
+        return tuple(g for g, good in zip(self.groups, flags, strict=True) if not good)
+
 
 WATCHING, HALTED, PASSING = 0, 1, 2
 """What a step does about values that are not finite: halt the run, so that every step after it

@@ -7,8 +7,6 @@ import os
 import socket
 import time
 
-from .wire import say
-
 TYPE_CHECKING = False  # spares each call the import of typing
 if TYPE_CHECKING:
     from typing import Any
@@ -73,7 +71,7 @@ def preempted() -> bool:
     return bool(_asked_metadata["preempted"])
 
 
-def free_port() -> None:
+def free_port() -> int:
     """A port nobody uses, and that no connection gets by chance before the program listens there.
 
     The system gives connections ports from 32768 on, or from 49152, and a program takes seconds
@@ -81,7 +79,6 @@ def free_port() -> None:
     """
     while True:
         port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("", port))
-            say({"port": port})
-            return
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("", port))
+            return port

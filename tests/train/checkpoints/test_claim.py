@@ -12,7 +12,7 @@ import pytest
 
 from drumline.train import Ending, Mistake, fit
 from drumline.train.checkpoints import claim
-from tests.train.test_resume import start, wait_for_step
+from tests.train.checkpoints.test_resume import start, wait_for_step
 from tests.train.toy import toy
 
 HOLDER = """

@@ -1,6 +1,6 @@
 """Saves a checkpoint again and again, each time in a process that dies at a given byte.
 
-    python -m tests.train.dying_writer FOLDER < one number of bytes on each line
+    python -m tests.train.checkpoints.dying_writer FOLDER < one number of bytes on each line
 
 No file of the process may grow beyond that many bytes: the system ends it with a signal in the
 middle of the write that would (SIGXFSZ), whichever library it comes from and on whichever thread.

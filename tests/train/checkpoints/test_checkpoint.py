@@ -18,7 +18,7 @@ import pytest
 from drumline.train import Mistake, Settings, fit
 from drumline.train.checkpoints.checkpoint import COMMITTED, Checkpoints, Saved, kept
 from drumline.train.state import State, make_mesh
-from tests.train.dying_writer import saved, state_of, write
+from tests.train.checkpoints.dying_writer import saved, state_of, write
 from tests.train.toy import SHARDED, toy
 
 
@@ -70,7 +70,7 @@ def test_killed_at_twenty_random_bytes_of_a_write_nothing_is_lost_or_wrong(
     limits = [chance.randrange(largest) for _ in range(10)]
     limits += [chance.randrange(800) for _ in range(10)]
     writer = subprocess.Popen(
-        [sys.executable, "-m", "tests.train.dying_writer", str(tmp_path)],
+        [sys.executable, "-m", "tests.train.checkpoints.dying_writer", str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -19,7 +19,7 @@ from drumline.train import Ending, Result, fingerprint, fit
 from tests.train.conftest import FOR_CHILDREN
 from tests.train.toy import toy
 
-CONFIG = Path(__file__).parent / "toy.py"
+CONFIG = Path(__file__).parents[1] / "toy.py"
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,107 @@
+"""What a run takes up and leaves: the newest checkpoint at its start, new ones on its way."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from drumline.train.agree import hosts_without
+from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
+from drumline.train.checkpoints.provenance import compare, provenance
+from drumline.train.mistakes import Mistake
+from drumline.train.plan import Plan
+from drumline.train.reporting.goodput import Goodput, History, write_history
+from drumline.train.state import State, begin, shardings, steps_taken
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """A folder with checkpoints, and the provenance of those that are added."""
+
+    path: str
+    checkpoints: Checkpoints
+    provenance: Mapping[str, Any]
+
+
+def open_checkpoints(plan: Plan, folder: str, say: Callable[[str], None]) -> CheckpointFolder:
+    """Open a folder that has been claimed. On a full disk this makes room first."""
+    settings = plan.recipe.settings
+    origin = provenance(plan.recipe, plan.mesh, plan.places, plan.loss.traced)
+    keep = partial(kept, last=settings.keep_last, every=settings.keep_every)
+    return CheckpointFolder(folder, Checkpoints(folder, keep, say, plan.recipe.steps), origin)
+
+
+class Saving:
+    """The checkpoints of one attempt. Without a folder a run begins anew, and leaves nothing."""
+
+    def __init__(self, plan: Plan, folder: CheckpointFolder | None, goodput: Goodput) -> None:
+        """Nothing is read before `restore`."""
+        self._plan, self._folder, self._goodput = plan, folder, goodput
+        self._saved = 0
+        """The step whose very state is in a checkpoint."""
+
+    @property
+    def committed(self) -> int | None:
+        """The newest checkpoint that is whole, as far as this host knows."""
+        return self._folder.checkpoints.committed if self._folder else None
+
+    def restore(self) -> Saved:
+        """The newest checkpoint, or the first state."""
+        plan, found = self._plan, None
+        if self._folder:
+            batch = plan.recipe.data.batch
+            found = self._folder.checkpoints.restore(plan.places, plan.mesh, batch)
+        if found is None:
+            first = jax.jit(partial(begin, plan.recipe), out_shardings=shardings(plan.places))
+            found = Saved(first(), 0)
+        self._saved = steps_taken(found.state)
+        return found
+
+    def check(self, found: Saved, allow_changes: bool) -> tuple[str, ...]:
+        """Refuse what another recipe led to; returns what there is to say about the difference."""
+        if self._folder is None:
+            return ()
+        compared = compare(found.provenance, self._folder.provenance, allow_changes)
+        # Data that differ on one host alone end the run on all.
+        refusing = hosts_without(not compared.refused)
+        if refusing:
+            why = compared.refused or f"as host {refusing[0]} sees it"
+            raise Mistake(
+                f"checkpoint: step {self._saved:,} in {self._folder.path} comes from another "
+                f"recipe ({why}), and going on would give the result of neither; change it back, "
+                "name another folder, or allow it with --allow-changes or "
+                "fit(…, allow_changes=True)"
+            )
+        return compared.said
+
+    def save(self, step: int, state: State, taken: int) -> None:
+        """Begin a checkpoint, unless this very state is in one."""
+        if self._folder is None or step == self._saved:
+            return
+        history = self._goodput.at_checkpoint(step)
+        saved = Saved(state, taken, self._folder.provenance)
+        remember = partial(_remember, self._folder.path, history)
+        self._folder.checkpoints.save(step, saved, self._plan.mesh, remember)
+        self._saved = step
+        self._goodput.clock.go_on()
+
+    def close(self) -> None:
+        """Wait until all that was saved is safe."""
+        if self._folder:
+            self._folder.checkpoints.close()
+
+    def finish_after_failure(self, kind: type[BaseException] | None, *_: object) -> None:
+        """When something breaks, a checkpoint that is being written is still worth having."""
+        # With several hosts one must not wait for others that will never come.
+        if kind is not None and self._folder and jax.process_count() == 1:
+            with suppress(Exception):
+                self._folder.checkpoints.wait()
+
+
+def _remember(folder: str, history: History) -> None:
+    """In the background, once the checkpoint is whole."""
+    if jax.process_index() == 0:
+        write_history(folder, history)

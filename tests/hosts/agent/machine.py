@@ -1,0 +1,114 @@
+"""A machine to run the agent on: a folder of its own, and the processes that were started there."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from drumline.hosts.agent_file import AGENT, AGENT_FILE
+from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
+from drumline.hosts.values import Address
+from tests.hosts.stand_in import program
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+    return value
+
+
+class Machine:
+    """A host reached without SSH."""
+
+    prepared: dict[str, Any]
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.agent = home.with_name(AGENT_FILE)
+        self.agent.write_bytes(AGENT)
+        self.environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+        self.what = program()
+        self.folder = home / ".drumline" / attempt_folder(self.what)
+
+    def words(self, *words: str) -> list[str]:
+        return [sys.executable, "-I", str(self.agent), *words]
+
+    def call(self, *words: str, sent: object = None) -> dict[str, Any]:
+        done = subprocess.run(
+            self.words(*words),
+            input=json.dumps(sent).encode(),
+            capture_output=True,
+            env=self.environment,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        answer = json.loads(done.stdout.splitlines()[-1])
+        assert isinstance(answer, dict)
+        return answer
+
+    def attempt(self, verb: str, *words: str, sent: object = None) -> dict[str, Any]:
+        return self.call(verb, attempt_folder(self.what), *words, sent=sent)
+
+    def put(self, run: str, **parts: Any) -> None:
+        self.what = program(run=run, **parts)
+        self.folder = self.home / ".drumline" / attempt_folder(self.what)
+        place = HostRank(0, Address("", 0, "10.0.0.1"), 0, 2)
+        self.prepared = self.attempt("prepare", "0.2", sent=vars(program_message(self.what, place)))
+
+    def start(self) -> dict[str, Any]:
+        return self.attempt("start", sent={"coordinator": "10.0.0.1:8476"})
+
+    def finish(self, run: str, **parts: Any) -> dict[str, Any]:
+        self.put(run, **parts)
+        self.start()
+        return self.ended()
+
+    def ended(self) -> dict[str, Any]:
+        wait_for(lambda: self.attempt("status")["state"] == "exited", "the program ended")
+        return self.attempt("status")
+
+    def log(self) -> str:
+        """What there is of it; the program writes before or after its start was answered."""
+        file = self.folder / "log"
+        return file.read_text() if file.exists() else ""
+
+    def leader(self) -> int:
+        file = self.folder / "pid.json"
+        wait_for(file.exists, "the leader is written down")
+        return int(json.loads(file.read_text())["pid"])
+
+    def written(self, name: str) -> str:
+        file = self.file(name)
+        return file.read_text() if file.exists() else ""
+
+    def file(self, name: str) -> Path:
+        return self.home / ".drumline" / work_folder(self.what) / name
+
+
+def marked(variable: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def parents_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

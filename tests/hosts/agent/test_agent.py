@@ -1,0 +1,258 @@
+"""The agent by itself: each verb as a process of its own, against a home of its own."""
+
+import ast
+import io
+import os
+import signal
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.hosts.agent_file import AGENT, SOURCES, zipped
+from drumline.hosts.environment import PythonEnvironment, run_wrap
+from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
+
+
+def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
+    with zipfile.ZipFile(io.BytesIO(AGENT)) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert len(files) == len(list(SOURCES.rglob("*.py"))) + 1
+    for name, text in files.items():
+        for node in ast.walk(ast.parse(text, feature_version=(3, 8))):
+            if isinstance(node, ast.Import):
+                needed = {module.name for module in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                needed = {node.module or ""}
+                if node.level or node.module == "agent.main":
+                    room = "agent/system/" if name.startswith("agent/system/") else "agent/"
+                    inside = needed.pop().removeprefix("agent.").replace(".", "/")
+                    assert f"{room}{inside}.py" in files, name
+            else:
+                continue
+            assert {module.split(".")[0] for module in needed} <= sys.stdlib_module_names, name
+
+
+def test_the_same_sources_are_the_same_file() -> None:
+    assert zipped() == AGENT
+
+
+def test_a_program_starts_once_however_often_it_is_asked_for(machine: Machine) -> None:
+    machine.put("echo one >> count; sleep 30")
+    answers: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(machine.start())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {answer["state"] for answer in answers} == {"running"}
+    assert len({answer["started_at"] for answer in answers}) == 1
+    wait_for(machine.file("count").exists, "the program ran")
+    assert machine.start()["state"] == "running"
+    assert machine.file("count").read_text() == "one\n"
+    machine.attempt("stop", "0")
+    assert machine.start()["state"] == "exited"
+    assert machine.file("count").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "code"),
+    [
+        ("true", 0),
+        ("echo a\nfalse\necho b", 1),
+        ("exit 7", 7),
+        ("sh -c 'exit 3' | cat\necho never", 3),
+        ("echo 'ERROR: Traceback (most recent call last)'; exit 0", 0),
+        ("no-such-command", 127),
+    ],
+)
+def test_the_exit_code_is_the_scripts_own(machine: Machine, run: str, code: int) -> None:
+    ended = machine.finish(run)
+    assert ended["exit_code"] == code
+    assert bool(ended["error"]) == (code != 0)
+    assert "never" not in machine.log()
+
+
+def test_stop_ends_grandchildren_that_ignore_sigterm(machine: Machine) -> None:
+    machine.put(
+        "bash -c 'trap \"\" TERM; echo $$ > stubborn; while :; do sleep 0.1; done' &\n"
+        "setsid bash -c 'echo $$ > escaped; sleep 60' &\n"
+        "sleep 60"
+    )
+    machine.start()
+    wait_for(lambda: machine.written("stubborn"), "the child runs")
+    wait_for(lambda: machine.written("escaped"), "the escaped child runs")
+    pids = [int(machine.file(name).read_text()) for name in ("stubborn", "escaped")]
+    before = time.monotonic()
+    ended = machine.attempt("stop", "0.3")
+    assert time.monotonic() - before < 30
+    assert [runs(pid) for pid in (*pids, machine.leader())] == [False, False, False]
+    assert (ended["state"], ended["error"]) == ("exited", "stopped")
+
+
+def test_stop_gives_the_program_its_grace(machine: Machine) -> None:
+    code = "import signal,sys,time\n" + (
+        "def save(*_): time.sleep(0.5); print('saved'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    )
+    machine.put(f"cat > p.py <<'END'\n{code}END\n{sys.executable} p.py\necho went on")
+    machine.start()
+    wait_for(lambda: "up" in machine.log(), "the program is up")
+    machine.attempt("stop", "10")
+    assert "saved" in machine.log()
+    assert "went on" not in machine.log()
+
+
+SAVES = """
+import signal, sys, time
+def leave(*_):
+    time.sleep(0.3)
+    open("saved", "w").write("yes")
+    sys.exit({code})
+signal.signal(signal.SIGTERM, leave)
+open("up", "w").write("yes")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("code", "told"), [(75, 75), (3, -15)])
+def test_a_host_that_shuts_down_hears_of_a_program_that_saved_its_work(
+    machine: Machine, code: int, told: int
+) -> None:
+    """All of a session is told to end, the shell that waits for the program among them."""
+    machine.put(f"python3 -c '{SAVES.format(code=code)}'\ntouch after")
+    machine.start()
+    wait_for(lambda: machine.written("up"), "the program runs")
+    os.killpg(machine.leader(), signal.SIGTERM)
+    assert machine.ended()["exit_code"] == told
+    assert machine.written("saved") == "yes"
+    assert not machine.file("after").exists(), "nothing else is begun"
+
+
+def test_stop_works_when_nobody_waits_for_the_program(machine: Machine) -> None:
+    machine.put("echo up; sleep 60")
+    machine.start()
+    wait_for(lambda: "up" in machine.log(), "the program is up")
+    waiting = parents_of(machine.leader())
+    os.kill(waiting, signal.SIGKILL)
+    wait_for(lambda: not runs(waiting), "it is dead")
+    assert machine.attempt("status")["state"] == "running"
+    machine.attempt("stop", "5")
+    assert not runs(machine.leader())
+
+
+def test_a_program_goes_on_when_the_agent_is_killed(machine: Machine) -> None:
+    machine.put("echo up\nwhile [ ! -e go ]; do sleep 0.05; done\necho after\nexit 4")
+    machine.start()
+    wait_for(lambda: "up" in machine.log(), "the program is up")
+    os.kill(parents_of(machine.leader()), signal.SIGKILL)
+    machine.file("go").touch()
+    ended = machine.ended()
+    assert "after" in machine.log()
+    assert ended["exit_code"] == -9
+    assert ended["error"].startswith("exit code unknown")
+
+
+def test_what_a_run_leaves_behind_is_ended(machine: Machine) -> None:
+    machine.finish("sleep 60 & echo $! > left; exit 0")
+    left = int(machine.file("left").read_text())
+    wait_for(lambda: not runs(left), "nothing is left")
+
+
+def test_out_of_memory_is_named(machine: Machine) -> None:
+    assert machine.finish("kill -9 $$")["exit_code"] == -9
+    assert machine.attempt("status")["error"] == "killed (SIGKILL), most likely out of memory"
+    ended = machine.finish("bash -c 'kill -9 $$'", attempt=2)
+    assert (ended["exit_code"], ended["error"]) == (
+        137,
+        "killed (SIGKILL), most likely out of memory",
+    )
+
+
+def test_the_environment_is_what_the_job_says(machine: Machine) -> None:
+    machine.environment.update(
+        MEGASCALE_COORDINATOR_ADDRESS="stale", DRUMLINE_BUCKETS=str(machine.home / "buckets")
+    )
+    names = "JOB_ID ATTEMPT HOST HOSTS COORDINATOR ACCELERATOR CHECKPOINT HEARTBEAT"
+    nasty = 'it\'s "$(touch ran)" `touch ran`\nand $HOME; touch ran'
+    machine.finish(
+        f"for n in {names}; do v=DRUMLINE_$n; echo $n=${{!v}}; done\n"
+        'echo "stale=${MEGASCALE_COORDINATOR_ADDRESS:-}" "own=$MEGASCALE_OWN"\n'
+        'echo "buffered=$PYTHONUNBUFFERED"; printf %s "$NASTY" > nasty',
+        environment={"NASTY": nasty, "MEGASCALE_OWN": "mine", "PYTHONUNBUFFERED": "0"},
+        checkpoint="gs://lab/runs/7",
+    )
+    said = machine.log().splitlines()
+    folder = machine.home / "buckets" / "lab" / "runs" / "7"
+    assert said[:8] == [
+        "JOB_ID=000012",
+        "ATTEMPT=1",
+        "HOST=0",
+        "HOSTS=2",
+        "COORDINATOR=10.0.0.1:8476",
+        "ACCELERATOR=v4-16",
+        f"CHECKPOINT={folder}",
+        f"HEARTBEAT={machine.folder / 'heartbeat.json'}",
+    ]
+    assert said[8:] == ["stale= own=mine", "buffered=0"]
+    assert folder.is_dir()
+    assert machine.file("nasty").read_text() == nasty
+    assert not machine.file("ran").exists()
+
+
+def test_secrets_reach_the_program_and_nobody_else(machine: Machine) -> None:
+    secret = "hunter2-" + "x" * 20
+    machine.put('test -n "$TOKEN"; echo up; sleep 60', secrets={"TOKEN": secret})
+    kept = machine.folder / "secrets.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    machine.start()
+    wait_for(lambda: "up" in machine.log(), "the program has it")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                assert secret.encode() not in (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+    # Whoever waits for the program removes it a moment after the program has begun.
+    wait_for(lambda: not kept.exists(), "the secrets are gone from the disk")
+    for file in machine.home.rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes(), file
+
+
+def test_a_container_gets_secrets_by_name_and_is_ended_by_name(machine: Machine) -> None:
+    tools, said = machine.home / "bin", machine.home / "docker-said"
+    tools.mkdir()
+    (tools / "docker").write_text(
+        f"""#!/bin/bash
+        printf '%q ' "$@" >> {said}; echo >> {said}
+        [ "$1" = run ] || exit 0
+        while [ "$1" != lab/train ]; do
+            if [ "$1" = --env-file ]; then names=$2; fi
+            shift
+        done
+        shift
+        given=()
+        while read -r name; do given+=("$name=${{!name}}"); done < "$names"
+        exec env -i PATH="$PATH" "${{given[@]}}" "$@"
+        """
+    )
+    (tools / "docker").chmod(0o755)
+    machine.environment["PATH"] = f"{tools}:{machine.environment['PATH']}"
+    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"), "000012")
+    machine.put(
+        'echo "$TOKEN"; echo "$DRUMLINE_HOSTS $PLAIN"; sleep 60',
+        wrap=wrap,
+        secrets={"TOKEN": "hunter2\nline two"},
+        environment={"PLAIN": "a b"},
+    )
+    machine.start()
+    wait_for(lambda: machine.log() == "hunter2\nline two\n2 a b\n", "it runs in the container")
+    machine.attempt("stop", "5")
+    calls = said.read_text().splitlines()
+    assert "hunter2" not in said.read_text()
+    assert [call.split()[0] for call in calls] == ["run", "exec", "rm"]
+    assert calls[2].strip() == "rm --force drumline-000012-1"

@@ -1,0 +1,162 @@
+"""What the agent tells of logs, frees of chips, and lets into its folder."""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from drumline.hosts.agent.system.files import read_json
+from drumline.hosts.messages import attempt_folder
+from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
+
+
+def test_watch_tells_growth_soon_and_from_any_offset(machine: Machine) -> None:
+    machine.put("printf 'abc'; while [ ! -e go ]; do sleep 0.02; done; printf 'def'; exit 3")
+    machine.start()
+    wait_for(lambda: machine.log() == "abc", "the first part")
+    words = machine.words("watch", attempt_folder(machine.what), "1")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=machine.environment) as watch:
+        assert watch.stdout is not None
+        seen, text = [], b""
+        for line in watch.stdout:
+            news = json.loads(line)
+            seen.append(news)
+            if "log" in news:
+                assert news["offset"] == 1 + len(text)
+                text += base64.b64decode(news["log"])
+                if text == b"bc":
+                    touched = time.monotonic()
+                    machine.file("go").touch()
+            if news.get("status", {}).get("state") == "exited":
+                break
+        assert time.monotonic() - touched < 20
+        watch.kill()
+    assert text == b"bcdef"
+    assert seen[-1]["status"]["exit_code"] == 3
+
+
+def test_a_log_that_is_read_late_still_tells_when_it_was_written(machine: Machine) -> None:
+    began = time.time()
+    machine.finish("echo first; sleep 1.5; echo second")
+    ended = time.time()
+    wait_for(lambda: time.time() > ended + 0.5, "later")
+    words = machine.words("watch", attempt_folder(machine.what), "0")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=machine.environment) as watching:
+        assert watching.stdout is not None
+        at: dict[bytes, float] = {}
+        while b"second" not in b"".join(at):
+            line = json.loads(watching.stdout.readline())
+            if "log" in line:
+                at[base64.b64decode(line["log"])] = line["at"]
+        watching.kill()
+    (first, then), (second, later) = at.items()
+    assert (first, second) == (b"first\n", b"second\n")
+    assert began <= then + 0.01
+    assert then + 1 < later <= ended
+
+
+def test_clear_ends_an_earlier_attempt_and_frees_the_chip(machine: Machine) -> None:
+    devices = machine.home / "dev"
+    (devices / "vfio").mkdir(parents=True)
+    (devices / "vfio" / "0").touch()
+    (devices / "libtpu_lockfile").touch()
+    machine.environment["DRUMLINE_DEV"] = str(devices)
+    machine.put("exec 5<>$DRUMLINE_DEV/vfio/0; echo up; sleep 60")
+    machine.start()
+    wait_for(lambda: "up" in machine.log(), "it holds the chip")
+    leader = machine.leader()
+    machine.put("true", attempt=2)
+    assert machine.prepared == {"trouble": "", "have_code": True}
+    assert not runs(leader)
+    assert not (devices / "libtpu_lockfile").exists()
+
+
+def test_clear_reports_a_chip_that_stays_busy(machine: Machine) -> None:
+    devices = machine.home / "dev"
+    (devices / "vfio" / "0").mkdir(parents=True)
+    machine.environment["DRUMLINE_DEV"] = str(devices)
+    machine.put("true")
+    assert machine.prepared["trouble"].startswith("open(/dev/vfio/0): ")
+
+
+def test_a_program_from_before_a_restart_is_lost(machine: Machine) -> None:
+    machine.put("sleep 60")
+    machine.start()
+    os.kill(parents_of(machine.leader()), signal.SIGKILL)
+    os.kill(machine.leader(), signal.SIGKILL)
+    started = machine.folder / "started.json"
+    started.write_text(json.dumps({**json.loads(started.read_text()), "boot": "another"}))
+    wait_for(lambda: not runs(machine.leader()), "it is gone")
+    assert machine.attempt("status")["state"] == "lost"
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/etc", "jobs/../../x"])
+def test_no_name_leads_out_of_the_agents_folder(machine: Machine, name: str) -> None:
+    done = subprocess.run(
+        machine.words("status", name),
+        capture_output=True,
+        env=machine.environment,
+        check=False,
+    )
+    assert done.returncode != 0
+
+
+def archive_of(folder: Path, *members: tarfile.TarInfo) -> tuple[bytes, str]:
+    file = folder / "made.tar.gz"
+    with tarfile.open(file, "w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+    data = file.read_bytes()
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def receive(machine: Machine, data: bytes, sha: str) -> int:
+    return subprocess.run(
+        machine.words("receive", sha),
+        input=data,
+        env=machine.environment,
+        capture_output=True,
+        check=False,
+    ).returncode
+
+
+def test_code_that_is_cut_short_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    member = tarfile.TarInfo("train.py")
+    member.size = 1000
+    data, sha = archive_of(tmp_path, member)
+    assert receive(machine, data[:-10], sha) != 0
+    assert machine.call("unpack", sha, "work/j/s") == {"have_code": False}
+    assert not list(machine.home.rglob("*.draft"))
+    assert receive(machine, data, sha) == 0
+    assert machine.call("unpack", sha, "work/j/s")["have_code"]
+    assert (machine.home / ".drumline/work/j/s/train.py").stat().st_size == 1000
+
+
+@pytest.mark.parametrize(("name", "link"), [("../evil", ""), ("/evil", ""), ("a", "../../evil")])
+def test_code_that_leads_out_of_the_working_copy_is_refused(
+    machine: Machine, tmp_path: Path, name: str, link: str
+) -> None:
+    member = tarfile.TarInfo(name)
+    if link:
+        member.type, member.linkname = tarfile.SYMTYPE, link
+    data, sha = archive_of(tmp_path, member)
+    assert receive(machine, data, sha) == 0
+    with pytest.raises(AssertionError, match="leads out of the working copy"):
+        machine.call("unpack", sha, "work/j/s")
+    assert not list(machine.home.rglob("evil"))
+    assert not list(machine.home.rglob("*.draft"))
+
+
+def test_a_pipe_in_place_of_a_heartbeat_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "heartbeat.json")
+    assert read_json(str(tmp_path), "heartbeat.json") is None
+    (tmp_path / "folder.json").mkdir()
+    assert read_json(str(tmp_path), "folder.json") is None

@@ -1,0 +1,142 @@
+"""What goes over the wire stays what it was: an attempt may outlive the version that began it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from drumline.hosts.agent.wire import (
+    AttemptStatus,
+    Command,
+    Line,
+    Message,
+    Port,
+    Prepared,
+    Received,
+    SetUpStep,
+    Start,
+    StepEnded,
+    decode,
+    encode,
+)
+from drumline.hosts.agent_file import AGENT, AGENT_FILE
+from drumline.hosts.messages import HostRank, checked, program_message
+from drumline.hosts.values import Address
+from tests.hosts.stand_in import program
+
+ENDED = (
+    '{"state": "exited", "prepared": true, "stopped": false, "going_down": "", "heartbeat": '
+    '{"step": 3, "loss": NaN}, "started_at": 5.0, "coordinator": "10.0.0.1:8476", "exit_code": 3, '
+    '"ended_at": 9.5, "error": "train.py:4  ValueError: x", "error_at": 9.0, "tail": ["a", "b"], '
+    '"log_size": 128}'
+)
+STEP = (
+    '{"exit_code": 1, "error": "setup:2  false  exit code 1", "tail": ["a"], '
+    '"for": "/home/x/.drumline/jobs/j/1", "boot": "2f52a013", "at": 9.5, "ran": true}'
+)
+
+
+def test_an_agent_of_any_version_gets_the_messages_it_knows() -> None:
+    place = HostRank(1, Address("", 0, "10.0.0.1"), 1, 2)
+    what = program(run="true", environment={"A": "b"}, secrets={"S": "t"}, wrap=("env",))
+    sent = json.loads(encode(program_message(what, place)))
+    assert sent.keys() == {"program", "secrets", "archive"}
+    assert sent["secrets"] == {"S": "t"}
+    described = sent["program"]
+    assert described.keys() == {"run", "environment", "variables", "checkpoint", "work", "wrap"}
+    assert (described["run"], described["environment"]) == ("true", {"A": "b"})
+    assert described["variables"]["DRUMLINE_HOST"] == "1"
+    assert described["wrap"] == ["env"]
+    assert encode(Start(coordinator="h:1")) == '{"coordinator": "h:1"}'
+    assert encode(SetUpStep(name="n", script="s")) == '{"name": "n", "script": "s"}'
+    command = Command(command="ls", timeout=None, stdin=False)
+    assert encode(command) == '{"command": "ls", "timeout": null, "stdin": false}'
+
+
+def test_answers_are_read_field_by_field() -> None:
+    status = checked(AttemptStatus, decode(ENDED))
+    assert (status.state, status.exit_code, status.tail) == ("exited", 3, ("a", "b"))
+    assert status.heartbeat == {"step": 3, "loss": "NaN"}
+    step = checked(StepEnded, decode(STEP))
+    assert (step.exit_code, step.error, step.tail) == (1, "setup:2  false  exit code 1", ("a",))
+    line = checked(Line, decode(f'{{"status": {ENDED}}}'))
+    assert (line.status, line.log, line.offset) == (status, None, 0)
+    assert checked(Line, decode('{"log": "YQ==", "offset": 7, "at": 5.5}')).offset == 7
+    assert checked(Line, decode('{"beat": 5.5}')).status is None
+    assert checked(Prepared, decode('{"have_code": true}')).trouble == ""
+    assert checked(Received, decode('{"received": true}')).received
+
+
+def test_an_answer_with_more_or_less_than_this_version_knows_is_understood() -> None:
+    status = checked(AttemptStatus, decode('{"state": "none", "of_a_later_version": [1]}'))
+    assert status == AttemptStatus(state="none")
+    assert (status.stopped, status.tail, status.log_size) == (False, (), None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (AttemptStatus, '{"state": "asleep"}'),
+        (AttemptStatus, "{}"),
+        (AttemptStatus, '{"state": "none", "heartbeat": 3}'),
+        (Line, '{"log": "YQ==", "offset": -1}'),
+        (Line, '{"log": "YQ==", "at": 1e12}'),
+        (Line, '{"log": "YQ==", "at": NaN}'),
+        (Line, '{"status": {"state": "asleep"}}'),
+        (Line, '{"status": "none"}'),
+        (Port, '{"port": 0}'),
+        (Port, '{"port": 65536}'),
+        (Prepared, '{"trouble": ""}'),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_refused(kind: type[Message], line: str) -> None:
+    with pytest.raises(ValidationError):
+        checked(kind, decode(line))
+
+
+@pytest.mark.parametrize("line", ["[1]", "3", "null", "no JSON", ""])
+def test_what_is_no_object_is_no_message(line: str) -> None:
+    with pytest.raises(ValueError, match=r"expected an object|Expecting value"):
+        decode(line)
+
+
+def test_a_program_that_an_earlier_agent_ran_is_told_of_by_this_one(tmp_path: Path) -> None:
+    folder = tmp_path / ".drumline" / "jobs" / "j" / "1"
+    folder.mkdir(parents=True)
+    left: dict[str, dict[str, Any]] = {
+        "program.json": {
+            "run": "python train.py",
+            "environment": {},
+            "variables": {"DRUMLINE_JOB_ID": "j"},
+            "checkpoint": None,
+            "work": "work/j/0123456789ab",
+            "wrap": [],
+        },
+        "started.json": {"at": 5.0, "boot": "b", "coordinator": "10.0.0.1:8476", "log_from": 0},
+        "pid.json": {"pid": 2**22 + 1, "ticks": 1},
+        "exit.json": {
+            "exit_code": 3,
+            "ended_at": 9.5,
+            "error": "train.py:4  ValueError: x",
+            "error_at": 9.0,
+            "tail": ["a", "b"],
+        },
+    }
+    for name, value in left.items():
+        (folder / name).write_text(json.dumps(value))
+    agent = tmp_path / AGENT_FILE
+    agent.write_bytes(AGENT)
+    done = subprocess.run(
+        [sys.executable, "-I", str(agent), "status", "jobs/j/1"],
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        check=True,
+    )
+    told = checked(AttemptStatus, decode(done.stdout))
+    assert (told.state, told.exit_code, told.started_at) == ("exited", 3, 5.0)
+    assert (told.error, told.error_at) == ("train.py:4  ValueError: x", 9.0)
+    assert (told.coordinator, told.tail) == ("10.0.0.1:8476", ("a", "b"))

@@ -1,0 +1,97 @@
+"""The decoder's blocks are `TransformerBlock` and `MoEBlock`: weights of the one fit the other."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from drumline.models import LM
+from drumline.models.layouts import Params
+from drumline.parallel import BlockAxes, BlockShape, MoEBlock, TransformerBlock
+from drumline.parallel.block.norms import rms_norm
+
+DENSE = LM(
+    width=16,
+    depth=1,
+    heads=4,
+    head_dim=4,
+    kv_heads=2,
+    hidden=24,
+    vocab=32,
+    compute_dtype="float32",
+)
+MIXED = replace(DENSE, experts=4, balance_weight=0.0, z_weight=0.0)
+SHAPE = BlockShape(width=16, heads=4, kv_heads=2, head_dim=4, hidden=24)
+AXES = BlockAxes(batch=None, model="Y")
+ONE = Mesh(np.array(jax.devices()[:1]), ("Y",))
+KEY = jax.random.key(0)
+ATTENTION = ("attention_norm", "query", "key", "value", "output")
+
+
+def drawn(model: LM) -> tuple[Params, dict[str, jax.Array]]:
+    """A decoder's weights, and those of its one block."""
+    params = model.init(KEY)
+    return params, {name: weight[0] for name, weight in params["blocks"].items()}
+
+
+def block_of(weights: dict[str, jax.Array]) -> TransformerBlock:
+    block: TransformerBlock = eqx.tree_at(
+        lambda block: [getattr(block, name) for name in weights],
+        TransformerBlock(SHAPE, key=KEY, axes=AXES),
+        list(weights.values()),
+    )
+    return block
+
+
+def cross_entropy(params: Params, x: jax.Array, targets: np.ndarray) -> jax.Array:
+    logits = rms_norm(x, params["norm"]) @ params["head"]
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
+    return -jnp.mean(chosen)
+
+
+def batch() -> dict[str, np.ndarray]:
+    return {"tokens": np.random.default_rng(0).integers(0, 32, (2, 9)).astype(np.int32)}
+
+
+def test_a_decoder_s_weights_run_in_a_transformer_block() -> None:
+    params, weights = drawn(DENSE)
+    tokens = batch()["tokens"]
+
+    @jax.jit
+    def alone(params: Params, block: TransformerBlock) -> jax.Array:
+        x = block(params["table"][tokens[:, :-1]], mesh=ONE)
+        return cross_entropy(params, x, tokens[:, 1:])
+
+    found = alone(params, block_of(weights))
+    expected = jax.jit(DENSE.loss)(params, batch(), KEY)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_decoder_s_experts_run_in_a_moe_block() -> None:
+    params, weights = drawn(MIXED)
+    dense = drawn(DENSE)[1]
+    # Attention alone: a feed-forward part whose last weights are zero adds nothing.
+    first = {**dense, **{name: weights[name] for name in ATTENTION}}
+    first["down"] = jnp.zeros_like(first["down"])
+    second = eqx.tree_at(
+        lambda block: [block.scale, block.router, block.w_in, block.w_out],
+        MoEBlock(16, 24, 4, k=2, key=KEY),
+        [weights[name] for name in ("feedforward_norm", "router", "experts_in", "experts_out")],
+    )
+    tokens = batch()["tokens"]
+
+    @jax.jit
+    def alone(params: Params, first: TransformerBlock, second: MoEBlock) -> jax.Array:
+        x = first(params["table"][tokens[:, :-1]], mesh=ONE)
+        return cross_entropy(params, second(x).out, tokens[:, 1:])
+
+    found = alone(params, block_of(first), second)
+    expected = jax.jit(MIXED.loss)(params, batch(), KEY)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
