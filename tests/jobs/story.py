@@ -28,9 +28,7 @@ from drumline.observed.placements import Endpoint, ListedPlacement
 A = Choice("v4-16", "us-central2-b")
 B = Choice("v4-16", "local-b")
 HOSTS = 2
-PATIENCE = Thresholds(
-    waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, backoff=2
-)
+PATIENCE = Thresholds(waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, rest=2)
 NO_CAPACITY = Trouble(8, 'There is no more capacity in the zone "us-central2-b"')
 
 

@@ -94,7 +94,7 @@ _QUICK_THRESHOLDS = Thresholds(
     first_contact=30.0,
     settle=1.0,
     shutdown=2.0,
-    backoff=0.5,
+    rest=0.5,
     retry=0.5,
 )
 _QUICK_ASKS_A_MINUTE = 6000.0

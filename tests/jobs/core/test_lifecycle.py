@@ -260,7 +260,7 @@ def test_a_program_that_saved_and_left_is_started_again_and_nothing_is_counted()
     story = Story().runs().leaves()
     assert story.outcomes == [Outcome.LEFT]
     assert (story.job.failures, story.job.bad_hosts, story.job.preemptions) == (0, 0, 0)
-    story.passes(PATIENCE.backoff + 1)
+    story.passes(PATIENCE.rest + 1)
     assert story.job.attempts == 2
     assert story.job.asks == 1
 

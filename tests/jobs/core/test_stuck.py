@@ -32,7 +32,7 @@ def test_a_program_that_stops_stepping_is_ended_and_started_again() -> None:
     assert story.outcomes == [Outcome.STUCK]
     assert (story.job.failures, story.job.preemptions, story.job.bad_hosts) == (1, 0, 0)
     assert story.events[-1] == "stuck"
-    story.passes(PATIENCE.backoff + 1)
+    story.passes(PATIENCE.rest + 1)
     assert story.job.attempts == 2
     assert story.job.asks == 1, "on the slice it has"
 
@@ -182,7 +182,7 @@ def test_one_that_worked_for_a_while_before_it_left_is_started_at_once() -> None
     story = Story().runs()
     for _ in range(3):
         story.now += 3600
-        story.everybody_is_heard().leaves().passes(PATIENCE.backoff + 0.1)
+        story.everybody_is_heard().leaves().passes(PATIENCE.rest + 0.1)
         story.all_hosts(HostPhase.RUNNING)
     assert story.job.attempts == 4
 

@@ -94,7 +94,7 @@ def _failed(job: Job, held: Placement, cause: Cause, now: float, patience: Thres
 
 
 def _backoff(times: int, patience: Thresholds) -> float:
-    return min(_BACKOFF_LIMIT, patience.backoff * 2.0 ** min(times - 1, 10))
+    return min(_BACKOFF_LIMIT, patience.rest * 2.0 ** min(times - 1, 10))
 
 
 def backed_off(job: Job, now: float, patience: Thresholds) -> Job:

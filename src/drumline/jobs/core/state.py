@@ -241,7 +241,7 @@ class Thresholds:
     shutdown: float = 45.0
     """Time that a host must outlive a program that was ended by a signal or that saved its work and
     exited: a preempted host has about 30 s to shut down, and ends its programs first."""
-    backoff: float = 2.0
+    rest: float = 2.0
     """Wait before the first restart after a failure; doubled each time up to a minute, so that a
     program does not use up its allowance during an outage of something it depends on."""
     retry: float = 10.0
