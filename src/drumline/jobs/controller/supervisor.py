@@ -339,7 +339,9 @@ class Supervisor:
                 run = run_of(job)
                 if run and self.sessions.get(run):
                     self._keep_listening(run, held.zone)
-                elif run:
+                elif run and self.polls.listed(held) is not None:
+                    # Not before a poll has shown where its hosts are: a drive that comes back with
+                    # nothing done would be ordered again at once, for as long as polls fail.
                     key = f"drive {held.name}"
                     self.actions.start(key, lambda: self._drive(job.id, held), job.id)
             case EffectKind.STOP:
