@@ -30,7 +30,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format bench clean
+.PHONY: help quickstart test check format simulate bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target does; do \
@@ -62,6 +62,12 @@ check: $(READY) ## lint, format and types, as each commit should pass them
 format: $(READY) ## mend what can be mended of lint and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+SEEDS ?= 2000
+FIRST ?= 1
+
+simulate: $(READY) ## SEEDS=2000 bad nights of the job manager, drawn from the seeds FIRST=1 and on
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
 bench: $(READY) ## print how quick the commands and the server are
 	$(BIN)/python benchmarks/startup.py

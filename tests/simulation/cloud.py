@@ -1,0 +1,328 @@
+"""The cloud as the job manager sees it, with Google's habits: slow, late, forgetful, and wrong.
+
+What becomes of requests and nodes is the emulator's own model, `drumline.cloud.model`. Here is what
+lies between it and the caller: calls that fail before or after they had their effect, listings that
+lag or lose entries, a login that expires.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from drumline.chips import slice_of
+from drumline.cloud.google import placements
+from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.model.errors import ApiError, RpcStatus
+from drumline.cloud.model.fleet import Fleet
+from drumline.cloud.model.resources import (
+    By,
+    CloudTiming,
+    EndHosts,
+    HostAddress,
+    Limits,
+    Node,
+    NodeSpec,
+    Request,
+    RequestSpec,
+    RequestState,
+    RestartHosts,
+    StartHosts,
+    Tier,
+)
+from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.hosts.values import Address
+from drumline.observed.faults import Refusal
+from drumline.observed.placements import Endpoint, ListedPlacement
+from tests.simulation.hosts import Host
+from tests.simulation.nature import Nature
+
+PROJECT = "lab-tpu-1"
+LABEL_OWNER = "drumline-owner"
+LABEL_JOB = "drumline-job"
+
+UNAVAILABLE = CloudError("The service is currently unavailable.", 14)
+TOO_MANY = CloudError("Quota exceeded for quota metric 'CreateNode requests per minute'", 8)
+INTERNAL = CloudError("an internal error has occurred", 13)
+NO_ANSWER = CloudError("no answer from tpu.googleapis.com: ReadTimeout", None)
+LOGIN = CloudError("Request had invalid authentication credentials.", 16)
+CONFLICT = CloudError("unable to queue the operation", 10)
+PASSING = (UNAVAILABLE, TOO_MANY, INTERNAL, NO_ANSWER, CONFLICT)
+REFUSALS = (
+    CloudError('There is no more capacity in the zone "x"; you can try in another zone', 8),
+    CloudError("Quota 'TPUV4sPreemptiblePodPerProjectPerZoneForTPUAPI' exhausted. Limit 32", 8),
+    CloudError("Resource has been exhausted (e.g. check quota).", 8),
+    CloudError("Insufficient reserved capacity", 9),
+)
+
+
+@dataclass
+class Weather:
+    """How badly the cloud behaves now; faults raise these for a while."""
+
+    failing: float = 0.01
+    """The share of calls that fail, half of them after they had their effect."""
+    lag: float = 0.0
+    """Seconds by which listings are old."""
+    holes: float = 0.0
+    """The share of entries that a listing leaves out."""
+    logged_in: bool = True
+    refuses: float = 0.0
+    """The share of requests that are refused with a text of Google's."""
+    slow: float = 0.3
+    """Seconds that a call usually takes."""
+
+
+class SimulatedCloud:
+    """An implementation of `cloud.protocol.Cloud`."""
+
+    def __init__(self, nature: Nature, zones: Sequence[str], chips: int) -> None:
+        """`chips` of each generation in each zone."""
+        self._nature = nature
+        self._dice = nature.streams["cloud"]
+        limits = Limits(capacity={zone: {"v4": chips, "v5e": chips} for zone in zones})
+        timing = CloudTiming(waiting=20.0, provision=90.0, delete=60.0)
+        self.fleet = Fleet(nature.now, limits, timing, seed=self._dice.getrandbits(32))
+        self.weather = Weather()
+        self.zones = tuple(zones)
+        self.calls: dict[str, list[float]] = {"ask": [], "release": [], "list": []}
+        self._numbers = iter(range(1, 1 << 30))
+        self._hosts_of: dict[int, list[Host]] = {}
+        self._history: list[tuple[float, tuple[ListedPlacement, ...]]] = []
+        self._stirred = asyncio.Event()
+        self.asking: Callable[[str], None] = lambda _: None
+        """Told of every request before it is made."""
+
+    # What goes on there --------------------------------------------------------------------------
+
+    async def live(self) -> None:
+        """Let time do its work, for ever."""
+        while True:
+            self.fleet.advance()
+            self._carry_out()
+            self._remember()
+            due = self.fleet.next_due()
+            self._stirred.clear()
+            wait = 3600.0 if due is None else max(0.01, due - self._nature.now())
+            try:
+                async with asyncio.timeout(wait):
+                    await self._stirred.wait()
+            except TimeoutError:
+                pass
+
+    def stir(self) -> None:
+        """Something changed."""
+        self._stirred.set()
+
+    def _carry_out(self) -> None:
+        while self.fleet.orders:
+            for order in self._taken_orders():
+                match order:
+                    case StartHosts(node):
+                        self._nature.spawn(self._boot(node))
+                    case EndHosts(node, keep_disks):
+                        for host in self._hosts_of.pop(node.uid, []):
+                            host.end()
+                        self.fleet.hosts_gone(node, disks_kept=keep_disks)
+                    case RestartHosts(node):
+                        for host in self._hosts_of.get(node.uid, []):
+                            host.reboot(self._dice.delay(60.0))
+            self.fleet.advance()
+
+    def _taken_orders(self) -> list[StartHosts | RestartHosts | EndHosts]:
+        orders, self.fleet.orders = self.fleet.orders, []
+        return orders
+
+    async def _boot(self, node: Node) -> None:
+        hosts = []
+        for index in range(node.spec.slice.hosts):
+            number = next(self._numbers)
+            address = Address(f"34.0.{number >> 8}.{number & 255}", 22, f"10.0.0.{number}")
+            skew = self._dice.choice((0.0, 0.0, 0.1, -0.2, 240.0, -300.0))
+            name = f"{_short(node.spec.name)}/{index}"
+            hosts.append(Host(self._nature, name, address, skew))
+        self._hosts_of[node.uid] = hosts
+        self._nature.note("booting", _short(node.spec.name), len(hosts))
+        for host in hosts:
+            self._nature.hosts[host.address.ssh_ip] = host
+        await asyncio.sleep(self._dice.delay(40.0, 400.0, 0.05))
+        if self._hosts_of.get(node.uid) is not hosts:
+            return
+        for host in hosts:
+            # The cloud calls a slice READY before its last host lets one in.
+            self._nature.spawn(self._comes_up(host, self._dice.delay(5.0, 240.0, 0.1)))
+        addresses = tuple(HostAddress(h.address.ssh_ip, 22, h.address.internal_ip) for h in hosts)
+        self.fleet.hosts_up(node, addresses)
+        self.stir()
+
+    async def _comes_up(self, host: Host, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self._nature.hosts.get(host.address.ssh_ip) is host:
+            host.up = True
+
+    # What is done to it --------------------------------------------------------------------------
+
+    def ready_nodes(self, zone: str | None = None) -> list[Node]:
+        """Nodes that hosts stand for."""
+        return [
+            node
+            for node in self.fleet.nodes.values()
+            if node.uid in self._hosts_of and zone in {None, node.spec.zone}
+        ]
+
+    def hosts_of(self, node: Node) -> list[Host]:
+        """The hosts of a node."""
+        return self._hosts_of.get(node.uid, [])
+
+    def preempt(self, node: Node, notice: float) -> None:
+        """Take a node, after a notice to its hosts."""
+        self._nature.note("preempt", _short(node.spec.name), notice)
+        if notice:
+            for host in self.hosts_of(node):
+                host.notice("preempted")
+        self.fleet.preempt(node, notice)
+        self.stir()
+
+    def fail_request(self, request: Request, error: RpcStatus | None) -> None:
+        """The cloud gives up a request that waits."""
+        if request.state in {RequestState.CREATING, RequestState.WAITING}:
+            self._nature.note("request fails", _short(request.spec.name))
+            request.state, request.by, request.error = RequestState.FAILED, By.SERVICE, error
+            self.stir()
+
+    # What the job manager calls ------------------------------------------------------------------
+
+    async def placements(self, zone: str) -> list[ListedPlacement]:
+        """A listing, as old as the weather has it and with its holes."""
+        await self._call("list")
+        moment = self._nature.now() - self.weather.lag
+        found = next((seen for at, seen in reversed(self._history) if at <= moment), ())
+        listed = [p for p in found if p.zone == zone]
+        if self.weather.holes:
+            listed = [p for p in listed if not self._dice.chance(self.weather.holes)]
+        await self._answer()
+        return listed
+
+    async def find(self, zone: str, name: str) -> ListedPlacement | None:
+        """A get knows what is now."""
+        await self._call("list")
+        found = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
+        await self._answer()
+        return found
+
+    async def ask(self, request: PlacementRequest) -> None:
+        """Queue a request."""
+        self.asking(request.name)
+        await self._call("ask")
+        if self._dice.chance(self.weather.refuses):
+            raise self._dice.choice(REFUSALS)
+        parent = f"projects/{PROJECT}/locations/{request.zone}"
+        names = [request.name]
+        if request.slices > 1:
+            names = [f"{request.name}-{n}" for n in range(request.slices)]
+        tier = Tier(request.tier)
+        nodes = tuple(
+            NodeSpec(
+                f"{parent}/nodes/{name}", slice_of(request.accelerator), tier,
+                request.labels, request.metadata, {},
+            )
+            for name in names
+        )  # fmt: skip
+        spec = RequestSpec(f"{parent}/queuedResources/{request.name}", tier, nodes, {})
+        self._nature.note("asked", request.name, request.zone)
+        try:
+            self.fleet.create_request(spec)
+        except ApiError as wrong:
+            if wrong.status.code != 6:
+                raise CloudError(wrong.status.message, wrong.status.code) from None
+        self.stir()
+        await self._answer()
+
+    async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
+        """Delete a request and its nodes."""
+        await self._call("release")
+        parent = f"projects/{PROJECT}/locations/{zone}"
+        self._nature.note("released", name)
+        try:
+            self.fleet.delete_request(f"{parent}/queuedResources/{name}", force=True)
+        except ApiError:
+            for node in slices:
+                if f"{parent}/nodes/{node}" in self.fleet.nodes:
+                    self.fleet.delete_node(f"{parent}/nodes/{node}")
+        self.stir()
+        await self._answer()
+
+    async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
+        """None is published."""
+        await self._call("list")
+        return [None] * len(placement.endpoints)
+
+    async def bucket_location(self, bucket: str) -> str | None:
+        """Everywhere."""
+        del bucket
+        return None
+
+    def explain(self, error: CloudError, zone: str) -> Refusal:
+        """As Google's room does."""
+        fault = classify(error.code, str(error))
+        return Refusal(fault, explain(fault, zone, str(error)))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    # Between the two -----------------------------------------------------------------------------
+
+    async def _call(self, kind: str) -> None:
+        self.calls[kind].append(self._nature.now())
+        await asyncio.sleep(self._dice.delay(self.weather.slow, 30.0, 0.005))
+        if not self.weather.logged_in:
+            raise LOGIN
+        if self._dice.chance(self.weather.failing / 2):
+            raise self._dice.choice(PASSING)
+
+    async def _answer(self) -> None:
+        """What was asked for is done; its answer may be lost."""
+        await asyncio.sleep(self._dice.delay(0.05))
+        if self._dice.chance(self.weather.failing / 2):
+            raise NO_ANSWER
+
+    def _remember(self) -> None:
+        now, listed = self._nature.now(), tuple(self._listed())
+        if not self._history or self._history[-1][1] != listed:
+            self._history.append((now, listed))
+            while len(self._history) > 2 and self._history[1][0] < now - 600:
+                self._history.pop(0)
+
+    def _listed(self) -> Iterator[ListedPlacement]:
+        """All there is, in the words of the API."""
+        requests = [_request(request) for request in self.fleet.requests.values()]
+        nodes = [_node(node) for node in self.fleet.nodes.values()]
+        yield from placements.listed(requests, nodes)
+
+    def resources(self) -> set[str]:
+        """The names of all that exists, or may cost."""
+        requests = {_short(name) for name in self.fleet.requests}
+        return requests | {_short(name) for name in self.fleet.nodes}
+
+
+def _short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _request(request: Request) -> ListedRequest:
+    spec = request.spec
+    error = request.error
+    return ListedRequest(
+        _short(spec.name), spec.zone, request.state.value, spec.nodes[0].slice.name,
+        spec.nodes[0].labels, Trouble(error.code, error.message) if error else None,
+        request.by is By.USER, tuple(_short(node.name) for node in spec.nodes),
+    )  # fmt: skip
+
+
+def _node(node: Node) -> ListedNode:
+    spec = node.spec
+    ends = tuple(Endpoint(host.host_key, host.ip) for host in node.hosts)
+    return ListedNode(
+        _short(spec.name), spec.zone, node.state.value, spec.slice.name, spec.labels, ends,
+        request=_short(node.request or ""),
+    )  # fmt: skip

@@ -1,0 +1,349 @@
+"""Hosts that answer as the agent does: what it says, what it remembers, and how it may go wrong."""
+
+import asyncio
+import base64
+import json
+import shlex
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import asyncssh
+
+from drumline.hosts.connection import ConnectionCut
+from drumline.hosts.remote import AGENT_COMMAND
+from drumline.hosts.values import Address, CompletedCommand, Timing
+from tests.simulation.nature import Nature
+from tests.simulation.programs import Running
+
+BEAT = 30.0
+"""Seconds between two lines of `watch` where nothing happens."""
+NO_SPACE = "OSError: [Errno 28] No space left on device"
+
+
+@dataclass
+class OnHost:
+    """One attempt as the host's disk remembers it, and its program while it lives."""
+
+    host: "Host"
+    folder: str
+    job: str = ""
+    attempt: int = 0
+    rank: int = 0
+    ranks: int = 1
+    prepared: bool = False
+    stopped: bool = False
+    started_at: float | None = None
+    boot: int = 0
+    coordinator: str = ""
+    ending: dict[str, Any] | None = None
+    heartbeat: dict[str, Any] | None = None
+    alive: bool = False
+    log: bytes = b""
+    steps: set[str] = field(default_factory=set)
+
+    def told(self, beat: dict[str, Any]) -> None:
+        """The program wrote a heartbeat."""
+        self.heartbeat = beat
+        self.host.stir()
+
+    def ended(self, code: int, error: str) -> None:
+        """The program ended."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.host.nature.note("exit", self.job, self.attempt, self.host.name, code)
+        if error:
+            self.log += error.encode() + b"\n"
+        error = "stopped" if self.stopped and code != 0 else error
+        at = self.host.clock() if code else None
+        self.ending = {
+            "exit_code": code,
+            "error": error,
+            "error_at": at,
+            "tail": [error] * (code != 0),
+        }
+        self.host.stir()
+
+    def running(self) -> Running:
+        """The program, all ranks."""
+        return self.host.nature.running[self.job, self.attempt]
+
+    def status(self) -> dict[str, Any]:
+        """As the agent tells it."""
+        known: dict[str, Any] = {
+            "state": "none",
+            "stopped": self.stopped,
+            "going_down": self.host.going_down,
+            "heartbeat": self.heartbeat,
+            "log_size": len(self.log),
+        }
+        if self.started_at is None:
+            return known
+        known |= {
+            "state": "running",
+            "started_at": self.started_at,
+            "coordinator": self.coordinator,
+        }
+        if self.ending is not None:
+            known |= {**self.ending, "state": "exited"}
+        elif not self.alive:
+            known["state"] = "lost"
+        return known
+
+
+class Host:
+    """One machine of a slice."""
+
+    def __init__(self, nature: Nature, name: str, address: Address, skew: float) -> None:
+        """It boots, and does not answer before `up`."""
+        self.nature, self.name, self.address = nature, name, address
+        self._skew = skew
+        self.up = False
+        self.hung_until = 0.0
+        self.full_until = 0.0
+        self.going_down = ""
+        self.boot = 1
+        self.installed = False
+        self.attempts: dict[str, OnHost] = {}
+        self._changed = asyncio.Event()
+        self._lines_cut = 0
+
+    def clock(self) -> float:
+        """What the host takes for the time."""
+        return self.nature.now() + self._skew
+
+    def stir(self) -> None:
+        """Whoever watches has something to read."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # What happens to it --------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Every connection to it ends."""
+        self._lines_cut += 1
+        self.stir()
+
+    def end(self) -> None:
+        """It is gone: programs, disk and all."""
+        self.up = False
+        self._kill_programs()
+        self.nature.hosts.pop(self.address.ssh_ip, None)
+        self.cut()
+
+    def reboot(self, seconds: float) -> None:
+        """It goes down and comes back with its disk and without its programs."""
+        self.up = False
+        self.boot += 1
+        self._kill_programs()
+        self.cut()
+        self.nature.spawn(self._comes_back(seconds))
+
+    async def _comes_back(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self.address.ssh_ip in self.nature.hosts:
+            self.up = True
+
+    def _kill_programs(self) -> None:
+        for kept in self.attempts.values():
+            if kept.alive:
+                kept.alive = False
+                self.nature.note("killed", kept.job, kept.attempt, self.name)
+                kept.running().gone(kept.rank)
+
+    def notice(self, why: str) -> None:
+        """It is told that it will be taken, and ends its programs first."""
+        self.going_down = why
+        for kept in self.attempts.values():
+            if kept.alive:
+                self._terminate(kept)
+        self.stir()
+
+    def _terminate(self, kept: OnHost) -> None:
+        seconds = kept.running().seconds_to_end()
+        if seconds is not None:
+            self.nature.spawn(self._ends(kept, seconds))
+
+    async def _ends(self, kept: OnHost, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if kept.alive:
+            kept.running().ends_after_sigterm(kept.rank)
+
+    # What it is asked ----------------------------------------------------------------------------
+
+    async def do(self, words: list[str], sent: bytes) -> tuple[int, str, str]:
+        """One verb of the agent: exit code, what it says, and its complaint."""
+        verb = words[0]
+        if self.nature.now() < self.full_until and verb in {"prepare", "receive", "unpack", "step"}:
+            self.nature.excused.update(words[1:2] and [words[1].split("/")[1]])
+            return 1, "", NO_SPACE
+        if verb == "free-port":
+            return 0, json.dumps({"port": 8476}), ""
+        if verb == "receive":
+            return 0, "{}", ""
+        if verb == "unpack":
+            return 0, json.dumps({"have_code": True}), ""
+        kept = self.attempts.setdefault(words[1], OnHost(self, words[1]))
+        match verb:
+            case "status":
+                return 0, json.dumps(kept.status()), ""
+            case "prepare":
+                return 0, json.dumps(self._prepare(kept, sent)), ""
+            case "step":
+                wanted = json.loads(sent)
+                await asyncio.sleep(self.nature.streams["hosts"].delay(10.0))
+                if kept.stopped:
+                    return 0, json.dumps({"exit_code": -15, "error": "stopped"}), ""
+                kept.steps.add(wanted["name"])
+                return 0, json.dumps({"exit_code": 0}), ""
+            case "start":
+                return 0, json.dumps(self._start(kept, json.loads(sent)["coordinator"])), ""
+            case "stop":
+                await self._stop(kept, float(words[2]))
+                return 0, json.dumps(kept.status()), ""
+        return 2, "", f"{verb} is nothing the agent does"
+
+    def _prepare(self, kept: OnHost, sent: bytes) -> dict[str, Any]:
+        variables = json.loads(sent)["program"]["variables"]
+        kept.job, kept.attempt = variables["DRUMLINE_JOB_ID"], int(variables["DRUMLINE_ATTEMPT"])
+        kept.rank, kept.ranks = int(variables["DRUMLINE_HOST"]), int(variables["DRUMLINE_HOSTS"])
+        kept.prepared = True
+        for other in self.attempts.values():
+            if other is not kept and other.alive:
+                return {"trouble": "the chips are held by another program", "have_code": True}
+        return {"have_code": True}
+
+    def _start(self, kept: OnHost, coordinator: str) -> dict[str, Any]:
+        if kept.started_at is None and not kept.stopped:
+            nature = self.nature
+            kept.started_at, kept.boot, kept.alive = self.clock(), self.boot, True
+            kept.coordinator = coordinator
+            kept.log += b"step 0\n"
+            run = (kept.job, kept.attempt, self.name)
+            nature.started[run] = nature.started.get(run, 0) + 1
+            nature.note("start", *run)
+            nature.starting(*run)
+            key = (kept.job, kept.attempt)
+            if key not in nature.running:
+                nature.running[key] = Running(nature, *key, kept.ranks, nature.plans[kept.job])
+            nature.running[key].join(kept.rank, kept)
+            self.stir()
+        return kept.status()
+
+    async def _stop(self, kept: OnHost, grace: float) -> None:
+        kept.stopped = True
+        if kept.alive:
+            self._terminate(kept)
+        deadline = self.nature.now() + grace
+        while kept.alive and self.nature.now() < deadline:
+            await asyncio.sleep(min(1.0, max(0.01, deadline - self.nature.now())))
+        if kept.alive:
+            kept.running().rank_died(kept.rank, -9)
+        self.stir()
+
+    async def watch(self, folder: str, offset: int) -> AsyncIterator[bytes]:
+        """The log from an offset, and the status at each change, until the line is cut."""
+        cut = self._lines_cut
+        kept = self.attempts.setdefault(folder, OnHost(self, folder))
+        said: dict[str, Any] | None = None
+        while True:
+            changed = self._changed
+            status = kept.status()
+            if len(kept.log) > offset:
+                piece = base64.b64encode(kept.log[offset:]).decode()
+                yield json.dumps({"log": piece, "offset": offset, "at": self.clock()}).encode()
+                offset = len(kept.log)
+            if status != said:
+                said = status
+                yield json.dumps({"status": status}).encode()
+            try:
+                async with asyncio.timeout(BEAT):
+                    await changed.wait()
+            except TimeoutError:
+                yield b"{}"
+            while self.nature.now() < self.hung_until:
+                await asyncio.sleep(max(0.01, self.hung_until - self.nature.now()))
+            if self._lines_cut != cut:
+                raise ConnectionCut("connection lost")
+
+
+class SimulatedConnection:
+    """Stands for `hosts.connection.Connection`: the same calls, to a simulated host."""
+
+    nature: Nature
+    """Set by whoever runs the simulation."""
+
+    def __init__(self, host: Host) -> None:
+        """Connected."""
+        self._host = host
+        self._cut = host._lines_cut
+        self._dice = host.nature.streams["connections"]
+
+    @classmethod
+    async def open(cls, address: Address, key: Path, known: Any, timing: Timing) -> Self:
+        """Connect; raises as SSH does."""
+        del key, known
+        nature = cls.nature
+        dice = nature.streams["connections"]
+        await asyncio.sleep(dice.delay(0.3, 5.0))
+        host = nature.hosts.get(address.ssh_ip)
+        if host is None or nature.now() < host.hung_until:
+            await asyncio.sleep(timing.connect_timeout)
+            raise TimeoutError
+        if not host.up:
+            raise ConnectionRefusedError
+        return cls(host)
+
+    async def run(
+        self, command: str, sent: bytes = b"", sent_file: Path | None = None
+    ) -> CompletedCommand:
+        """Run a command to its end."""
+        host, nature = self._host, self._host.nature
+        await self._pass_through()
+        lossy = not nature.quiet and self._dice.chance(0.01)
+        if lossy and self._dice.chance(0.5):
+            raise asyncssh.ConnectionLost("connection lost")
+        if sent_file is not None:
+            sent = sent_file.name.encode()
+        if command.startswith("test -f"):
+            return CompletedCommand(0 if host.installed else 1, "", "")
+        if not command.startswith(AGENT_COMMAND):
+            host.installed = True
+            return CompletedCommand(0, "", "")
+        doing = nature.spawn(host.do(shlex.split(command[len(AGENT_COMMAND) :]), sent))
+        while not doing.done():
+            # What runs on the host does not depend on us; we may be cut off from its answer.
+            await asyncio.wait({doing}, timeout=5.0)
+            await self._pass_through()
+        code, said, complaint = doing.result()
+        if lossy:
+            raise asyncssh.ConnectionLost("connection lost")
+        if not nature.quiet and self._dice.chance(0.003):
+            said = '{"state": 7'
+        return CompletedCommand(code, said, complaint)
+
+    async def _pass_through(self) -> None:
+        """The way to the host and back, if there is one."""
+        await asyncio.sleep(self._dice.delay(0.05))
+        host = self._host
+        if host.nature.now() < host.hung_until:
+            await asyncio.sleep(6.0)
+            raise asyncssh.ConnectionLost("no answer to keepalives")
+        if host._lines_cut != self._cut or not host.up:
+            raise asyncssh.ConnectionLost("connection lost")
+
+    async def lines(self, command: str) -> AsyncIterator[bytes]:
+        """What a long-lived command says, line by line."""
+        words = shlex.split(command[len(AGENT_COMMAND) :])
+        await self._pass_through()
+        async for line in self._host.watch(words[1], int(words[2])):
+            yield line
+            await self._pass_through()
+
+    def abort(self) -> None:
+        """Let go without a word."""
+
+    async def close(self) -> None:
+        """Let go."""

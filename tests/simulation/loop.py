@@ -1,0 +1,128 @@
+"""An event loop in which nothing is left to chance but what the seed says.
+
+Time is virtual: it jumps to the next timer when nothing is ready. Of several callbacks that are
+ready, the seed says which runs next. There are no threads, no sockets and no signals: whoever asks
+for one is told so by an exception. Each callback belongs to a *party*, the one that scheduled it;
+a party can be killed, after which none of its callbacks runs again, or be put to sleep for a while.
+"""
+
+import asyncio
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+PARTY: ContextVar[str] = ContextVar("party", default="world")
+"""Who runs now: the world, or one life of the server."""
+
+
+class Deadlock(Exception):
+    """Nothing is ready and no timer is set: what is awaited can never come."""
+
+
+class NotSimulated(Exception):
+    """Something was asked for that would make two runs of a seed differ."""
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """Runs callbacks one at a time, in an order drawn from `order`."""
+
+    # What every asyncio loop has, and its published types leave out.
+    _ready: deque[Any]
+    _scheduled: list[Any]
+    _timer_cancelled_count: int
+
+    def __init__(self, order: random.Random, begin: float = 1_800_000_000.0) -> None:
+        """Begin at a virtual time that is also the date."""
+        super().__init__()
+        # At this date a float has no smaller steps; a timer that is missed by one never rings.
+        self._clock_resolution = 1e-5
+        self._order = order
+        self._now = begin
+        self._killed: set[str] = set()
+        self._asleep: dict[str, list[asyncio.Handle]] = {}
+        self.steps = 0
+        """Callbacks that ran so far."""
+        self.after_step: Callable[[], None] = lambda: None
+
+    def time(self) -> float:
+        """The virtual time."""
+        return self._now
+
+    def kill(self, party: str) -> None:
+        """Nothing that this party scheduled runs any more: no `finally`, no farewell."""
+        self._killed.add(party)
+        self._asleep.pop(party, None)
+
+    def put_to_sleep(self, party: str) -> None:
+        """What this party scheduled waits until it wakes."""
+        self._asleep.setdefault(party, [])
+
+    def wake_up(self, party: str) -> None:
+        """All that became ready meanwhile runs now, late."""
+        self._ready.extend(self._asleep.pop(party, []))
+
+    def _run_once(self) -> None:
+        ready, scheduled = self._ready, self._scheduled
+        if not ready:
+            while scheduled and scheduled[0]._cancelled:
+                heapq.heappop(scheduled)._scheduled = False
+                self._timer_cancelled_count -= 1
+            if not scheduled:
+                raise Deadlock
+            self._now = max(self._now, scheduled[0]._when)
+        due = self._now + self._clock_resolution
+        while scheduled and scheduled[0]._when < due:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False
+            if timer._cancelled:
+                self._timer_cancelled_count -= 1
+            else:
+                ready.append(timer)
+        if not ready:
+            return
+        if len(ready) > 1:
+            ready.rotate(-int(self._order.random() * len(ready)))
+        handle = ready.popleft()
+        if handle._cancelled:
+            return
+        party = handle._context.get(PARTY, "world")
+        if party in self._killed:
+            return
+        if party in self._asleep:
+            self._asleep[party].append(handle)
+            return
+        handle._run()
+        self.steps += 1
+        self.after_step()
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        """Done at once: there are no threads here."""
+        del executor
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as trouble:
+            future.set_exception(trouble)
+        return future
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        """The one thread there is."""
+        return self.call_soon(callback, *args, context=context)
+
+    def _process_events(self, event_list: Any) -> None:
+        del event_list
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _add_reader(self, *_: Any) -> NoReturn:
+        raise NotSimulated("a file descriptor was to be read")
+
+    async def create_connection(self, *_: Any, **__: Any) -> NoReturn:
+        """There is no network."""
+        raise NotSimulated("a connection was to be opened")

@@ -1,0 +1,234 @@
+"""Bugs that were mended, put back one by one: a simulation that does not find them is of no use.
+
+python -m tests.simulation.mutations [name …]
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from drumline.jobs.controller import polling, releases, sessions, supervisor
+from drumline.jobs.controller.actions import Budget
+from drumline.jobs.core import lifecycle, outcomes
+from drumline.jobs.core.state import Attempt, Decision, Job, Outcome, PlacementPhase, Sighting, Wish
+from drumline.jobs.folders import Folders
+from drumline.jobs.server import verbs
+from drumline.jobs.store.records import Store
+from tests.simulation.night import simulate
+from tests.simulation.schedule import draw
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+MOST = 2000
+"""Seeds within which each must be found."""
+
+
+def _never(*_: Any, **__: Any) -> None:
+    return None
+
+
+@contextlib.contextmanager
+def _all_of(*patches: AbstractContextManager[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+def a_release_is_dropped() -> AbstractContextManager[Any]:
+    """A slice that is to go is crossed off without being deleted."""
+
+    def due(self: Any, now: float, asking: Any) -> Iterator[Any]:
+        del now, asking
+        for row in self.rows:
+            self._store.gone(row.name, self._wall())
+        return iter(())
+
+    return patch.object(releases.Releases, "due", due)
+
+
+def a_program_starts_beside_the_old_one() -> AbstractContextManager[Any]:
+    """The next attempt does not wait until the old slice runs nothing."""
+    return patch.object(releases.Releases, "may_still_run", lambda *_: False)
+
+
+def a_preemption_counts_as_a_failure() -> AbstractContextManager[Any]:
+    """A slice that was taken uses up the program's allowance."""
+    real = outcomes.preempted
+
+    def taken(job: Job, *rest: Any, **more: Any) -> Decision:
+        decision = real(job, *rest, **more)
+        blamed = tuple(replace(e, outcome=Outcome.PROGRAM_FAILED) for e in decision.ended)
+        return replace(decision, ended=blamed)
+
+    return _all_of(
+        patch.object(lifecycle, "preempted", taken),
+        patch("drumline.jobs.core.diagnosis.preempted", taken),
+    )
+
+
+def the_wall_clock_orders() -> AbstractContextManager[Any]:
+    """Polls and releases are ordered by a clock that steps."""
+    return patch.object(
+        supervisor,
+        "SteadyClock",
+        lambda wall, monotonic: wall,  # noqa: ARG005
+    )
+
+
+def one_listing_is_believed() -> AbstractContextManager[Any]:
+    """A slice that a listing leaves out counts as gone at once."""
+    real = polling.ZonePolls.poll
+
+    async def poll(self: Any, zone: str, expected: Any = ()) -> Any:
+        del expected
+        return await real(self, zone)
+
+    return patch.object(polling.ZonePolls, "poll", poll)
+
+
+def a_listing_from_before_the_request_is_believed() -> AbstractContextManager[Any]:
+    """A poll that began before a slice was asked for says that it is gone."""
+
+    def of(self: Any, held: Any) -> Any:
+        poll = self._newest.get(held.zone)
+        return poll and Sighting(poll.at, poll.placements.get(held.name))
+
+    return patch.object(polling.ZonePolls, "of", of)
+
+
+def a_resume_in_the_grace_is_lost() -> AbstractContextManager[Any]:
+    """A job that is resumed while its program is being stopped stays cancelled."""
+
+    def decide(job: Job, *rest: Any) -> Decision:
+        if job.wish is Wish.RESTART:
+            job = replace(job, wish=Wish.CANCEL)
+        return real(job, *rest)
+
+    real = lifecycle.decide
+    return patch.object(lifecycle, "decide", decide)
+
+
+def a_cancel_outranks_a_delete() -> AbstractContextManager[Any]:
+    """A cancel after a delete keeps the slice that was to be released."""
+    real = verbs.cancel
+
+    def cancel(record: Any) -> Any:
+        return real(replace(record, job=replace(record.job, wish=Wish.RUN)))
+
+    return patch.object(verbs, "cancel", cancel)
+
+
+def a_secret_outlives_its_job() -> AbstractContextManager[Any]:
+    """Nobody forgets the secrets."""
+    return _all_of(
+        patch.object(Folders, "forget_secrets", _never),
+        patch.object(Folders, "forget_other_secrets", _never),
+    )
+
+
+def a_request_is_not_written_down() -> AbstractContextManager[Any]:
+    """The cloud is asked for a slice that stands in no row."""
+    return patch.object(Store, "_write_slice", _never)
+
+
+def a_kept_slice_is_kept_for_ever() -> AbstractContextManager[Any]:
+    """The slice of a cancelled job is never released."""
+    real = lifecycle._holding
+
+    def holding(job: Job, held: Any, seen: Any, now: float) -> Decision:
+        del now
+        return real(replace(job, kept_until=1e12), held, seen, 0.0)
+
+    return patch.object(lifecycle, "_holding", holding)
+
+
+def a_new_server_starts_the_attempt_anew() -> AbstractContextManager[Any]:
+    """After a restart of the server, what runs is taken for an attempt that never began."""
+
+    def clamped(job: Job, now: float) -> Job:
+        if job.attempt is None or job.placement is None:
+            return job
+        if job.placement.phase is not PlacementPhase.READY:
+            return job
+        number = job.attempts + 1
+        return replace(job, attempts=number, attempt=Attempt(number, started_at=now))
+
+    return patch.object(lifecycle, "clamped", clamped)
+
+
+def requests_have_no_limit() -> AbstractContextManager[Any]:
+    """The cloud is asked as often as it likes to refuse."""
+    return _all_of(
+        patch.object(Budget, "take", lambda _: True),
+        patch.object(lifecycle, "backed_off", lambda job, *_: job),
+    )
+
+
+def a_lost_slice_is_not_noticed() -> AbstractContextManager[Any]:
+    """What the cloud says of a slice that was taken is not read."""
+    return patch("drumline.jobs.core.state.Sighting.why_lost", None)
+
+
+def a_sleep_is_taken_for_silence() -> AbstractContextManager[Any]:
+    """After a sleep of the machine its hosts count as silent."""
+    return patch.object(sessions.Sessions, "listen_again", _never)
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    a_release_is_dropped,
+    a_program_starts_beside_the_old_one,
+    a_preemption_counts_as_a_failure,
+    the_wall_clock_orders,
+    one_listing_is_believed,
+    a_listing_from_before_the_request_is_believed,
+    a_resume_in_the_grace_is_lost,
+    a_cancel_outranks_a_delete,
+    a_secret_outlives_its_job,
+    a_request_is_not_written_down,
+    a_kept_slice_is_kept_for_ever,
+    a_new_server_starts_the_attempt_anew,
+    requests_have_no_limit,
+    a_lost_slice_is_not_noticed,
+    a_sleep_is_taken_for_silence,
+)
+
+
+def seeds_needed(mutation: Mutation, most: int = MOST) -> tuple[int, str] | None:
+    """How many schedules until it is found, and by which promise; None where it is not."""
+    with mutation():
+        for seed in range(1, most + 1):
+            broken = simulate(draw(seed)).broken
+            if broken:
+                return seed, broken[0]
+    return None
+
+
+def main() -> int:
+    """A line for each, and exit code 1 where one was not found."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        words = [sys.executable, "-m", "tests.simulation.mutations", *sys.argv[1:]]
+        os.execv(sys.executable, words)  # noqa: S606, ourselves
+    logging.disable(logging.CRITICAL)
+    sys.unraisablehook = lambda _: None
+    missed = 0
+    for mutation in MUTATIONS:
+        if sys.argv[1:] and mutation.__name__ not in sys.argv[1:]:
+            continue
+        found = seeds_needed(mutation)
+        missed += found is None
+        name = mutation.__name__.replace("_", " ")
+        told = f"{found[0]:5} seeds  {found[1]}" if found else f"not found in {MOST} seeds"
+        print(f"{name:48} {told}", flush=True)
+    print(f"{missed} not found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

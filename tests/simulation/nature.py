@@ -1,0 +1,75 @@
+"""The world outside the server: its clock, its dice, what was done in it, and who knows what."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.loop import PARTY, SimulatedLoop
+from tests.simulation.streams import Streams
+
+if TYPE_CHECKING:
+    from tests.simulation.hosts import Host
+    from tests.simulation.programs import Bucket, Plan, Running
+
+
+class Nature:
+    """All that is true, whether or not the server has seen it."""
+
+    def __init__(self, loop: SimulatedLoop, streams: Streams) -> None:
+        """Begin with nothing."""
+        self.loop = loop
+        self.streams = streams
+        self.hosts: dict[str, Host] = {}
+        """Address → the host that answers there."""
+        self.buckets: dict[str, Bucket] = {}
+        self.plans: dict[str, Plan] = {}
+        self.running: dict[tuple[str, int], Running] = {}
+        """Job and attempt → its program, from its first start on."""
+        self.failures: dict[str, int] = {}
+        """Job → how often its program failed by its own fault."""
+        self.started: dict[tuple[str, int, str], int] = {}
+        """Job, attempt and host → how often the program was started there."""
+        self.excused: set[str] = set()
+        """Jobs whose set-up a host made fail."""
+        self.starting: Callable[[str, int, str], None] = lambda *_: None
+        """Told of every start of a program."""
+        self.trace: list[tuple[Any, ...]] = []
+        self.broken: list[str] = []
+        """Promises that were not kept."""
+        self.quiet = False
+        """Whether the faults have stopped."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._begin = loop.time()
+
+    def now(self) -> float:
+        """The true time."""
+        return self.loop.time()
+
+    def note(self, *what: Any) -> None:
+        """Remember that something happened."""
+        self.trace.append((round(self.now() - self._begin, 3), *what))
+
+    def breaks(self, promise: str) -> None:
+        """A promise was not kept."""
+        if promise not in self.broken:
+            self.note("BROKEN", promise)
+            self.broken.append(promise)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], party: str = "world") -> asyncio.Task[Any]:
+        """Let something happen beside all else, on behalf of a party."""
+        context = copy_context()
+        context.run(PARTY.set, party)
+        task = self.loop.create_task(work, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (wrong := task.exception()) is not None:
+            self.breaks(f"the simulation itself failed: {wrong!r}")
+
+    def keep(self) -> list[asyncio.Task[Any]]:
+        """Everything under way; whoever keeps it keeps it from being closed by the collector."""
+        return list(asyncio.all_tasks(self.loop))

@@ -1,0 +1,300 @@
+"""One schedule from its first job to the morning after, with the promises checked on the way."""
+
+import asyncio
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drumline.cloud.google.faults import _CLOUD
+from drumline.cloud.model.errors import RpcStatus
+from drumline.jobs.server.service import JobService
+from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.store.search import Search
+from tests.simulation.cloud import SimulatedCloud, Weather
+from tests.simulation.loop import Deadlock, SimulatedLoop
+from tests.simulation.nature import Nature
+from tests.simulation.promises import Promises
+from tests.simulation.schedule import HOUR, ZONES, Incident, JobPlan, Schedule
+from tests.simulation.server import Died, Server, nothing_real
+from tests.simulation.streams import Streams
+
+SETTINGS = f"""
+cloud: google
+project: lab-tpu-1
+zones: [{", ".join(ZONES)}]
+look_seconds: 60
+patience: {{waiting: 900, silence: 240, bad_silence: 900, first_contact: 1200}}
+"""
+CHIPS = 48
+"""In each zone: three of the largest jobs, so that they compete."""
+MORNING = 8 * HOUR
+"""After the faults stop, every job ends within this."""
+TIDY = 3 * HOUR
+"""After the last job ended, nothing of ours is left within this: a kept slice stays an hour."""
+SHM = Path("/dev/shm")  # noqa: S108, a file system in memory
+TEXTS = tuple(row.seen for row in _CLOUD)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a schedule went."""
+
+    seed: int
+    broken: tuple[str, ...]
+    story: tuple[str, ...]
+    fingerprint: str
+    """Of everything that happened: the same for the same schedule."""
+    seconds: float
+    """Of virtual time."""
+    steps: int
+    lives: int
+
+
+class Night:
+    """The world of one schedule."""
+
+    def __init__(self, schedule: Schedule, loop: SimulatedLoop, home: Path) -> None:
+        """Everything in its place, and nothing begun."""
+        self.schedule = schedule
+        self.nature = Nature(loop, Streams(schedule.seed))
+        self.cloud = SimulatedCloud(self.nature, ZONES, CHIPS)
+        self.server = Server(self.nature, self.cloud, home, SETTINGS)
+        self.promises = Promises(self.nature, self.cloud, self.server)
+        self.ids: dict[int, str] = {}
+        """The number of a job in the schedule → its id."""
+        self._storms = 0
+
+    async def pass_by(self) -> None:
+        """From the evening to the morning."""
+        nature = self.nature
+        begin = nature.now()
+        living = nature.spawn(self.cloud.live())
+        nature.spawn(self.promises.no_spinning())
+        self.server.start()
+        events: list[tuple[float, int, JobPlan | Incident]] = []
+        events += [(job.at, n, job) for n, job in enumerate(self.schedule.jobs)]
+        events += [(i.at, 1000 + n, i) for n, i in enumerate(self.schedule.incidents)]
+        for at, _, event in sorted(events, key=lambda entry: entry[:2]):
+            await asyncio.sleep(max(0.0, begin + at - nature.now()))
+            if isinstance(event, JobPlan):
+                nature.spawn(self._create(event))
+            else:
+                nature.spawn(self._happens(event))
+        await asyncio.sleep(max(0.0, begin + self.schedule.quiet_at - nature.now()))
+        await self._calm()
+        await self.promises.come_true(MORNING, TIDY)
+        living.cancel()
+
+    async def _calm(self) -> None:
+        """Nothing goes wrong any more."""
+        nature = self.nature
+        nature.quiet = True
+        nature.note("quiet")
+        while self._storms:
+            await asyncio.sleep(60.0)
+        self.cloud.weather = Weather(failing=0.0)
+        for zone in ZONES:
+            self.cloud.fleet.limits.capacity[zone] = {"v5e": 10 * CHIPS}
+        self.cloud.stir()
+        if not self.server.alive:
+            self.server.start()
+
+    # Users ---------------------------------------------------------------------------------------
+
+    async def _create(self, plan: JobPlan) -> None:
+        for _ in range(40):
+            try:
+                made = await self.server.call(
+                    lambda service: service.create(plan.spec, {"TOKEN": "geheim"}, "lab")
+                )
+            except Died:
+                # The user looks whether it was taken, and asks again if it was not.
+                await asyncio.sleep(45.0)
+                found = await self._id_of(plan.spec["name"])
+                if found is not None:
+                    self._known(plan, found)
+                    return
+                continue
+            except Exception as wrong:
+                if "full" not in str(wrong):
+                    raise
+                await asyncio.sleep(120.0)
+                continue
+            self._known(plan, made["id"])
+            return
+
+    def _known(self, plan: JobPlan, job_id: str) -> None:
+        self.ids[plan.number] = job_id
+        self.nature.plans[job_id] = plan.program
+        self.promises.created(job_id)
+
+    async def _id_of(self, name: str) -> str | None:
+        for _ in range(40):
+            try:
+                listed = await self.server.call(_listing(Search(name=name)))
+                found = [job["id"] for job in listed if job["name"] == name]
+                return str(found[0]) if found else None
+            except Died:
+                await asyncio.sleep(45.0)
+        return None
+
+    async def _verb(self, verb: str, job_id: str) -> None:
+        nature, promises = self.nature, self.promises
+        nature.note("user", verb, job_id)
+        said = promises.asked(job_id, verb)
+        try:
+            answer = await self.server.call(
+                lambda service: service.verb(job_id, verb, {"secrets": {"TOKEN": "geheim"}})
+            )
+        except Died:
+            said.unknown()
+            return
+        except Mistake as refused:
+            nature.note("told", job_id, str(refused))
+            said.refused()
+            return
+        except Exception as wrong:
+            if "full" not in str(wrong):
+                raise
+            said.unknown()
+            return
+        nature.note("told", job_id, answer["text"])
+        said.answered(answer["text"])
+
+    # What goes wrong -----------------------------------------------------------------------------
+
+    async def _happens(self, incident: Incident) -> None:
+        verbs = {"cancel", "resume", "delete", "clean"}
+        if incident.kind in verbs:
+            if self.ids:
+                job = list(self.ids.values())[incident.target % len(self.ids)]
+                await self._verb(incident.kind, job)
+            return
+        if incident.kind == "list":
+            with suppress(Died):
+                await self.server.call(_listing(Search()))
+            return
+        self._storms += 1
+        try:
+            await self._fault(incident)
+        finally:
+            self._storms -= 1
+
+    async def _fault(self, incident: Incident) -> None:
+        nature, cloud, server = self.nature, self.cloud, self.server
+        fleet, weather = cloud.fleet, cloud.weather
+        nature.note("fault", incident.kind)
+        zone = ZONES[incident.target % len(ZONES)]
+        nodes = cloud.ready_nodes()
+        node = nodes[incident.target % len(nodes)] if nodes else None
+        hosts = list(nature.hosts.values())
+        host = hosts[incident.target % len(hosts)] if hosts else None
+        match incident.kind:
+            case "preempt" if node:
+                cloud.preempt(node, 0.0)
+            case "preempt with notice" if node:
+                cloud.preempt(node, incident.seconds)
+            case "preempt zone":
+                for found in cloud.ready_nodes(zone):
+                    cloud.preempt(found, 0.0)
+            case "no capacity":
+                fleet.limits.capacity[zone] = {"v5e": 0}
+                await asyncio.sleep(incident.seconds)
+                fleet.limits.capacity[zone] = {"v5e": CHIPS}
+                cloud.stir()
+            case "request fails":
+                waiting = list(fleet.requests.values())
+                if waiting:
+                    text = TEXTS[incident.target % len(TEXTS)]
+                    error = None if incident.amount < 0.1 else RpcStatus(8, text)
+                    cloud.fail_request(waiting[incident.target % len(waiting)], error)
+            case "refuse":
+                weather.refuses = 0.5
+                await asyncio.sleep(incident.seconds)
+                weather.refuses = 0.0
+            case "cloud fails":
+                weather.failing = 0.2 + 0.8 * incident.amount
+                await asyncio.sleep(incident.seconds)
+                weather.failing = 0.01
+            case "login expires":
+                weather.logged_in = False
+                await asyncio.sleep(incident.seconds)
+                weather.logged_in = True
+            case "listings lag":
+                weather.lag = 5 + 115 * incident.amount
+                await asyncio.sleep(incident.seconds)
+                weather.lag = 0.0
+            case "listings have holes":
+                weather.holes = 0.5 * incident.amount
+                await asyncio.sleep(incident.seconds)
+                weather.holes = 0.0
+            case "cut host" if host:
+                host.cut()
+            case "hang host" | "hang host long" if host:
+                host.hung_until = nature.now() + incident.seconds
+                await asyncio.sleep(incident.seconds)
+            case "reboot host" if host:
+                host.reboot(incident.seconds)
+            case "host disk full" if host:
+                host.full_until = nature.now() + incident.seconds
+                await asyncio.sleep(incident.seconds)
+            case "kill server":
+                server.kill()
+                await asyncio.sleep(incident.seconds * incident.amount)
+                if not server.alive:
+                    server.start()
+            case "sleep" if server.alive:
+                await server.sleep(min(incident.seconds, 2 * HOUR), counts=incident.amount < 0.5)
+            case "clock forward":
+                server.stepped += 86400 * incident.amount
+            case "clock back":
+                server.stepped -= 86400 * incident.amount
+            case "disk full" if server.alive:
+                server.fill_disk(True)
+                await asyncio.sleep(incident.seconds)
+                server.fill_disk(False)
+
+
+def _listing(search: Search) -> Callable[[JobService], Awaitable[list[dict[str, Any]]]]:
+    async def ask(service: JobService) -> list[dict[str, Any]]:
+        return service.overview(search)
+
+    return ask
+
+
+def simulate(schedule: Schedule) -> Outcome:
+    """Let one schedule happen."""
+    loop = SimulatedLoop(Streams(schedule.seed)["order"])
+    where = SHM if SHM.is_dir() else None
+    home = Path(tempfile.mkdtemp(prefix="drumline-night-", dir=where))
+    begin = loop.time()
+    # What a killed server left half done is closed when it is collected, with nobody to hear it.
+    loop.set_exception_handler(lambda *_: None)
+    asyncio.set_event_loop(loop)
+    with ExitStack() as closing:
+        closing.callback(shutil.rmtree, home, ignore_errors=True)
+        night = Night(schedule, loop, home)
+        with nothing_real(night.nature, night.server):
+            try:
+                loop.run_until_complete(night.pass_by())
+            except Deadlock:
+                night.nature.breaks("everything waits, and nothing will ever come")
+            night.server.kill()
+        asyncio.set_event_loop(None)
+    nature = night.nature
+    story = tuple(" ".join(map(str, entry)) for entry in nature.trace)
+    fingerprint = hashlib.sha256("\n".join(story).encode()).hexdigest()[:16]
+    return Outcome(
+        schedule.seed,
+        tuple(nature.broken),
+        story,
+        fingerprint,
+        loop.time() - begin,
+        loop.steps,
+        night.server.lives,
+    )

@@ -1,0 +1,184 @@
+"""What will happen in one schedule: jobs, what users do to them, and what goes wrong, and when.
+
+All of it is drawn before it begins, as a list, so that a schedule that breaks a promise can be
+made shorter by leaving things out.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.simulation.programs import Bug, Failing, Plan
+from tests.simulation.streams import Stream, Streams
+
+HOUR = 3600.0
+ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
+KINDS = ("v5litepod-4", "v5litepod-8", "v5litepod-16")
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job that a user will hand in."""
+
+    number: int
+    at: float
+    spec: dict[str, Any]
+    program: Plan
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that happens at a time: a user's verb, or a fault."""
+
+    at: float
+    kind: str
+    target: int = 0
+    """Which job, zone or host it strikes: taken modulo how many there are."""
+    seconds: float = 0.0
+    """How long it lasts."""
+    amount: float = 0.0
+
+    def told(self) -> str:
+        """For a reader."""
+        lasting = f" for {self.seconds:.0f} s" if self.seconds else ""
+        return f"{_clock(self.at)}  {self.kind} (target {self.target}){lasting}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One bad night."""
+
+    seed: int
+    jobs: tuple[JobPlan, ...]
+    incidents: tuple[Incident, ...] = field(default=())
+    quiet_at: float = 16 * HOUR
+    """From then on nothing goes wrong."""
+
+    def told(self) -> list[str]:
+        """For a reader, in the order in which it happens."""
+        lines = [(job.at, _told(job)) for job in self.jobs]
+        lines += [(incident.at, incident.told()) for incident in self.incidents]
+        return [text for _, text in sorted(lines)]
+
+    def without(self, incidents: set[int], jobs: set[int]) -> "Schedule":
+        """The same with less in it."""
+        return replace(
+            self,
+            jobs=tuple(j for n, j in enumerate(self.jobs) if n not in jobs),
+            incidents=tuple(i for n, i in enumerate(self.incidents) if n not in incidents),
+        )
+
+
+def _clock(at: float) -> str:
+    return f"{int(at // 3600):02}:{int(at % 3600 // 60):02}:{at % 60:06.3f}"
+
+
+def _told(job: JobPlan) -> str:
+    program = job.program
+    bugs = ", ".join(f"{bug.kind} at step {bug.step}" for bug in program.bugs) or "no bugs"
+    what = f"{job.spec['accelerator']} in {len(job.spec['zones'])} zones"
+    return f"{_clock(job.at)}  create job {job.number}: {what}, {program.steps} steps, {bugs}"
+
+
+_FAULTS: tuple[tuple[str, float, float], ...] = (
+    # kind, how many a night on average, usual seconds that it lasts
+    ("preempt", 6.0, 0.0),
+    ("preempt with notice", 4.0, 30.0),
+    ("preempt zone", 1.0, 0.0),
+    ("no capacity", 1.5, 2400.0),
+    ("request fails", 1.5, 0.0),
+    ("refuse", 0.7, 900.0),
+    ("cloud fails", 1.5, 600.0),
+    ("login expires", 0.5, 1800.0),
+    ("listings lag", 1.0, 600.0),
+    ("listings have holes", 1.0, 900.0),
+    ("cut host", 4.0, 0.0),
+    ("hang host", 2.0, 120.0),
+    ("hang host long", 0.6, 2400.0),
+    ("reboot host", 1.0, 120.0),
+    ("host disk full", 0.4, 1200.0),
+    ("kill server", 5.0, 30.0),
+    ("sleep", 0.7, 3600.0),
+    ("clock forward", 0.7, 0.0),
+    ("clock back", 0.7, 0.0),
+    ("disk full", 0.5, 300.0),
+)
+_VERBS: tuple[tuple[str, float], ...] = (
+    ("cancel", 3.0),
+    ("resume", 3.0),
+    ("delete", 1.5),
+    ("clean", 0.7),
+    ("list", 2.0),
+)
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    dice = Streams(seed)["schedule"]
+    night = 16 * HOUR
+    jobs = tuple(_job(dice, number, dice.uniform(0, night * 0.5)) for number in range(1, 11))
+    # A calm night finds what a stormy one hides, and the other way round.
+    storm = dice.choice((0.3, 1.0, 1.0, 2.5))
+    incidents = []
+    for kind, often, lasts in _FAULTS:
+        for _ in range(_poisson(dice, often * storm)):
+            seconds = lasts * dice.expovariate(1.0) if lasts > 60 else lasts
+            incidents.append(
+                Incident(
+                    dice.uniform(0, night), kind, dice.randrange(1 << 16), seconds, dice.random()
+                )
+            )
+    for verb, often in _VERBS:
+        for _ in range(_poisson(dice, often)):
+            at, target = dice.uniform(0, night), dice.randrange(1 << 16)
+            incidents.append(Incident(at, verb, target))
+            if dice.chance(0.4):
+                # Two people at one job, within moments of each other.
+                other = dice.choice(_VERBS)[0]
+                incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
+    incidents.sort(key=lambda incident: incident.at)
+    return Schedule(seed, jobs, tuple(incidents), night)
+
+
+def _job(dice: Stream, number: int, at: float) -> JobPlan:
+    zones = sorted(dice.sample(ZONES, dice.randint(1, 3)))
+    steps = dice.randint(20, 200)
+    tells = dice.chance(0.8)
+    # Of a program that tells nothing nobody can say that it hangs.
+    failing: tuple[Failing, ...] = ("exit", "killed", "hang") if tells else ("exit", "killed")
+    bugs = tuple(
+        Bug(dice.randint(1, steps - 1), dice.choice(failing), dice.randrange(4))
+        for _ in range(dice.choice((0, 0, 0, 1, 2, 5)))
+    )
+    failures = dice.choice((0, 1, 3, 3, 3))
+    spec = {
+        "name": f"job-{number}",
+        "accelerator": dice.choice(KINDS),
+        "zones": zones,
+        "run": "python train.py",
+        "workdir": None,
+        "checkpoint": "gs://lab/run",
+        "secrets": ["TOKEN"],
+        "setup": dice.choice((None, "make data")),
+        "retry": {"failures": failures, "bad_hosts": 50},
+        "keep": dice.choice((0, 600, 3600)),
+        "stop_grace": dice.choice((5, 30)),
+        "stuck_after": 1200,
+    }
+    program = Plan(
+        steps=steps,
+        seconds=dice.uniform(20.0, 60.0),
+        save_every=dice.choice((5, 10, 50)),
+        bugs=bugs,
+        on_sigterm=dice.choice(("leaves", "dies", "ignores")),
+        tells=tells,
+    )
+    return JobPlan(number, at, spec, program)
+
+
+def _poisson(dice: Stream, mean: float) -> int:
+    """How often something of that mean happens."""
+    count, left = 0, dice.expovariate(1.0)
+    while left < mean:
+        count += 1
+        left += dice.expovariate(1.0)
+    return count

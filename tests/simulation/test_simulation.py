@@ -1,0 +1,45 @@
+"""Some nights in every run of the tests, and proof that bugs put back are found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SEEDS, AT_A_TIME = 32, 8
+QUICKLY_FOUND = (
+    "a_release_is_dropped",
+    "a_preemption_counts_as_a_failure",
+    "a_secret_outlives_its_job",
+    "a_request_is_not_written_down",
+)
+"""Found by the first schedules already; `python -m tests.simulation.mutations` takes on all."""
+
+
+def simulation(*words: str) -> "subprocess.CompletedProcess[str]":
+    """In a process of its own, whose sets of names have a fixed order."""
+    command = [sys.executable, "-m", *words]
+    surroundings = os.environ | {"PYTHONHASHSEED": "0"}
+    return subprocess.run(
+        command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("first", range(1, SEEDS + 1, AT_A_TIME))
+def test_no_promise_is_broken_whatever_the_night_brings(first: int) -> None:
+    words = ("--seeds", str(AT_A_TIME), "--first", str(first), "--workers", "1")
+    done = simulation("tests.simulation", *words)
+    assert done.stdout.endswith(f"{AT_A_TIME} schedules, 0 broken\n"), done.stdout + done.stderr
+
+
+def test_the_same_seed_is_the_same_night_in_another_process() -> None:
+    nights = {simulation("tests.simulation", "--replay", "3").stdout for _ in range(2)}
+    (night,) = nights
+    assert "fingerprint" in night.splitlines()[-1]
+
+
+def test_bugs_that_are_put_back_are_found() -> None:
+    done = simulation("tests.simulation.mutations", *QUICKLY_FOUND)
+    assert done.stdout.endswith("0 not found\n"), done.stdout + done.stderr
