@@ -1,6 +1,7 @@
 """The rooms of the package: which may know which, and how much fits into one."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,3 +78,13 @@ def test_no_file_and_no_room_is_too_full() -> None:
     rooms = {path.parent for _, path in modules()}
     full = {room.name for room in rooms if len(list(room.glob("*.py"))) > FULLEST_ROOM}
     assert not full
+
+
+def test_no_two_classes_share_a_name_unless_they_mean_the_same() -> None:
+    names = Counter(
+        node.name
+        for _, path in modules()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, times in names.items() if times > 1} <= {"Mistake"}

@@ -63,7 +63,7 @@ _LONGEST_TEXT = 2000
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ErrorAnswer:
     """An answer that is not success."""
 
     http: int
@@ -82,7 +82,7 @@ class Refusal:
         return bool(_CALLS.search(self.text)) or not _LASTING.search(self.text)
 
 
-def read_refusal(http: int, body: bytes, headers: Mapping[str, str], now: datetime) -> Refusal:
+def read_refusal(http: int, body: bytes, headers: Mapping[str, str], now: datetime) -> ErrorAnswer:
     """The error in an HTTP response."""
     error = _error_of(body)
     details = list(_details(error))
@@ -90,7 +90,7 @@ def read_refusal(http: int, body: bytes, headers: Mapping[str, str], now: dateti
     wait = _retry_after(headers.get("retry-after"), now)
     if wait is None:
         wait = _retry_info(details)
-    return Refusal(http, _code(http, error, details, text), text, wait)
+    return ErrorAnswer(http, _code(http, error, details, text), text, wait)
 
 
 def error_text(error: Mapping[str, Any]) -> str:

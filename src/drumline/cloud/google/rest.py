@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from drumline.cloud.google.answers import Refusal, Rpc, read_refusal
+from drumline.cloud.google.answers import ErrorAnswer, Rpc, read_refusal
 from drumline.cloud.google.credentials import LOGIN, Credentials
 from drumline.cloud.protocol import CloudError
 
@@ -117,7 +117,7 @@ class Rest:
             wait: float | None = None
             try:
                 answer, token = await self._once(call, refused, deadline)
-                if not isinstance(answer, Refusal):
+                if not isinstance(answer, ErrorAnswer):
                     return answer
                 if answer.http == 401:
                     if token is None or refused is not None:
@@ -145,7 +145,7 @@ class Rest:
 
     async def _once(
         self, call: RestCall, refused: str | None, deadline: "Deadline"
-    ) -> tuple[dict[str, Any] | Refusal, str | None]:
+    ) -> tuple[dict[str, Any] | ErrorAnswer, str | None]:
         """One attempt: the response, and the token it was made with."""
         left = deadline.at - self._world.clock()
         try:

@@ -17,7 +17,7 @@ from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.notice import Notice
 from drumline.train.plan import Plan
 from drumline.train.state import State, everywhere, steps_taken
-from drumline.train.steps.step import PASSING, WATCHING, Outcome, make_step
+from drumline.train.steps.step import PASSING, WATCHING, StepOutcome, make_step
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Pipeline:
         self._in_flight.append(StepInFlight(self.step, self.taken, told))
         self.taken += size
 
-    def read(self, behind: int) -> Iterator[tuple[StepInFlight, Outcome]]:
+    def read(self, behind: int) -> Iterator[tuple[StepInFlight, StepOutcome]]:
         """Wait for the steps, all but the last few, and give what each told."""
         names, groups = self._plan.names, self._plan.groups
         while len(self._in_flight) > behind:
             ended = self._in_flight.popleft()
-            yield ended, Outcome(np.asarray(ended.told.addressable_data(0)), names, groups)
+            yield ended, StepOutcome(np.asarray(ended.told.addressable_data(0)), names, groups)
 
     def go_past(self, bad: StepInFlight, *, halting: bool) -> None:
         """Go on after a step that changed nothing, and halt at the next such step or not.

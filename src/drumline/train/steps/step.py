@@ -20,7 +20,7 @@ finite, the loss and the norm of the gradients; then come the model's metrics, t
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What a step told, by name. All hosts read the same."""
 
     told: np.ndarray
