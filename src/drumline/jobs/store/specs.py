@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from pydantic import TypeAdapter
+from pydantic import SkipValidation, TypeAdapter
 
 from drumline.hosts.companion import Use
 
 Capacity = Literal["spot", "on-demand", "reserved"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PythonChoice:
     """Where the program's Python comes from."""
 
@@ -27,7 +27,7 @@ class PythonChoice:
     image: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PackedCode:
     """The archive that the hosts get."""
 
@@ -38,7 +38,7 @@ class PackedCode:
     """How Drumline itself gets to the hosts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a job comes from."""
 
@@ -48,7 +48,7 @@ class Origin:
     """The stray slice that the job was made for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredSpec:
     """A job file that was accepted, as far as running the job needs it."""
 
@@ -65,7 +65,7 @@ class StoredSpec:
     progress: str | None = None
     archive: PackedCode | None = None
     origin: Origin | None = None
-    given: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    given: SkipValidation[Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """The whole file as JSON, to be stored, shown and compared with a later version of it."""
 
     @classmethod
