@@ -235,6 +235,7 @@ class HostDriver:
         """Until the connection ends, write the log to its file and take in each status."""
         log = KeptLog(self._means.log, self._means.log_limit)
         with contextlib.closing(log):
+            reported = False
             async for line in agent.watch(self._folder, log.size):
                 if line.log is not None:
                     data, have = base64.b64decode(line.log), log.size
@@ -245,6 +246,9 @@ class HostDriver:
                     self._recent, self._tail = (self._recent + fresh)[-16384:], None
                 if line.status is not None:
                     self._take(line.status)
+                    reported = True
+                if reported:
+                    self._report = replace(self._report, reported_at=self._means.clock())
 
     def _begin_log(self, on_host: int) -> None:
         """Begin a new log if the host was replaced before it ran; the old log is kept."""

@@ -38,4 +38,7 @@ class HostReport:
     started_at: float | None = None
     going_down: str = ""
     """Why the host will be gone in a moment, if it reports that: `preempted`, `shutting down`."""
+    reported_at: float | None = None
+    """When it last said what its program does, by our clock. A host that came back is heard
+    before it has said that."""
     heartbeat: Mapping[str, object] | None = None

@@ -392,3 +392,20 @@ def test_the_code_is_told_when_all_hosts_have_it_and_the_set_up_when_it_is_done(
     assert story.events[-2:] == ["code", "run"]
     story.passes(1)
     assert story.events.count("code") == 1
+
+
+def test_siblings_of_a_host_that_rebooted_are_not_blamed_before_it_has_said_so() -> None:
+    story = Story().runs()
+    at = story.now
+    story.host(1, HostPhase.RUNNING, reported_at=at)
+    story.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
+    story.settle().passes(PATIENCE.settle + 1)
+    # It is back: connected, and not yet asked what became of the program.
+    story.look("ACTIVE", "READY").host(1, HostPhase.RUNNING, reported_at=at)
+    story.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
+    story.settle()
+    assert story.did(EffectKind.STOP) == []
+    story.host(1, HostPhase.MISSING)
+    story.settle()
+    assert story.outcomes == [Outcome.BAD_HOST]
+    assert story.job.failures == 0

@@ -143,9 +143,20 @@ def _longest_pause(job: Job, steps: Steps | None) -> float | None:
 
 
 def _seen_since(moment: float, seen: Seen) -> bool:
-    """Whether every host was heard and the cloud was polled after that moment."""
-    heard = all(r.heard is not None and r.heard > moment for r in seen.hosts)
+    """Whether every host has spoken and the cloud was polled after that moment."""
+    heard = all((at := _spoke_at(report)) is not None and at > moment for report in seen.hosts)
     return heard and seen.sighting is not None and seen.sighting.at > moment
+
+
+def _spoke_at(report: HostReport) -> float | None:
+    """When a host was last heard; of one that ran a program, when it last said what that does.
+
+    A host that rebooted is heard again before it has said that the program is gone, and until then
+    its siblings, who lost their connection to it, look like the ones to blame.
+    """
+    if report.phase is HostPhase.RUNNING and report.reported_at is not None:
+        return report.reported_at
+    return report.heard
 
 
 def _wait_and_see(job: Job, held: Placement) -> Decision:
