@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from drumline.cloud.google import placements
-from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.hosts.values import Address, Program
@@ -142,8 +142,7 @@ class PretendedCloud:
         return placements.combined(request, [node] if node else [])
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
-        fault = classify(error.code, str(error))
-        return Refusal(fault, explain(fault, zone, str(error)))
+        return refusal(error.code, str(error), zone)
 
     async def ask(self, request: PlacementRequest) -> None:
         self._called("ask", request.name)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.placements import combined
 from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.jobs.core import lifecycle
@@ -21,7 +21,6 @@ from drumline.jobs.core.state import (
     Zone,
 )
 from drumline.jobs.core.steps import Steps, advance
-from drumline.observed.faults import Refusal
 from drumline.observed.hosts import HostPhase, HostReport
 from drumline.observed.placements import Endpoint, ListedPlacement
 
@@ -107,9 +106,8 @@ class Story:
 
     def cloud_refuses(self, code: int | None, text: str) -> "Story":
         assert self.job.placement is not None
-        fault = classify(code, text)
-        refusal = Refusal(fault, explain(fault, self.job.placement.zone, text))
-        self._take(lifecycle.refused(self.job, refusal, self.now, PATIENCE))
+        why = refusal(code, text, self.job.placement.zone)
+        self._take(lifecycle.refused(self.job, why, self.now, PATIENCE))
         return self
 
     def look(

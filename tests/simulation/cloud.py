@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from drumline.chips import slice_of
 from drumline.cloud.google import placements
-from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.cloud.model.errors import ApiError, RpcStatus
 from drumline.cloud.model.fleet import Fleet
@@ -264,8 +264,7 @@ class SimulatedCloud:
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
         """As Google's room does."""
-        fault = classify(error.code, str(error))
-        return Refusal(fault, explain(fault, zone, str(error)))
+        return refusal(error.code, str(error), zone)
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -9,7 +9,7 @@ what `explain` returns, and `jobs.core.refusals` decides what follows.
 import re
 from dataclasses import dataclass
 
-from drumline.observed.faults import Fault, FaultKind, Scope
+from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
 
 _SENTENCES = {
     FaultKind.STOCKOUT: "no capacity in {zone}",
@@ -191,6 +191,12 @@ _TPU_QUOTA = re.compile(
     r"TPUV(?P<number>\d+)(?P<letter>[EP](?![a-z]))?s?(?P<spot>Preemptible)?(?P<lite>Lite)?"
 )
 _NAMES = {"IN_USE_ADDRESSES": "external addresses"}
+
+
+def refusal(code: int | None, text: str, zone: str) -> Refusal:
+    """What an error about that zone means, with the sentence for it."""
+    fault = classify(code, text)
+    return Refusal(fault, explain(fault, zone, text))
 
 
 def explain(fault: Fault, zone: str, text: str) -> str:

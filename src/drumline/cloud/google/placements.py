@@ -6,7 +6,7 @@ hand or left behind, is a placement of its own.
 
 from collections.abc import Iterable, Sequence
 
-from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.resources import ListedNode, ListedRequest
 from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
 from drumline.observed.placements import ListedPlacement, ListedSlice, PlacementState
@@ -70,8 +70,7 @@ def _refusal(request: ListedRequest) -> Refusal | None:
     """Why a request failed, if the cloud itself gave it up."""
     trouble = request.trouble
     if trouble is not None:
-        fault = classify(trouble.code, trouble.message)
-        return Refusal(fault, explain(fault, request.zone, trouble.message))
+        return refusal(trouble.code, trouble.message, request.zone)
     if request.state == "FAILED":
         said = f"{request.zone}: the request failed and no reason was given"
         return Refusal(_UNEXPLAINED, said)

@@ -17,7 +17,7 @@ import httpx
 from drumline.cloud.google import messages, placements
 from drumline.cloud.google.answers import Rpc
 from drumline.cloud.google.credentials import Credentials
-from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.resources import ListedNode, ListedRequest
 from drumline.cloud.google.rest import CallLimits, Deadline, Rest, RestCall, World
 from drumline.cloud.protocol import CloudError, PlacementRequest
@@ -136,8 +136,7 @@ class TpuApi:
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
         """What an error of a call about that zone means."""
-        fault = classify(error.code, str(error))
-        return Refusal(fault, explain(fault, zone, str(error)))
+        return refusal(error.code, str(error), zone)
 
     async def bucket_location(self, bucket: str) -> str | None:
         """The location of a bucket: `US-CENTRAL2`, `EU`, …; None where it cannot be read."""
