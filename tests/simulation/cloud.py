@@ -38,8 +38,6 @@ from tests.simulation.hosts import Host
 from tests.simulation.nature import Nature
 
 PROJECT = "lab-tpu-1"
-LABEL_OWNER = "drumline-owner"
-LABEL_JOB = "drumline-job"
 
 UNAVAILABLE = CloudError("The service is currently unavailable.", 14)
 TOO_MANY = CloudError("Quota exceeded for quota metric 'CreateNode requests per minute'", 8)

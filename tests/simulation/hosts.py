@@ -32,10 +32,8 @@ class OnHost:
     attempt: int = 0
     rank: int = 0
     ranks: int = 1
-    prepared: bool = False
     stopped: bool = False
     started_at: float | None = None
-    boot: int = 0
     coordinator: str = ""
     ending: dict[str, Any] | None = None
     heartbeat: dict[str, Any] | None = None
@@ -104,7 +102,6 @@ class Host:
         self.hung_until = 0.0
         self.full_until = 0.0
         self.going_down = ""
-        self.boot = 1
         self.installed = False
         self.attempts: dict[str, OnHost] = {}
         self._changed = asyncio.Event()
@@ -136,7 +133,6 @@ class Host:
     def reboot(self, seconds: float) -> None:
         """It goes down and comes back with its disk and without its programs."""
         self.up = False
-        self.boot += 1
         self._kill_programs()
         self.cut()
         self.nature.spawn(self._comes_back(seconds))
@@ -209,7 +205,6 @@ class Host:
         variables = json.loads(sent)["program"]["variables"]
         kept.job, kept.attempt = variables["DRUMLINE_JOB_ID"], int(variables["DRUMLINE_ATTEMPT"])
         kept.rank, kept.ranks = int(variables["DRUMLINE_HOST"]), int(variables["DRUMLINE_HOSTS"])
-        kept.prepared = True
         for other in self.attempts.values():
             if other is not kept and other.alive:
                 return {"trouble": "the chips are held by another program", "have_code": True}
@@ -218,7 +213,7 @@ class Host:
     def _start(self, kept: OnHost, coordinator: str) -> dict[str, Any]:
         if kept.started_at is None and not kept.stopped:
             nature = self.nature
-            kept.started_at, kept.boot, kept.alive = self.clock(), self.boot, True
+            kept.started_at, kept.alive = self.clock(), True
             kept.coordinator = coordinator
             kept.log += b"step 0\n"
             run = (kept.job, kept.attempt, self.name)

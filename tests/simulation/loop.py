@@ -10,7 +10,6 @@ import asyncio
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -45,7 +44,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._asleep: dict[str, list[asyncio.Handle]] = {}
         self.steps = 0
         """Callbacks that ran so far."""
-        self.after_step: Callable[[], None] = lambda: None
 
     def time(self) -> float:
         """The virtual time."""
@@ -96,7 +94,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return
         handle._run()
         self.steps += 1
-        self.after_step()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         """Done at once: there are no threads here."""

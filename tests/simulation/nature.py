@@ -51,10 +51,10 @@ class Nature:
         self.trace.append((round(self.now() - self._begin, 3), *what))
 
     def breaks(self, promise: str) -> None:
-        """A promise was not kept."""
-        if promise not in self.broken:
-            self.note("BROKEN", promise)
-            self.broken.append(promise)
+        """A promise was not kept: that is the end of the night."""
+        self.note("BROKEN", promise)
+        self.broken.append(promise)
+        self.loop.stop()
 
     def spawn(self, work: Coroutine[Any, Any, Any], party: str = "world") -> asyncio.Task[Any]:
         """Let something happen beside all else, on behalf of a party."""

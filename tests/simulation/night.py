@@ -284,6 +284,9 @@ def simulate(schedule: Schedule) -> Outcome:
                 loop.run_until_complete(night.pass_by())
             except Deadlock:
                 night.nature.breaks("everything waits, and nothing will ever come")
+            except RuntimeError:
+                if not night.nature.broken:  # otherwise the loop was stopped for that
+                    raise
             night.server.kill()
         asyncio.set_event_loop(None)
     nature = night.nature

@@ -1,10 +1,6 @@
 """One stream of random numbers for each purpose, so that a draw more in one changes no other."""
 
 import random
-from collections.abc import Sequence
-from typing import TypeVar
-
-Item = TypeVar("Item")
 
 
 class Stream(random.Random):
@@ -13,10 +9,6 @@ class Stream(random.Random):
     def chance(self, probability: float) -> bool:
         """Whether something of that probability happens."""
         return self.random() < probability
-
-    def some(self, items: Sequence[Item], share: float) -> list[Item]:
-        """About that share of the items, in their order."""
-        return [item for item in items if self.chance(share)]
 
     def delay(self, usual: float, rare: float = 0.0, how_rare: float = 0.02) -> float:
         """Seconds around `usual`, and now and then up to `rare`."""
