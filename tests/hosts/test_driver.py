@@ -61,6 +61,39 @@ class EndedUnseen:
         await asyncio.Event().wait()
 
 
+class Floods:
+    """A host whose program runs, and writes so much that no status gets through behind it."""
+
+    def __init__(self) -> None:
+        self.read = asyncio.Event()
+
+    async def install(self) -> None:
+        pass
+
+    async def ask(self, *_: object, **__: object) -> AttemptStatus:
+        return AttemptStatus(state="running", started_at=1.0)
+
+    async def watch(self, *_: object) -> AsyncIterator[Line]:
+        for piece in range(3):
+            yield Line(log=base64.b64encode(b"y\n").decode(), offset=2 * piece)
+        self.read.set()
+        await asyncio.Event().wait()
+
+
+class Rebooted:
+    """A host that has forgotten the program which it ran, and says nothing more by itself."""
+
+    async def install(self) -> None:
+        pass
+
+    async def ask(self, *_: object, **__: object) -> AttemptStatus:
+        return AttemptStatus(state="lost", started_at=1.0)
+
+    async def watch(self, *_: object) -> AsyncIterator[Line]:
+        await asyncio.Event().wait()
+        yield Line()
+
+
 ENDED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
 
 
@@ -110,5 +143,27 @@ def test_an_end_is_told_only_once_all_of_the_log_is_here(tmp_path: Path) -> None
             host.send_log.set()
             await until(lambda: driver.report().phase is HostPhase.EXITED, "the end")
             assert (tmp_path / "host-0.log").read_bytes() == b"last words\n"
+
+    asyncio.run(story())
+
+
+def test_a_host_that_floods_its_log_has_still_told_what_it_does(tmp_path: Path) -> None:
+    """Else no verdict would be passed on it: one waits for what every host says of its program."""
+
+    async def story() -> None:
+        host = Floods()
+        async with driven(tmp_path, host) as driver:
+            await host.read.wait()
+            assert driver.report().phase is HostPhase.RUNNING
+            assert driver.report().reported_at == 1.0
+
+    asyncio.run(story())
+
+
+def test_a_program_that_is_lost_is_told_of_as_soon_as_its_host_is_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with driven(tmp_path, Rebooted()) as driver:
+            await until(lambda: driver.report().phase is HostPhase.MISSING, "it is told of")
+            assert driver.report().reported_at == 1.0
 
     asyncio.run(story())

@@ -94,6 +94,8 @@ class HostDriver:
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
         self._recent = b""
+        self._speaks = False
+        """Whether this connection has told what the program does."""
         self._tail: tuple[str, ...] | None = None
         """The last lines of `_recent`; None until they are read."""
         self._settled = ""
@@ -144,8 +146,13 @@ class HostDriver:
         self._heard()
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
-        if status.state == "none" and not self._gate.was_started(self.place.index):
+        if status.state == "none" and not self._started_here():
             self._begin_log(status.log_size or 0)
+        self._speaks = status.state != "exited"  # an end is left to `watch`
+        if status.state == "lost" or (status.state == "none" and self._started_here()):
+            self._take(status)
+        if self._speaks:
+            self._report = replace(self._report, reported_at=self._means.clock())
         self._agent = agent
         self._connected.set()
         watching = asyncio.create_task(self._watch(agent))
@@ -171,7 +178,7 @@ class HostDriver:
             self._gate.started(host)
             self._gate.ready(host)
             self._take_unless_ended(status)
-        elif status.stopped or self._gate.was_started(host):
+        elif status.stopped or self._started_here():
             self._take(status)
         elif self._report.phase in (HostPhase.FAILED, HostPhase.EXITED):
             self._show(detail=self._settled)
@@ -235,7 +242,6 @@ class HostDriver:
         """Until the connection ends, write the log to its file and take in each status."""
         log = KeptLog(self._means.log, self._means.log_limit)
         with contextlib.closing(log):
-            reported = False
             async for line in agent.watch(self._folder, log.size):
                 if line.log is not None:
                     data, have = base64.b64decode(line.log), log.size
@@ -246,9 +252,13 @@ class HostDriver:
                     self._recent, self._tail = (self._recent + fresh)[-16384:], None
                 if line.status is not None:
                     self._take(line.status)
-                    reported = True
-                if reported:
+                    self._speaks = True
+                if self._speaks:
                     self._report = replace(self._report, reported_at=self._means.clock())
+
+    def _started_here(self) -> bool:
+        """Whether the program of this attempt was once started on this host."""
+        return self._gate.was_started(self.place.index)
 
     def _begin_log(self, on_host: int) -> None:
         """Begin a new log if the host was replaced before it ran; the old log is kept."""
@@ -270,7 +280,6 @@ class HostDriver:
         if status.state in {"running", "exited"}:
             # `watch` may report it before `start` is answered, and the host go down in between.
             self._gate.started(self.place.index)
-        was_started = self._gate.was_started(self.place.index)
         if status.state == "running":
             if self._report.phase is HostPhase.EXITED:
                 return  # the end, reported by `watch`, has overtaken the answer to `start`
@@ -288,7 +297,7 @@ class HostDriver:
                 tail=status.tail,
                 **known,
             )
-        elif status.state == "lost" or was_started:
+        elif status.state == "lost" or self._started_here():
             self._show(
                 phase=HostPhase.MISSING,
                 detail="the host answers but no longer knows the program: it was restarted",
