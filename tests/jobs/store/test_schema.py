@@ -1,6 +1,7 @@
 """A home outlives versions: its database is brought up to date in place, and never half."""
 
 import sqlite3
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,19 @@ def test_a_database_of_a_newer_version_is_one_sentence_and_untouched(old: Path) 
     with pytest.raises(SchemaError, match="newer drumline"):
         Store(old)
     assert old.read_bytes() == before
+
+
+def test_a_step_that_another_server_has_taken_meanwhile_is_not_taken_twice(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers of one home, started at once: the other gets in between question and step."""
+    begin = schema.transaction
+
+    def behind_another(db: sqlite3.Connection) -> AbstractContextManager[None]:
+        monkeypatch.setattr(schema, "transaction", begin)
+        Store(old).close()
+        return begin(db)
+
+    monkeypatch.setattr(schema, "transaction", behind_another)
+    held = [record.job.placement for record in Store(old).living()]
+    assert [placement is not None for placement in held] == [True, True, True]

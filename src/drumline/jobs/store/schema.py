@@ -38,8 +38,11 @@ def upgrade(db: sqlite3.Connection) -> None:
         )
     for number, step in enumerate(_STEPS[known:], start=known + 1):
         with transaction(db):
-            step(db)
-            db.execute(f"PRAGMA user_version = {number}")
+            # Asked again, now that nobody else can take the step meanwhile.
+            (taken,) = db.execute("PRAGMA user_version").fetchone()
+            if taken < number:
+                step(db)
+                db.execute(f"PRAGMA user_version = {number}")
 
 
 def _first(db: sqlite3.Connection) -> None:
@@ -117,7 +120,7 @@ def _placements(db: sqlite3.Connection) -> None:
     db.execute(
         "UPDATE jobs SET state = json_remove("
         "json_set(state, '$.placement', json_extract(state, '$.slice')), '$.slice')"
-        " WHERE json_valid(state) AND json_type(state) = 'object'"
+        " WHERE json_valid(state) AND json_type(state, '$.slice') IS NOT NULL"
     )
     db.execute(
         "UPDATE jobs SET state = json_set(state, '$.placement.phase', 'queued')"
