@@ -81,3 +81,18 @@ def test_a_row_that_makes_no_sense_is_set_aside_with_the_reason(
     (aside,) = store.set_aside()
     assert why in aside.reason
     store.close()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"mounts": None, "environment": None, "python": None, "hosts": None, "capacity": None},
+        {"archive": {}, "origin": {}},
+        {"archive": False},
+        {"environment": {"SEED": 1}},
+    ],
+)
+def test_what_was_left_empty_or_loosely_written_stays_readable(odd: dict[str, object]) -> None:
+    spec = StoredSpec.of({"run": "python train.py", **odd})
+    assert (spec.run, spec.capacity, spec.archive) == ("python train.py", "spot", None)
+    assert set(spec.environment.values()) <= {"1"}

@@ -133,7 +133,7 @@ class Store:
         try:
             job = _JOB.validate_json(row["state"])
             spec = StoredSpec.of(json.loads(row["spec"]))
-        except ValueError as wrong:
+        except (ValueError, RecursionError) as wrong:
             aside = _aside(row, _why_unreadable(wrong))
             self._mark(row, aside.reason)
             raise Unreadable(aside) from None
@@ -387,7 +387,7 @@ def _aside(row: sqlite3.Row, reason: str) -> SetAside:
     return SetAside(f"{row['number']:06}", row["user"], row["name"], reason)
 
 
-def _why_unreadable(wrong: ValueError) -> str:
+def _why_unreadable(wrong: Exception) -> str:
     if isinstance(wrong, ValidationError):
         first = wrong.errors()[0]
         place = ".".join(map(str, first["loc"])) or "state"

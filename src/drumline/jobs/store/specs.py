@@ -73,7 +73,12 @@ class StoredSpec:
         """Read what was stored. Raises ValueError."""
         if not isinstance(given, dict):
             raise ValueError("spec: not a mapping")
-        read: Self = _STORED.validate_python({**given, "given": given})
+        # What was left empty, or written before its type was settled, means what it meant then.
+        known = {key: value for key, value in given.items() if value not in (None, False, {})}
+        for key in ("environment", "mounts"):
+            if isinstance(known.get(key), dict):
+                known[key] = {str(name): str(value) for name, value in known[key].items()}
+        read: Self = _STORED.validate_python({**known, "given": given})
         return read
 
     @property
