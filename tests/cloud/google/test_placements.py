@@ -81,6 +81,11 @@ def test_a_request_that_failed_says_what_that_means() -> None:
     assert seen("SUSPENDED", None).refusal is None, "taken back is not refused"
 
 
+def test_an_entry_that_a_listing_has_twice_counts_once() -> None:
+    (found,) = placements.listed([REQUEST], [NODE, NODE])
+    assert (found.state, found.endpoints) == (PlacementState.READY, ENDS)
+
+
 class TestSeveralSlices:
     def nodes(self, *states: str) -> list[ListedNode]:
         """The slices in reverse, because a listing has no order that was promised."""

@@ -25,9 +25,10 @@ def listed(requests: Iterable[ListedRequest], nodes: Iterable[ListedNode]) -> li
     by_name = {request.name: request for request in requests}
     asked_by = {node: request.name for request in by_name.values() for node in request.nodes}
     under: dict[str, list[ListedNode]] = {name: [] for name in by_name}
-    for node in nodes:
-        asked_for = node.request or asked_by.get(node.name, node.name)
-        under.setdefault(asked_for, []).append(node)
+    # By name: where pages shift, a listing has an entry twice.
+    for name, node in {node.name: node for node in nodes}.items():
+        own = name if name in by_name else asked_by.get(name, name)
+        under.setdefault(node.request or own, []).append(node)
     return [combined(by_name.get(name), found) for name, found in under.items()]
 
 
