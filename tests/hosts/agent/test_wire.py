@@ -140,3 +140,10 @@ def test_a_program_that_an_earlier_agent_ran_is_told_of_by_this_one(tmp_path: Pa
     assert (told.state, told.exit_code, told.started_at) == ("exited", 3, 5.0)
     assert (told.error, told.error_at) == ("train.py:4  ValueError: x", 9.0)
     assert (told.coordinator, told.tail) == ("10.0.0.1:8476", ("a", "b"))
+
+
+def test_halves_of_characters_and_endless_nesting_end_at_the_door() -> None:
+    assert decode(b'{"error": "bad \\ud800"}') == {"error": "bad ?"}
+    assert decode('{"error": "\\ud83d\\ude00"}') == {"error": "\U0001f600"}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode(b'{"a":' * 100_000)

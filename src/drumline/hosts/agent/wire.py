@@ -192,9 +192,24 @@ def encode(message: Message) -> str:
 
 def decode(line: str | bytes) -> Json:
     """One JSON object; NaN, Infinity and endless digits, as in a heartbeat, become text."""
-    value = json.loads(line, parse_constant=str, parse_int=_whole)
+    try:
+        value = json.loads(line, parse_constant=str, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("an object that is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("expected an object")
+    text = line if isinstance(line, str) else line.decode("utf-8", "replace")
+    return _clean(value) if "\\u" in text else value
+
+
+def _clean(value: Any) -> Any:
+    """Without halves of characters, which JSON can write and UTF-8 cannot."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
     return value
 
 
