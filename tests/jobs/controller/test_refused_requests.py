@@ -148,6 +148,22 @@ def test_a_new_server_that_has_not_seen_its_running_slice_does_not_spin(tmp_path
     play(tmp_path, story)
 
 
+def test_a_new_server_whose_slice_is_listed_without_hosts_does_not_spin(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create()
+        await office.reaches(job, "RUNNING")
+        ((name, node),) = office.cloud.held.items()
+        office.cloud.held[name] = replace(node, endpoints=())
+        await office.restart()
+        rounds = office.rounds()
+        await asyncio.sleep(600)
+        assert rounds() < 300
+        office.cloud.held[name] = node
+        await office.until(lambda: len(office.starts(job)) == 2, within=120)
+
+    play(tmp_path, story)
+
+
 def test_a_start_that_raises_rests_and_is_told_in_the_note(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -339,7 +339,7 @@ class Supervisor:
                 run = run_of(job)
                 if run and self.sessions.get(run):
                     self._keep_listening(run, held.zone)
-                elif run and self.polls.listed(held) is not None:
+                elif run and self._hosts_known(held):
                     # Not before a poll has shown where its hosts are: a drive that comes back with
                     # nothing done would be ordered again at once, for as long as polls fail.
                     key = f"drive {held.name}"
@@ -353,6 +353,10 @@ class Supervisor:
                 self._availability.short(Choice(held.accelerator, held.zone), effect.why)
             case EffectKind.RELEASE:
                 self.polls.soon(held.zone)
+
+    def _hosts_known(self, held: Placement) -> bool:
+        listed = self.polls.listed(held)
+        return listed is not None and len(listed.endpoints) == held.hosts
 
     def _stop_soon(self, run: Run, held: Placement) -> None:
         """Stop the program; a server that has just started must first find its hosts."""
