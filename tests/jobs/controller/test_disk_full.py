@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from drumline.jobs.server.process import _no_room
+from drumline.jobs.server.api import _no_room
 from tests.jobs.pretend import HOUR, Office, play
 
 WRITES = ("save", "gone", "note", "adopt_stray", "check_writable")

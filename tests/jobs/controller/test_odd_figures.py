@@ -13,7 +13,7 @@ from drumline.jobs.client import Client, Refused
 from drumline.jobs.controller.heartbeats import plain
 from drumline.jobs.controller.progress import LogReader
 from drumline.jobs.core.steps import number
-from drumline.jobs.server.process import _search
+from drumline.jobs.server.api import search_of
 from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import Office, play
 
@@ -98,6 +98,6 @@ def test_a_number_that_no_job_can_have_is_one_sentence(tmp_path: Path) -> None:
 
     play(tmp_path, story)
     with pytest.raises(Mistake, match=r"limit: .* is not a number above 0"):
-        _search(QueryParams(f"limit={'9' * 30}"))
+        search_of(QueryParams(f"limit={'9' * 30}"))
     with pytest.raises(Refused, match="longer than any name"):
         Client(tmp_path / "h", autostart=False).list(name="x" * 100_000)

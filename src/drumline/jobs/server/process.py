@@ -14,202 +14,26 @@ import logging
 import os
 import signal
 import socket
-import sqlite3
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders, QueryParams
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from drumline import __version__
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.visits import LAST_CALLERS, Visits
-from drumline.jobs.caller import STRAYS, VERSION, home_folder
+from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
-from drumline.jobs.controller.actions import is_about_storage
 from drumline.jobs.controller.supervisor import Supervisor
-from drumline.jobs.core.state import Status
 from drumline.jobs.folders import Folders
-from drumline.jobs.server.exchange import Exchange, LinesResponse
-from drumline.jobs.server.logs import stream_logs, wanted_of
-from drumline.jobs.server.service import MOST_DIGITS, RECENT, JobService
+from drumline.jobs.server.api import JobsApi
+from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Store
 from drumline.jobs.store.schema import SchemaError
-from drumline.jobs.store.search import UNREADABLE, Search
 
 log = logging.getLogger(__name__)
-LONGEST_POLL = 30.0
 HOME_CHECK_SECONDS = 5.0
-
-LeavesIn = Callable[[], float | None]
-
-
-def routes(
-    service: JobService, stop: asyncio.Event, started: float, leaves_in: LeavesIn
-) -> list[Route]:
-    """The HTTP API: each handler turns a request into one call of the service."""
-
-    def job_id(request: Request) -> str:
-        return str(request.path_params["id"])
-
-    async def list_jobs(request: Request) -> Response:
-        return JSONResponse(service.overview(_search(request.query_params)))
-
-    async def create(request: Request) -> Response:
-        body = await request.json()
-        await asyncio.to_thread(start_emulator, service.supervisor.config)
-        shown = await service.create(
-            body["spec"], body.get("secrets", {}), body.get("user", ""), body.get("origin")
-        )
-        return JSONResponse(shown, status_code=201)
-
-    async def plan(request: Request) -> Response:
-        body = await request.json()
-        return JSONResponse({"lines": await service.plan(body["spec"], body.get("origin"))})
-
-    async def show(request: Request) -> Response:
-        return JSONResponse(service.show(job_id(request)))
-
-    async def history(request: Request) -> Response:
-        return JSONResponse(service.history(job_id(request)))
-
-    async def events(request: Request) -> Response:
-        after = int(request.query_params.get("after", 0))
-        wait = min(float(request.query_params.get("wait", 0)), LONGEST_POLL)
-        return JSONResponse(await service.events(job_id(request), after, wait))
-
-    async def logs(request: Request) -> Response:
-        text = stream_logs(service, job_id(request), wanted_of(request.query_params))
-        return StreamingResponse(text, media_type="text/plain; charset=utf-8")
-
-    async def verb(request: Request) -> Response:
-        body = await request.json() if await request.body() else {}
-        return JSONResponse(
-            await service.verb(job_id(request), str(request.path_params["verb"]), body)
-        )
-
-    async def run_command(request: Request) -> Response:
-        exchange = Exchange(request.receive)
-        asked = await exchange.opening()
-        fed = request.headers.get("content-type") == "application/octet-stream"
-        stdin = exchange.input() if fed else None
-        execution = service.execution(
-            job_id(request), asked.get("host", 0), asked["command"], stdin
-        )
-        return LinesResponse(exchange, execution.frames())
-
-    async def hosts(request: Request) -> Response:
-        return JSONResponse(service.hosts(job_id(request)))
-
-    async def status(_: Request) -> Response:
-        facts = {"pid": os.getpid(), "version": __version__, "started": started}
-        facts |= {"leaves_in": leaves_in(), "stays": service.supervisor.busy()}
-        return JSONResponse(facts | service.status())
-
-    async def strays(_: Request) -> Response:
-        return JSONResponse(await service.lost.found())
-
-    async def settle_strays(request: Request) -> Response:
-        body = await request.json() if await request.body() else {}
-        verb = str(request.path_params["verb"])
-        names, user = body.get("names", ()), body.get("user", "")
-        return JSONResponse(await service.lost.settle(verb, names, user))
-
-    async def stop_server(_: Request) -> Response:
-        stop.set()
-        return JSONResponse({"text": "the server stops; programs and slices go on"})
-
-    return [
-        Route("/jobs", list_jobs),
-        Route("/jobs", create, methods=["POST"]),
-        Route("/plan", plan, methods=["POST"]),
-        Route("/jobs/{id}", show),
-        Route("/jobs/{id}/history", history),
-        Route("/jobs/{id}/events", events),
-        Route("/jobs/{id}/logs", logs),
-        Route("/jobs/{id}/hosts", hosts),
-        Route("/jobs/{id}/exec", run_command, methods=["POST"]),
-        Route("/jobs/{id}/{verb}", verb, methods=["POST"]),
-        Route("/strays", strays),
-        Route("/strays/{verb}", settle_strays, methods=["POST"]),
-        Route("/status", status),
-        Route("/stop", stop_server, methods=["POST"]),
-    ]
-
-
-def _search(query: QueryParams) -> Search:
-    """What `GET /jobs` asks for: all, status, name, user, limit, before."""
-    numbers = {}
-    for key in ("limit", "before"):
-        given = query.get(key)
-        whole = given is None or (given.isascii() and given.isdigit() and len(given) <= MOST_DIGITS)
-        if not whole or (given is not None and int(given) == 0):
-            raise Mistake(f"{key}: {given!r:.40} is not a number above 0 that a job can have")
-        numbers[key] = given
-    status = [name.strip().upper() for text in query.getlist("status") for name in text.split(",")]
-    unknown = set(status) - {*Status, UNREADABLE}
-    if unknown:
-        known = ", ".join([*Status, UNREADABLE])
-        raise Mistake(f"status: {min(unknown)!r} is none; there are {known}")
-    everything = query.get("all") == "1" or bool(status) or numbers["before"] is not None
-    return Search(
-        since=None if everything else time.time() - RECENT,
-        status=tuple(dict.fromkeys(status)),
-        name=query.get("name"),
-        user=query.get("user"),
-        limit=int(numbers["limit"]) if numbers["limit"] else None,
-        before=numbers["before"],
-    )
-
-
-class ServerHeaders:
-    """Adds headers about the server itself to each answer of an application.
-
-    So a command knows what else to show its user without a second request.
-    """
-
-    def __init__(self, app: ASGIApp, service: JobService) -> None:
-        """`service` gives the values of the headers."""
-        self._app, self._service = app, service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the application does, with our headers."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[VERSION] = __version__
-                headers[STRAYS] = str(len(self._service.lost.seen()))
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
-async def _mistake(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Mistake)
-    return JSONResponse({"error": str(error)}, status_code=error.code)
-
-
-async def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, status_code=error.status_code)
-
-
-async def _no_room(_: Request, error: Exception) -> Response:
-    if not is_about_storage(error):
-        raise error
-    text = f"nothing can be written to this home: {error}; make room, then try again"
-    return JSONResponse({"error": text}, status_code=507)
 
 
 def connect(config: Config) -> Cloud:
@@ -283,17 +107,11 @@ async def serve(config: Config, stay: bool = False) -> None:
     supervisor = Supervisor(store, cloud, config, ssh_key(folders))
     stop = asyncio.Event()
     service = JobService(supervisor)
-    app = Starlette(
-        routes=routes(service, stop, time.time(), lambda: visits.leaves_in()),
-        exception_handlers={
-            Mistake: _mistake,
-            HTTPException: _http_error,
-            sqlite3.OperationalError: _no_room,
-            OSError: _no_room,
-        },
+    api = JobsApi(
+        service, stop.set, lambda: visits.leaves_in(), lambda: start_emulator(supervisor.config)
     )
     patience = None if stay else config.idle_seconds
-    visits = Visits(ServerHeaders(app, service), supervisor.busy, patience, unnoticed={"/status"})
+    visits = Visits(api.application(), supervisor.busy, patience, unnoticed={"/status"})
     folders.socket.unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(folders.socket))
