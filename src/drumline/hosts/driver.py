@@ -98,6 +98,8 @@ class HostDriver:
         """Whether this connection has told what the program does."""
         self._tail: tuple[str, ...] | None = None
         """The last lines of `_recent`; None until they are read."""
+        self._whole: HostReport | None = None
+        """The report with these lines; None until it is asked for."""
         self._settled = ""
         """The detail of the final report, to be shown again after a lost connection."""
 
@@ -108,8 +110,10 @@ class HostDriver:
         if self._tail is None:
             lines = self._recent.decode("utf-8", "replace").splitlines()
             kept = [line.rstrip()[:500] for line in lines if line.strip()]
-            self._tail = tuple(kept[-TAIL_LINES:])
-        return replace(self._report, tail=self._tail)
+            self._tail, self._whole = tuple(kept[-TAIL_LINES:]), None
+        if self._whole is None:
+            self._whole = replace(self._report, tail=self._tail)
+        return self._whole
 
     async def drive(self) -> None:
         """For ever: connect, go on from the state of the host, and reconnect."""
@@ -152,7 +156,7 @@ class HostDriver:
         if status.state == "lost" or (status.state == "none" and self._started_here()):
             self._take(status)
         if self._speaks:
-            self._report = replace(self._report, reported_at=self._means.clock())
+            self._know(reported_at=self._means.clock())
         self._agent = agent
         self._connected.set()
         watching = asyncio.create_task(self._watch(agent))
@@ -254,7 +258,7 @@ class HostDriver:
                     self._take(line.status)
                     self._speaks = True
                 if self._speaks:
-                    self._report = replace(self._report, reported_at=self._means.clock())
+                    self._know(reported_at=self._means.clock())
 
     def _started_here(self) -> bool:
         """Whether the program of this attempt was once started on this host."""
@@ -306,12 +310,15 @@ class HostDriver:
             self._show(phase=HostPhase.EXITED, detail="stopped before it ran", exit_code=-15)
 
     def _heard(self) -> None:
-        self._report = replace(self._report, heard=self._means.clock())
+        self._know(heard=self._means.clock())
+
+    def _know(self, **news: Any) -> None:
+        self._report, self._whole = replace(self._report, **news), None
 
     def _show(self, **news: Any) -> None:
-        report = replace(self._report, **news)
-        if report != self._report:
-            self._report = report
+        before = self._report
+        self._know(**news)
+        if self._report != before:
             self._means.changed()
 
     # Orders to the host --------------------------------------------------------------------------
