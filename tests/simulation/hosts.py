@@ -17,7 +17,7 @@ from drumline.hosts.values import Address, CompletedCommand, Timing
 from tests.simulation.nature import Nature
 from tests.simulation.programs import Running
 
-BEAT = 30.0
+BEAT = 200.0
 """Seconds between two lines of `watch` where nothing happens."""
 NO_SPACE = "OSError: [Errno 28] No space left on device"
 

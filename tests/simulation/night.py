@@ -4,31 +4,26 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drumline.cloud.google.faults import _CLOUD
 from drumline.cloud.model.errors import RpcStatus
-from drumline.jobs.server.service import JobService
-from drumline.jobs.server.verbs import Mistake
-from drumline.jobs.store.search import Search
 from tests.simulation.cloud import SimulatedCloud, Weather
 from tests.simulation.loop import Deadlock, SimulatedLoop
 from tests.simulation.nature import Nature
 from tests.simulation.promises import Promises
 from tests.simulation.schedule import HOUR, ZONES, Incident, JobPlan, Schedule
-from tests.simulation.server import Died, Server, nothing_real
+from tests.simulation.server import NO_ROOM, Died, Refused, Server, nothing_real
 from tests.simulation.streams import Streams
 
 SETTINGS = f"""
 cloud: google
 project: lab-tpu-1
 zones: [{", ".join(ZONES)}]
-look_seconds: 60
-patience: {{waiting: 900, silence: 240, bad_silence: 900, first_contact: 1200}}
+look_seconds: 600
+patience: {{waiting: 1800, silence: 600, bad_silence: 1800, first_contact: 2400}}
 """
 CHIPS = 48
 """In each zone: three of the largest jobs, so that they compete."""
@@ -107,11 +102,10 @@ class Night:
     # Users ---------------------------------------------------------------------------------------
 
     async def _create(self, plan: JobPlan) -> None:
+        asked = {"spec": plan.spec, "secrets": {"TOKEN": "geheim"}, "user": "lab"}
         for _ in range(40):
             try:
-                made = await self.server.call(
-                    lambda service: service.create(plan.spec, {"TOKEN": "geheim"}, "lab")
-                )
+                made = await self.server.call("POST", "/jobs", asked)
             except Died:
                 # The user looks whether it was taken, and asks again if it was not.
                 await asyncio.sleep(45.0)
@@ -119,14 +113,13 @@ class Night:
                 if found is not None:
                     self._known(plan, found)
                     return
-                continue
-            except Exception as wrong:
-                if "full" not in str(wrong):
+            except Refused as refused:
+                if refused.code != NO_ROOM:
                     raise
                 await asyncio.sleep(120.0)
-                continue
-            self._known(plan, made["id"])
-            return
+            else:
+                self._known(plan, made["id"])
+                return
 
     def _known(self, plan: JobPlan, job_id: str) -> None:
         self.ids[plan.number] = job_id
@@ -136,7 +129,7 @@ class Night:
     async def _id_of(self, name: str) -> str | None:
         for _ in range(40):
             try:
-                listed = await self.server.call(_listing(Search(name=name)))
+                listed = await self.server.call("GET", "/jobs", name=name)
                 found = [job["id"] for job in listed if job["name"] == name]
                 return str(found[0]) if found else None
             except Died:
@@ -149,35 +142,35 @@ class Night:
         said = promises.asked(job_id, verb)
         try:
             answer = await self.server.call(
-                lambda service: service.verb(job_id, verb, {"secrets": {"TOKEN": "geheim"}})
+                "POST", f"/jobs/{job_id}/{verb}", {"secrets": {"TOKEN": "geheim"}}
             )
         except Died:
             said.unknown()
-            return
-        except Mistake as refused:
+        except Refused as refused:
             nature.note("told", job_id, str(refused))
-            said.refused()
-            return
-        except Exception as wrong:
-            if "full" not in str(wrong):
-                raise
-            said.unknown()
-            return
-        nature.note("told", job_id, answer["text"])
-        said.answered(answer["text"])
+            if refused.code == NO_ROOM:
+                said.unknown()
+            else:
+                said.refused()
+        else:
+            nature.note("told", job_id, answer["text"])
+            said.answered(answer["text"])
+
+    async def _look(self, job_id: str) -> None:
+        """Somebody looks, as `list`, `show` and `watch` do; that changes nothing."""
+        with suppress(Died, Refused):
+            await self.server.call("GET", "/jobs", all=1)
+            await self.server.call("GET", f"/jobs/{job_id}")
+            await self.server.call("GET", f"/jobs/{job_id}/events", wait=20)
 
     # What goes wrong -----------------------------------------------------------------------------
 
     async def _happens(self, incident: Incident) -> None:
-        verbs = {"cancel", "resume", "delete", "clean"}
-        if incident.kind in verbs:
+        if incident.kind in {"cancel", "resume", "delete", "clean", "look"}:
             if self.ids:
                 job = list(self.ids.values())[incident.target % len(self.ids)]
-                await self._verb(incident.kind, job)
-            return
-        if incident.kind == "list":
-            with suppress(Died):
-                await self.server.call(_listing(Search()))
+                looks = incident.kind == "look"
+                await (self._look(job) if looks else self._verb(incident.kind, job))
             return
         self._storms += 1
         try:
@@ -258,13 +251,6 @@ class Night:
                 server.fill_disk(True)
                 await asyncio.sleep(incident.seconds)
                 server.fill_disk(False)
-
-
-def _listing(search: Search) -> Callable[[JobService], Awaitable[list[dict[str, Any]]]]:
-    async def ask(service: JobService) -> list[dict[str, Any]]:
-        return service.overview(search)
-
-    return ask
 
 
 def simulate(schedule: Schedule) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tests.simulation.nature import Nature
 
-BEAT = 60.0
+BEAT = 300.0
 """Seconds between two heartbeats."""
 
 Failing = Literal["exit", "killed", "hang"]

@@ -11,6 +11,8 @@ from tests.simulation.programs import Bug, Failing, Plan
 from tests.simulation.streams import Stream, Streams
 
 HOUR = 3600.0
+NIGHT = 8 * HOUR
+"""All that goes wrong does so in this time, and close together; the rest of the day is calm."""
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
 KINDS = ("v5litepod-4", "v5litepod-8", "v5litepod-16")
 
@@ -50,7 +52,7 @@ class Schedule:
     seed: int
     jobs: tuple[JobPlan, ...]
     incidents: tuple[Incident, ...] = field(default=())
-    quiet_at: float = 16 * HOUR
+    quiet_at: float = NIGHT
     """From then on nothing goes wrong."""
 
     def told(self) -> list[str]:
@@ -93,7 +95,7 @@ _FAULTS: tuple[tuple[str, float, float], ...] = (
     ("listings have holes", 1.0, 900.0),
     ("cut host", 4.0, 0.0),
     ("hang host", 2.0, 120.0),
-    ("hang host long", 0.6, 2400.0),
+    ("hang host long", 0.6, 5000.0),
     ("reboot host", 1.0, 120.0),
     ("host disk full", 0.4, 1200.0),
     ("kill server", 5.0, 30.0),
@@ -107,15 +109,15 @@ _VERBS: tuple[tuple[str, float], ...] = (
     ("resume", 3.0),
     ("delete", 1.5),
     ("clean", 0.7),
-    ("list", 2.0),
+    ("look", 2.0),
 )
 
 
 def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     dice = Streams(seed)["schedule"]
-    night = 16 * HOUR
-    jobs = tuple(_job(dice, number, dice.uniform(0, night * 0.5)) for number in range(1, 11))
+    night = NIGHT
+    jobs = tuple(_job(dice, number, dice.uniform(0, night * 0.6)) for number in range(1, 11))
     # A calm night finds what a stormy one hides, and the other way round.
     storm = dice.choice((0.3, 1.0, 1.0, 2.5))
     incidents = []
@@ -141,7 +143,7 @@ def draw(seed: int) -> Schedule:
 
 def _job(dice: Stream, number: int, at: float) -> JobPlan:
     zones = sorted(dice.sample(ZONES, dice.randint(1, 3)))
-    steps = dice.randint(20, 200)
+    steps = dice.randint(5, 40)
     tells = dice.chance(0.8)
     # Of a program that tells nothing nobody can say that it hangs.
     failing: tuple[Failing, ...] = ("exit", "killed", "hang") if tells else ("exit", "killed")
@@ -162,12 +164,12 @@ def _job(dice: Stream, number: int, at: float) -> JobPlan:
         "retry": {"failures": failures, "bad_hosts": 50},
         "keep": dice.choice((0, 600, 3600)),
         "stop_grace": dice.choice((5, 30)),
-        "stuck_after": 1200,
+        "stuck_after": 3600,
     }
     program = Plan(
         steps=steps,
-        seconds=dice.uniform(20.0, 60.0),
-        save_every=dice.choice((5, 10, 50)),
+        seconds=dice.uniform(90.0, 300.0),
+        save_every=dice.choice((2, 4, 10)),
         bugs=bugs,
         on_sigterm=dice.choice(("leaves", "dies", "ignores")),
         tells=tells,

@@ -1,20 +1,28 @@
-"""The server under simulation: the real one, life after life, on clocks that the world moves."""
+"""The server under simulation: the real one, life after life, on clocks that the world moves.
+
+Its users speak HTTP to it, without a socket in between.
+"""
 
 import asyncio
 import contextlib
+import json
 import random
 import secrets
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
+from urllib.parse import urlencode
+
+from starlette.types import ASGIApp, Message
 
 from drumline.hosts import driver
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
+from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
 from tests.simulation.cloud import SimulatedCloud
@@ -22,12 +30,23 @@ from tests.simulation.hosts import SimulatedConnection
 from tests.simulation.loop import PARTY, NotSimulated
 from tests.simulation.nature import Nature
 
-Result = TypeVar("Result")
 KEY = "ssh-ed25519 AAAA drumline"
+
+
+NO_ROOM = 507
 
 
 class Died(Exception):
     """The server was killed before it answered."""
+
+
+class Refused(Exception):
+    """The server answered that it will not."""
+
+    def __init__(self, code: int, error: str) -> None:
+        """`code` is the HTTP status."""
+        super().__init__(error)
+        self.code = code
 
 
 class Server:
@@ -46,6 +65,7 @@ class Server:
         self._graveyard: list[Any] = []
         self._supervisor: Supervisor | None = None
         self.service: JobService | None = None
+        self._application: ASGIApp | None = None
         self._died: asyncio.Event = asyncio.Event()
 
     def wall(self) -> float:
@@ -77,6 +97,7 @@ class Server:
             store, self._cloud, read(self._home), KEY, wall=self.wall, monotonic=self.monotonic
         )
         self.service = JobService(self._supervisor)
+        self._application = JobsApi(self.service, lambda: None, lambda: None).application()
         self._nature.spawn(self._supervisor.run(), self._party)
 
     def kill(self) -> None:
@@ -87,7 +108,7 @@ class Server:
         self._nature.loop.kill(self._party)
         self._graveyard += [self._nature.keep(), self._supervisor, self.service]
         self.service.store.close()
-        self._supervisor = self.service = None
+        self._supervisor = self.service = self._application = None
         self._died.set()
 
     async def sleep(self, seconds: float, counts: bool) -> None:
@@ -107,29 +128,56 @@ class Server:
             with contextlib.suppress(sqlite3.Error):
                 self.service.store._db.execute(f"PRAGMA max_page_count = {pages}")
 
-    async def call(self, work: Callable[[JobService], Awaitable[Result]]) -> Result:
-        """What a user's command asks of the server that runs now."""
-        if self.service is None:
+    async def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """What a user's command asks of the server that runs now. Raises Died and Refused."""
+        if self._application is None:
             raise Died
-        answer: asyncio.Future[Result] = self._nature.loop.create_future()
-        service = self.service
-
-        async def serve() -> None:
-            try:
-                result = await work(service)
-            except Exception as wrong:
-                answer.set_exception(wrong)
-            else:
-                answer.set_result(result)
-
-        self._nature.spawn(serve(), self._party)
+        answer: asyncio.Future[tuple[int, Any]] = self._nature.loop.create_future()
+        asking = _ask(self._application, method, path, urlencode(query), body, answer)
+        self._nature.spawn(asking, self._party)
         died = asyncio.ensure_future(self._died.wait())
         waits: set[asyncio.Future[Any]] = {answer, died}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         died.cancel()
         if not answer.done():
             raise Died
-        return answer.result()
+        code, said = answer.result()
+        if code >= 400:
+            raise Refused(code, said["error"])
+        return said
+
+
+async def _ask(
+    application: ASGIApp,
+    method: str,
+    path: str,
+    query: str,
+    body: Any,
+    answer: "asyncio.Future[tuple[int, Any]]",
+) -> None:
+    """One request as a web server hands it on, and its answer."""
+    scope: dict[str, Any] = {
+        "type": "http", "http_version": "1.1", "method": method, "path": path, "root_path": "",
+        "raw_path": path.encode(), "query_string": query.encode(), "headers": [], "scheme": "http",
+        "server": ("drumline", None), "client": None,
+    }  # fmt: skip
+    sent = [{"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}]
+    code, content = 0, b""
+
+    async def receive() -> Message:
+        return sent.pop() if sent else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        nonlocal code, content
+        code = message.get("status", code)
+        content += message.get("body", b"")
+
+    try:
+        await application(scope, receive, send)
+    except Exception as wrong:
+        answer.set_exception(wrong)
+    else:
+        answer.set_result((code, json.loads(content)))
 
 
 def _forbidden(what: str) -> Callable[..., Any]:
