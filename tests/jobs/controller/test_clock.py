@@ -37,6 +37,24 @@ def test_a_wall_clock_that_steps_makes_no_request_and_loses_no_slice(
     play(tmp_path, story)
 
 
+def test_a_program_that_hangs_is_found_by_a_server_whose_clock_is_behind(tmp_path: Path) -> None:
+    """The steps on record lie in its future, and would count as recent until it has caught up."""
+
+    async def story(office: Office) -> None:
+        job = await office.create(stuck_after="10m")
+        await office.reaches(job, "RUNNING")
+        for step in range(3):
+            office.starts(job)[-1].tells(step=step)
+            await asyncio.sleep(60)
+        office.stepped -= 24 * HOUR
+        await office.restart()
+        await office.until(lambda: len(office.starts(job)) == 2)
+        office.starts(job)[-1].tells(step=2)
+        await office.until(lambda: bool(office.show(job)["failures"]), within=HOUR)
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("step", [-HOUR, HOUR])
 def test_a_slice_is_crossed_off_only_when_it_is_gone_whatever_the_clock_says(
     tmp_path: Path, step: float

@@ -105,7 +105,8 @@ class Heartbeats:
             logs = self._folders.logs(job_id, attempt)
             known = self._store.metrics.steps(job_id, attempt)
             reader = LogReader(logs, pattern, known is not None) if pattern else None
-            current = self._current[job_id] = _Current(attempt, known, reader)
+            steps = known and known.by(self._clock())
+            current = self._current[job_id] = _Current(attempt, steps, reader)
         found = heartbeat_of(reports)
         news = self._read(job_id, current) if found is None else self._news(current, *found)
         for heartbeat in news:

@@ -33,6 +33,13 @@ class Steps:
         """Whether no further step will come."""
         return self.total is not None and self.step >= self.total
 
+    def by(self, now: float) -> "Steps":
+        """As an earlier server saw them, whose clock may have been ahead: nothing after `now`."""
+        if self.stepped_at <= now and (self.saved_at is None or self.saved_at <= now):
+            return self
+        saved = None if self.saved_at is None else min(self.saved_at, now)
+        return replace(self, stepped_at=min(self.stepped_at, now), saved_at=saved)
+
 
 def advance(steps: Steps | None, heartbeat: Mapping[str, object], now: float) -> Steps | None:
     """The steps after one more heartbeat; a heartbeat without a step changes nothing."""
