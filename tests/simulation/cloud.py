@@ -174,6 +174,7 @@ class SimulatedCloud:
 
     def preempt(self, node: Node, notice: float) -> None:
         """Take a node, after a notice to its hosts."""
+        self._nature.taken.add(_short(node.spec.name))
         self._nature.note("preempt", _short(node.spec.name), notice)
         if notice:
             for host in self.hosts_of(node):
@@ -185,6 +186,7 @@ class SimulatedCloud:
         """The cloud gives up a request that waits."""
         if request.state in {RequestState.CREATING, RequestState.WAITING}:
             self._nature.note("request fails", _short(request.spec.name))
+            self._nature.taken.add(_short(request.spec.name))
             request.state, request.by, request.error = RequestState.FAILED, By.SERVICE, error
             self.stir()
 

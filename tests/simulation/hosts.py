@@ -100,6 +100,7 @@ class Host:
         self._skew = skew
         self.up = False
         self.hung_until = 0.0
+        self.mute_until = 0.0
         self.full_until = 0.0
         self.going_down = ""
         self.installed = False
@@ -130,8 +131,34 @@ class Host:
         self.nature.hosts.pop(self.address.ssh_ip, None)
         self.cut()
 
+    def misbehaves(self) -> None:
+        """Note that a verdict against it would be just."""
+        self.nature.host_faults[self.name.rpartition("/")[0]] += 1
+
+    def hang(self, seconds: float) -> None:
+        """It answers nothing for a while; what it runs goes on."""
+        self.misbehaves()
+        self.hung_until = self.nature.now() + seconds
+
+    def mute(self, seconds: float) -> None:
+        """It hears and does what it is told, and no answer comes back."""
+        self.misbehaves()
+        self.mute_until = self.nature.now() + seconds
+        self.cut()
+
+    def lie(self, code: int) -> None:
+        """It gives its program out as ended, while that runs on."""
+        for kept in self.attempts.values():
+            if kept.alive and kept.ending is None:
+                self.misbehaves()
+                self.nature.note("lie", kept.job, kept.attempt, self.name, code)
+                self.nature.liars.add((kept.job, kept.attempt))
+                kept.ending = {"exit_code": code, "error": "", "error_at": None, "tail": []}
+        self.stir()
+
     def reboot(self, seconds: float) -> None:
         """It goes down and comes back with its disk and without its programs."""
+        self.misbehaves()
         self.up = False
         self._kill_programs()
         self.cut()
@@ -173,7 +200,7 @@ class Host:
         """One verb of the agent: exit code, what it says, and its complaint."""
         verb = words[0]
         if self.nature.now() < self.full_until and verb in {"prepare", "receive", "unpack", "step"}:
-            self.nature.excused.update(words[1:2] and [words[1].split("/")[1]])
+            self.misbehaves()
             return 1, "", NO_SPACE
         if verb == "free-port":
             return 0, json.dumps({"port": 8476}), ""
@@ -260,7 +287,7 @@ class Host:
                 yield b"{}"
             while self.nature.now() < self.hung_until:
                 await asyncio.sleep(max(0.01, self.hung_until - self.nature.now()))
-            if self._lines_cut != cut:
+            if self._lines_cut != cut or self.nature.now() < self.mute_until:
                 raise ConnectionCut("connection lost")
 
 
@@ -313,9 +340,10 @@ class SimulatedConnection:
             await asyncio.wait({doing}, timeout=5.0)
             await self._pass_through()
         code, said, complaint = doing.result()
-        if lossy:
+        if lossy or nature.now() < host.mute_until:
             raise asyncssh.ConnectionLost("connection lost")
         if not nature.quiet and self._dice.chance(0.003):
+            host.misbehaves()
             said = '{"state": 7'
         return CompletedCommand(code, said, complaint)
 

@@ -1,6 +1,7 @@
 """The world outside the server: its clock, its dice, what was done in it, and who knows what."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,12 @@ class Nature:
         """Job → how often its program failed by its own fault."""
         self.started: dict[tuple[str, int, str], int] = {}
         """Job, attempt and host → how often the program was started there."""
-        self.excused: set[str] = set()
-        """Jobs whose set-up a host made fail."""
+        self.host_faults: Counter[str] = Counter()
+        """Slice → how often one of its hosts misbehaved."""
+        self.taken: set[str] = set()
+        """Slices that the cloud took, or never gave."""
+        self.liars: set[tuple[str, int]] = set()
+        """Job and attempt of programs that a host gave out as ended."""
         self.starting: Callable[[str, int, str], None] = lambda *_: None
         """Told of every start of a program."""
         self.trace: list[tuple[Any, ...]] = []

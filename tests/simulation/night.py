@@ -27,6 +27,7 @@ patience: {{waiting: 1800, silence: 600, bad_silence: 1800, first_contact: 2400}
 """
 CHIPS = 48
 """In each zone: three of the largest jobs, so that they compete."""
+DAY = 24 * HOUR
 MORNING = 8 * HOUR
 """After the faults stop, every job ends within this."""
 TIDY = 3 * HOUR
@@ -83,6 +84,8 @@ class Night:
         await asyncio.sleep(max(0.0, begin + self.schedule.quiet_at - nature.now()))
         await self._calm()
         await self.promises.come_true(MORNING, TIDY)
+        await asyncio.sleep(max(0.0, begin + DAY - nature.now()))
+        self.promises.stay_true()
         living.cancel()
 
     async def _calm(self) -> None:
@@ -229,8 +232,13 @@ class Night:
             case "cut host" if host:
                 host.cut()
             case "hang host" | "hang host long" if host:
-                host.hung_until = nature.now() + incident.seconds
+                host.hang(incident.seconds)
                 await asyncio.sleep(incident.seconds)
+            case "mute host" if host:
+                host.mute(incident.seconds)
+                await asyncio.sleep(incident.seconds)
+            case "host lies" if host:
+                host.lie(int(2 * incident.amount))
             case "reboot host" if host:
                 host.reboot(incident.seconds)
             case "host disk full" if host:

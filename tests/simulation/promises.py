@@ -1,23 +1,28 @@
 """What is promised, whatever happens, and how each promise is checked.
 
 While it goes on: a request stands in the database before the cloud hears of it; a program is
-started once on a host; an attempt runs on one slice; a job has one program at a time. In the
-morning, when nothing goes wrong any more: every job ends, as its user wished; what it ended as
-follows from what its program did; nothing of ours is left in the cloud, and no secret at home.
+started once on a host; an attempt runs on one slice; a job has one program at a time, and none once
+its user was told that it ends. In the morning, when nothing goes wrong any more: every job ends, as
+its user wished; what it ended as follows from what its program did; hosts and cloud are blamed for
+no more than they did; nothing of ours is left in the cloud, and no secret at home.
 """
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import dataclass
 
-from drumline.jobs.core.state import Outcome, Status
+from drumline.jobs.core.state import Job, Outcome, Status
 from tests.simulation.cloud import SimulatedCloud
 from tests.simulation.nature import Nature
-from tests.simulation.server import Server
+from tests.simulation.server import ASKS_A_MINUTE, Server
 
-ASKS_A_MINUTE = 30.0
+LATE = 300.0
+"""Seconds after the answer to a cancel within which a start may still come through: it was on its
+way to a host that is slow to answer."""
 SPIN_WINDOW, SPINNING = 600.0, 20_000
 """Seconds, and callbacks in them that no ten jobs have use for; usually there are a few hundred."""
+_ENDS = {"cancel", "delete", "clean"}
 FAULT_OF_THE_PROGRAM = {Outcome.PROGRAM_FAILED.value, Outcome.STUCK.value}
 
 
@@ -95,11 +100,26 @@ class Promises:
             nature.breaks(f"attempt {attempt} of {job} was started on {sorted(slices)}")
         for other in nature.hosts.values():
             for kept in other.attempts.values():
+                if (kept.job, kept.attempt) in nature.liars:
+                    continue
                 if kept.alive and kept.job == job and kept.attempt != attempt:
                     nature.breaks(
                         f"attempt {attempt} of {job} was started while {kept.attempt} ran"
                         f" on {other.name}"
                     )
+        last = self._last_word(job)
+        if last and last.verb in _ENDS and last.done and nature.now() > last.done + LATE:
+            nature.breaks(f"attempt {attempt} of {job} was started after the answer to {last.verb}")
+
+    def _last_word(self, job: str) -> Word | None:
+        """What a user said last and was granted; None where nobody can say whose word that was."""
+        words = self._words.get(job, [])
+        if not words or any(word.outcome == "unknown" for word in words):
+            return None
+        told = [word for word in words if word.outcome == "answered"]
+        if not told or any((w.done or math.inf) > told[-1].asked for w in words if w != told[-1]):
+            return None
+        return told[-1]
 
     async def no_spinning(self) -> None:
         """Look now and then how much was done: a loop that goes round for nothing does most."""
@@ -123,10 +143,17 @@ class Promises:
         deadline = nature.now() + tidy
         while self._cloud.resources() and nature.now() < deadline:
             await asyncio.sleep(120.0)
-        for name in sorted(self._cloud.resources()):
-            nature.breaks(f"{name} is left in the cloud")
-        self._check_jobs()
+        self.stay_true()
         self._check_calls()
+
+    def stay_true(self) -> None:
+        """What holds now that all is over, and from now on."""
+        for job_id, told in self._going().items():
+            self._nature.breaks(f"{job_id} is not over: {told}")
+        for name in sorted(self._cloud.resources()):
+            self._nature.breaks(f"{name} is left in the cloud")
+        for job_id, words in self._words.items():
+            self._check_job(job_id, words)
 
     def _going(self) -> dict[str, str]:
         service = self._server.service
@@ -137,52 +164,65 @@ class Promises:
             if not record.job.status.ended
         }
 
-    def _check_jobs(self) -> None:
+    def _check_job(self, job_id: str, words: list[Word]) -> None:
         service, nature = self._server.service, self._nature
         assert service is not None
-        for job_id, words in self._words.items():
-            record = service.supervisor.record(job_id)
-            cleaned = any(w.verb == "clean" and w.outcome in {"answered", "unknown"} for w in words)
-            if record is None:
-                if not cleaned:
-                    nature.breaks(f"{job_id} is gone, and nobody cleaned it")
-                continue
-            if any(w.verb == "clean" and w.outcome == "answered" for w in words):
-                nature.breaks(f"{job_id} was cleaned and is still there")
-                continue
-            status = record.job.status
-            self._check_wish(job_id, words, status)
-            outcomes = Counter(a["outcome"] for a in service.store.attempts(job_id))
-            blamed = sum(outcomes[outcome] for outcome in FAULT_OF_THE_PROGRAM)
-            had = nature.failures.get(job_id, 0)
-            if blamed > had:
-                nature.breaks(f"{job_id} is blamed for {blamed} failures and had {had}")
-                for attempt in service.store.attempts(job_id):
-                    nature.note("attempt", attempt["number"], attempt["outcome"], attempt["detail"])
-            if status is Status.FAILED and blamed == 0 and job_id not in nature.excused:
-                nature.breaks(f"{job_id} failed by no fault of its own: {record.job.reason}")
-            saved, steps = nature.buckets.get(job_id), nature.plans[job_id].steps
-            if status is Status.SUCCEEDED and (saved is None or saved.saved < steps):
-                nature.breaks(f"{job_id} succeeded and was not done")
-            if service.folders.secrets(job_id):
-                nature.breaks(f"the secrets of {job_id} are still there")
-
-    def _check_wish(self, job_id: str, words: list[Word], status: Status) -> None:
-        last = words[-1]
-        before = words[:-1]
-        if last.outcome not in {"answered"} or any((w.done or 0.0) > last.asked for w in before):
-            return  # nobody can say whose word was the last
-        if any(w.outcome == "unknown" for w in words):
+        record = service.supervisor.record(job_id)
+        if record is None:
+            if not any(w.verb == "clean" and w.outcome in {"answered", "unknown"} for w in words):
+                nature.breaks(f"{job_id} is gone, and nobody cleaned it")
             return
-        if last.verb in {"create", "resume"} and status is Status.CANCELLED:
-            self._nature.breaks(f"{job_id} was to run and is {status}")
-        if last.verb in {"cancel", "delete"} and not status.ended:
-            self._nature.breaks(f"{job_id} was to end and is {status}")
+        if any(w.verb == "clean" and w.outcome == "answered" for w in words):
+            nature.breaks(f"{job_id} was cleaned and is still there")
+            return
+        job = record.job
+        last = self._last_word(job_id)
+        if last and last.verb in {"create", "resume"} and job.status is Status.CANCELLED:
+            nature.breaks(f"{job_id} was to run and is {job.status}")
+        if service.folders.secrets(job_id):
+            nature.breaks(f"the secrets of {job_id} are still there")
+        if any(run[0] == job_id for run in nature.liars):
+            return  # what such a host gave out, nobody could have known better
+        saved, steps = nature.buckets.get(job_id), nature.plans[job_id].steps
+        if job.status is Status.SUCCEEDED and (saved is None or saved.saved < steps):
+            nature.breaks(f"{job_id} succeeded and was not done")
+        self._check_blame(job, words)
+
+    def _check_blame(self, job: Job, words: list[Word]) -> None:
+        """Nobody is blamed for more than he did: the program, the hosts, the cloud."""
+        service, nature = self._server.service, self._nature
+        assert service is not None
+        attempts = service.store.attempts(job.id)
+        rows = service.store._db.execute("SELECT name FROM slices WHERE job = ?", (job.id,))
+        slices = {str(row[0]) for row in rows}
+        had = nature.failures.get(job.id, 0)
+        faults = sum(nature.host_faults[name] for name in slices)
+        outcomes = Counter(attempt["outcome"] for attempt in attempts)
+        blamed = sum(outcomes[outcome] for outcome in FAULT_OF_THE_PROGRAM)
+        setup = outcomes[Outcome.SETUP_FAILED.value]
+        for what, counted, most in (
+            ("failures of its program", blamed, had),
+            ("bad hosts and set-ups", outcomes[Outcome.BAD_HOST.value] + setup, faults),
+            ("preemptions", outcomes[Outcome.PREEMPTED.value], len(slices & nature.taken)),
+        ):
+            if counted > most:
+                nature.breaks(f"{job.id} has {counted} {what} on record, and had {most}")
+                for attempt in attempts:
+                    nature.note("attempt", attempt["number"], attempt["outcome"], attempt["detail"])
+        allowed = job.allowance.failures or 0
+        if job.status is Status.FAILED and blamed + setup <= allowed:
+            nature.breaks(f"{job.id} failed within its allowance: {job.reason}")
+        if blamed + setup > allowed + 1 and not any(word.verb == "resume" for word in words):
+            nature.breaks(f"{job.id} went on after {blamed} failures, and was allowed {allowed}")
+        if [attempt["number"] for attempt in attempts] != list(range(1, len(attempts) + 1)):
+            nature.breaks(f"an attempt of {job.id} is not on record")
 
     def _check_calls(self) -> None:
-        asks = self._cloud.calls["ask"]
+        asks, started = self._cloud.calls["ask"], self._server.started
         for first, at in enumerate(asks):
-            within = [other for other in asks[first:] if other < at + 60.0]
-            if len(within) > ASKS_A_MINUTE * (1 + self._server.lives):
-                self._nature.breaks(f"{len(within)} requests were made within a minute")
+            within = sum(other < at + 60.0 for other in asks[first:])
+            # A minute's worth at once, then so many a minute; each new server begins with its own.
+            lives = 1 + sum(at < began < at + 60.0 for began in started)
+            if within > ASKS_A_MINUTE * (1 + lives):
+                self._nature.breaks(f"{within} requests were made within a minute")
                 return

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,6 +35,8 @@ KEY = "ssh-ed25519 AAAA drumline"
 
 
 NO_ROOM = 507
+ASKS_A_MINUTE = 12.0
+"""Requests for slices that the server may make; one that has just started, a minute's more."""
 
 
 class Died(Exception):
@@ -57,6 +60,8 @@ class Server:
         self._nature, self._cloud, self._home = nature, cloud, home
         (home / "config.yaml").write_text(settings)
         self.lives = 0
+        self.started: list[float] = []
+        """When each life began."""
         self.stepped = 0.0
         """Seconds by which the wall clock is off."""
         self._slept = 0.0
@@ -93,8 +98,10 @@ class Server:
 
     def _begin(self) -> None:
         store = Store(self._home / "jobs.db")
+        config = replace(read(self._home), asks_a_minute=ASKS_A_MINUTE)
+        self.started.append(self._nature.now())
         self._supervisor = Supervisor(
-            store, self._cloud, read(self._home), KEY, wall=self.wall, monotonic=self.monotonic
+            store, self._cloud, config, KEY, wall=self.wall, monotonic=self.monotonic
         )
         self.service = JobService(self._supervisor)
         self._application = JobsApi(self.service, lambda: None, lambda: None).application()
