@@ -7,15 +7,13 @@ A schedule that breaks a promise is made shorter, told, and named by the command
 """
 
 import argparse
-import gc
-import logging
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 
 from tests.simulation.night import Outcome, simulate
+from tests.simulation.runs import each, settle
 from tests.simulation.schedule import draw
 from tests.simulation.shrink import shrink
 
@@ -32,23 +30,17 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options.add_argument("--replay", type=int)
     asked = options.parse_args()
-    # Sets of names have an order by their hashes, which Python draws anew for each process.
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        words = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
-        os.execv(sys.executable, words)  # noqa: S606, ourselves
-    logging.disable(logging.CRITICAL)
-    sys.unraisablehook = lambda _: None
+    settle("tests.simulation")
     if asked.replay is not None:
         return _replay(asked.replay)
     seeds = range(asked.first, asked.first + asked.seeds)
     broken = 0
     began, told, days = time.monotonic(), 0.0, 0.0
-    for done, outcome in enumerate(_all(seeds, asked.workers), start=1):
+    for done, (outcome, tale) in enumerate(each(_run, seeds, asked.workers), start=1):
         days += outcome.seconds / DAY
         if outcome.broken:
             broken += 1
-            _tell(outcome)
+            print(tale, flush=True)
         now = time.monotonic()
         if now > told + 10 and done < len(seeds):
             told = now
@@ -64,41 +56,35 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _all(seeds: range, workers: int) -> Iterator[Outcome]:
-    gc.freeze()
-    # Each in a process of its own: what a killed server left behind is freed with it.
-    context = multiprocessing.get_context("fork")
-    with context.Pool(workers, initializer=gc.disable, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(_run, seeds)
-
-
-def _run(seed: int) -> Outcome:
+def _run(seed: int) -> tuple[Outcome, str]:
+    """How a schedule went, and its tale if it broke a promise."""
     outcome = simulate(draw(seed))
-    if seed % TWICE == 0 and not outcome.broken:
+    if outcome.broken:
+        return outcome, _tale(outcome)
+    if seed % TWICE == 0:
         again = simulate(draw(seed))
         if again.fingerprint != outcome.fingerprint:
             lines = zip(outcome.story, again.story, strict=False)
             parted = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
-            broken = (f"the same seed went two ways: {parted[0]} | {parted[1]}",)
-            return Outcome(
-                seed, broken, outcome.story, outcome.fingerprint, outcome.seconds, 0, outcome.lives
-            )
-    return outcome
+            broken = f"the same seed went two ways: {parted[0]} | {parted[1]}"
+            return replace(outcome, broken=(broken,)), f"seed {seed}: {broken}"
+    return outcome, ""
 
 
-def _tell(outcome: Outcome) -> None:
-    print(f"\nseed {outcome.seed} breaks {len(outcome.broken)} promises:")
-    for promise in outcome.broken[:5]:
-        print(f"  {promise}")
+def _tale(outcome: Outcome) -> str:
+    """The shortest schedule that still breaks the promise, and what happened in it."""
     schedule = shrink(draw(outcome.seed), lambda shorter: bool(simulate(shorter).broken))
     again = simulate(schedule)
-    print(f"the shortest schedule found that still breaks {list(again.broken[:2])}:")
-    for line in schedule.told():
-        print(f"  {line}")
-    print("its story:")
-    for line in again.story[-60:]:
-        print(f"  {line}")
-    print(f"replay it whole: python -m tests.simulation --replay {outcome.seed}\n", flush=True)
+    return "\n".join(
+        [
+            f"\nseed {outcome.seed} breaks a promise: {outcome.broken[0]}",
+            f"the shortest schedule found that still breaks one ({again.broken[0]}):",
+            *(f"  {line}" for line in schedule.told()),
+            "its story:",
+            *(f"  {line}" for line in again.story[-60:]),
+            f"replay it whole: python -m tests.simulation --replay {outcome.seed}\n",
+        ]
+    )
 
 
 def _replay(seed: int) -> int:

@@ -67,6 +67,8 @@ class Weather:
     logged_in: bool = True
     refuses: float = 0.0
     """The share of requests that are refused with a text of Google's."""
+    deaf: float = 0.0
+    """The share of deletes that are not queued."""
     slow: float = 0.3
     """Seconds that a call usually takes."""
 
@@ -241,6 +243,8 @@ class SimulatedCloud:
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a request and its nodes."""
         await self._call("release")
+        if self._dice.chance(self.weather.deaf):
+            raise CONFLICT
         parent = f"projects/{PROJECT}/locations/{zone}"
         self._nature.note("released", name)
         try:

@@ -1,10 +1,10 @@
 """Bugs that were mended, put back one by one: a simulation that does not find them is of no use.
 
-python -m tests.simulation.mutations [name …]
+python -m tests.simulation.mutations [--seeds 2000] [name …]
 """
 
+import argparse
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,12 +15,14 @@ from unittest.mock import patch
 
 from drumline.jobs.controller import polling, releases, sessions, supervisor
 from drumline.jobs.controller.actions import Budget
-from drumline.jobs.core import lifecycle, outcomes
+from drumline.jobs.core import diagnosis, lifecycle, outcomes
 from drumline.jobs.core.state import Attempt, Decision, Job, Outcome, PlacementPhase, Sighting, Wish
+from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
 from drumline.jobs.server import verbs
 from drumline.jobs.store.records import Store
 from tests.simulation.night import simulate
+from tests.simulation.runs import each, settle
 from tests.simulation.schedule import draw
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -180,6 +182,46 @@ def a_sleep_is_taken_for_silence() -> AbstractContextManager[Any]:
     return patch.object(sessions.Sessions, "listen_again", _never)
 
 
+def decisions_are_made_on_what_was_known_before() -> AbstractContextManager[Any]:
+    """A round decides by a job as it was a round ago, and writes over what a user did since."""
+    real = supervisor.Supervisor._settle
+
+    def settle(self: Any, job_id: str) -> None:
+        before = self.__dict__.setdefault("stale", {})
+        now, known = self.records[job_id], before.get(job_id)
+        before[job_id] = now
+        if known is not None:
+            self.records[job_id] = known
+        real(self, job_id)
+
+    return patch.object(supervisor.Supervisor, "_settle", settle)
+
+
+def siblings_of_a_rebooted_host_are_blamed() -> AbstractContextManager[Any]:
+    """A host counts as heard before it has said what became of its program."""
+    return patch.object(diagnosis, "_spoke_at", lambda report: report.heard)
+
+
+def steps_of_the_future_count_as_recent() -> AbstractContextManager[Any]:
+    """After a clock was set back, a program that hangs has just made a step."""
+    return patch.object(Steps, "by", lambda self, _: self)
+
+
+def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
+    """A new server takes the time in which nobody looked for time without a step."""
+    real = diagnosis.stuck
+
+    def stuck(job: Job, held: Any, seen: Any, *rest: Any) -> Decision | None:
+        return real(job, held, replace(seen, listening_since=None), *rest)
+
+    return patch.object(lifecycle, "stuck", stuck)
+
+
+def hosts_are_driven_before_they_are_listed() -> AbstractContextManager[Any]:
+    """A new server orders over and over what it cannot do before a poll."""
+    return patch.object(supervisor.Supervisor, "_hosts_known", lambda *_: True)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     a_release_is_dropped,
     a_program_starts_beside_the_old_one,
@@ -196,35 +238,43 @@ MUTATIONS: tuple[Mutation, ...] = (
     requests_have_no_limit,
     a_lost_slice_is_not_noticed,
     a_sleep_is_taken_for_silence,
+    decisions_are_made_on_what_was_known_before,
+    siblings_of_a_rebooted_host_are_blamed,
+    steps_of_the_future_count_as_recent,
+    a_clock_set_forward_makes_programs_stuck,
+    hosts_are_driven_before_they_are_listed,
 )
 
 
-def seeds_needed(mutation: Mutation, most: int = MOST) -> tuple[int, str] | None:
+def seeds_needed(mutation: Mutation, workers: int, most: int = MOST) -> tuple[int, str] | None:
     """How many schedules until it is found, and by which promise; None where it is not."""
     with mutation():
-        for seed in range(1, most + 1):
-            broken = simulate(draw(seed)).broken
+        for seed, broken in enumerate(each(_broken, range(1, most + 1), workers, True), start=1):
             if broken:
-                return seed, broken[0]
+                return seed, broken
     return None
+
+
+def _broken(seed: int) -> str:
+    return next(iter(simulate(draw(seed)).broken), "")
 
 
 def main() -> int:
     """A line for each, and exit code 1 where one was not found."""
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        words = [sys.executable, "-m", "tests.simulation.mutations", *sys.argv[1:]]
-        os.execv(sys.executable, words)  # noqa: S606, ourselves
-    logging.disable(logging.CRITICAL)
-    sys.unraisablehook = lambda _: None
+    options = argparse.ArgumentParser(prog="python -m tests.simulation.mutations")
+    options.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    options.add_argument("--seeds", type=int, default=MOST)
+    options.add_argument("names", nargs="*")
+    asked = options.parse_args()
+    settle("tests.simulation.mutations")
     missed = 0
     for mutation in MUTATIONS:
-        if sys.argv[1:] and mutation.__name__ not in sys.argv[1:]:
+        if asked.names and mutation.__name__ not in asked.names:
             continue
-        found = seeds_needed(mutation)
+        found = seeds_needed(mutation, asked.workers, asked.seeds)
         missed += found is None
         name = mutation.__name__.replace("_", " ")
-        told = f"{found[0]:5} seeds  {found[1]}" if found else f"not found in {MOST} seeds"
+        told = f"{found[0]:5} seeds  {found[1]}" if found else f"not found in {asked.seeds} seeds"
         print(f"{name:48} {told}", flush=True)
     print(f"{missed} not found")
     return 1 if missed else 0

@@ -70,7 +70,7 @@ class Night:
         nature = self.nature
         begin = nature.now()
         living = nature.spawn(self.cloud.live())
-        nature.spawn(self.promises.no_spinning())
+        nature.spawn(self.promises.hold())
         self.server.start()
         events: list[tuple[float, int, JobPlan | Incident]] = []
         events += [(job.at, n, job) for n, job in enumerate(self.schedule.jobs)]
@@ -217,6 +217,10 @@ class Night:
                 weather.failing = 0.2 + 0.8 * incident.amount
                 await asyncio.sleep(incident.seconds)
                 weather.failing = 0.01
+            case "deletes fail":
+                weather.deaf = 1.0
+                await asyncio.sleep(incident.seconds)
+                weather.deaf = 0.0
             case "login expires":
                 weather.logged_in = False
                 await asyncio.sleep(incident.seconds)

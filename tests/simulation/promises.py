@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from drumline.jobs.core.state import Job, Outcome, Status
+from drumline.jobs.core.state import Job, Outcome, Status, Wish
 from tests.simulation.cloud import SimulatedCloud
 from tests.simulation.nature import Nature
 from tests.simulation.server import ASKS_A_MINUTE, Server
@@ -121,14 +121,29 @@ class Promises:
             return None
         return told[-1]
 
-    async def no_spinning(self) -> None:
-        """Look now and then how much was done: a loop that goes round for nothing does most."""
+    async def hold(self) -> None:
+        """Look now and then at what should never be so."""
         loop, before = self._nature.loop, 0
         while True:
             await asyncio.sleep(SPIN_WINDOW)
+            # A loop that goes round for nothing does most.
             if loop.steps - before > SPINNING:
                 self._nature.breaks(f"the server spins: {loop.steps - before} callbacks in a row")
             before = loop.steps
+            self._check_kept()
+
+    def _check_kept(self) -> None:
+        """No slice is kept for a resume after its user was told that it is released."""
+        service = self._server.service
+        for record in service.supervisor.records.values() if service else ():
+            job = record.job
+            if job.placement is None or not job.status.ended or job.wish is not Wish.CANCEL:
+                continue
+            for word in reversed(self._words.get(job.id, [])):
+                if word.verb in {"create", "resume"}:
+                    break
+                if word.verb == "delete" and word.outcome == "answered":
+                    self._nature.breaks(f"{job.id} was deleted, and its slice is kept")
 
     # In the morning ------------------------------------------------------------------------------
 

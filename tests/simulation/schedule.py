@@ -90,6 +90,7 @@ _FAULTS: tuple[tuple[str, float, float], ...] = (
     ("request fails", 1.5, 0.0),
     ("refuse", 0.7, 900.0),
     ("cloud fails", 1.5, 600.0),
+    ("deletes fail", 0.7, 1800.0),
     ("login expires", 0.5, 1800.0),
     ("listings lag", 1.0, 600.0),
     ("listings have holes", 1.0, 900.0),

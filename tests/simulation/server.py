@@ -126,6 +126,8 @@ class Server:
         await asyncio.sleep(seconds)
         if not counts:
             self._slept += seconds
+        for host in self._nature.hosts.values():
+            host.cut()  # nobody had answered them
         self._nature.loop.wake_up(party)
 
     def fill_disk(self, full: bool) -> None:
