@@ -394,14 +394,16 @@ def test_the_code_is_told_when_all_hosts_have_it_and_the_set_up_when_it_is_done(
     assert story.events.count("code") == 1
 
 
-def test_siblings_of_a_host_that_rebooted_are_not_blamed_before_it_has_said_so() -> None:
+@pytest.mark.parametrize("server", ["the same", "a new one"])
+def test_siblings_of_a_host_that_rebooted_are_not_blamed_before_it_has_said_so(server: str) -> None:
     story = Story().runs()
     at = story.now
-    story.host(1, HostPhase.RUNNING, reported_at=at)
+    before = (HostPhase.RUNNING, at) if server == "the same" else (HostPhase.CONNECTING, None)
+    story.host(1, before[0], reported_at=before[1])
     story.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
     story.settle().passes(PATIENCE.settle + 1)
     # It is back: connected, and not yet asked what became of the program.
-    story.look("ACTIVE", "READY").host(1, HostPhase.RUNNING, reported_at=at)
+    story.look("ACTIVE", "READY").host(1, before[0], reported_at=before[1])
     story.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
     story.settle()
     assert story.did(EffectKind.STOP) == []

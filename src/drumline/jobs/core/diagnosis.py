@@ -149,12 +149,12 @@ def _seen_since(moment: float, seen: Seen) -> bool:
 
 
 def _spoke_at(report: HostReport) -> float | None:
-    """When a host was last heard; of one that ran a program, when it last said what that does.
+    """When a host last said what its program does; None before its first word to this server.
 
     A host that rebooted is heard again before it has said that the program is gone, and until then
     its siblings, who lost their connection to it, look like the ones to blame.
     """
-    if report.phase is HostPhase.RUNNING and report.reported_at is not None:
+    if report.phase is HostPhase.CONNECTING or report.reported_at is not None:
         return report.reported_at
     return report.heard
 
