@@ -30,7 +30,7 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options.add_argument("--replay", type=int)
     asked = options.parse_args()
-    settle("tests.simulation")
+    settle()
     if asked.replay is not None:
         return _replay(asked.replay)
     seeds = range(asked.first, asked.first + asked.seeds)

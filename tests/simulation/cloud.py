@@ -73,6 +73,19 @@ class Weather:
     """Seconds that a call usually takes."""
 
 
+@dataclass
+class Bill:
+    """The time for which a slice is paid."""
+
+    node: Node
+    began: float
+    ended: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """Until it was gone, or now."""
+        return (now if self.ended is None else self.ended) - self.began
+
+
 class SimulatedCloud:
     """An implementation of `cloud.protocol.Cloud`."""
 
@@ -90,6 +103,8 @@ class SimulatedCloud:
         self._hosts_of: dict[int, list[Host]] = {}
         self._history: list[tuple[float, tuple[ListedPlacement, ...]]] = []
         self._stirred = asyncio.Event()
+        self.bills: list[Bill] = []
+        """Every slice that was ready, from then on."""
         self.asking: Callable[[str], None] = lambda _: None
         """Told of every request before it is made."""
 
@@ -123,6 +138,9 @@ class SimulatedCloud:
                     case EndHosts(node, keep_disks):
                         for host in self._hosts_of.pop(node.uid, []):
                             host.end()
+                        for bill in self.bills:
+                            if bill.node is node and bill.ended is None:
+                                bill.ended = self._nature.now()
                         self.fleet.hosts_gone(node, disks_kept=keep_disks)
                     case RestartHosts(node):
                         for host in self._hosts_of.get(node.uid, []):
@@ -153,6 +171,7 @@ class SimulatedCloud:
             self._nature.spawn(self._comes_up(host, self._dice.delay(5.0, 240.0, 0.1)))
         addresses = tuple(HostAddress(h.address.ssh_ip, 22, h.address.internal_ip) for h in hosts)
         self.fleet.hosts_up(node, addresses)
+        self.bills.append(Bill(node, self._nature.now()))
         self.stir()
 
     async def _comes_up(self, host: Host, seconds: float) -> None:

@@ -266,7 +266,7 @@ def main() -> int:
     options.add_argument("--seeds", type=int, default=MOST)
     options.add_argument("names", nargs="*")
     asked = options.parse_args()
-    settle("tests.simulation.mutations")
+    settle()
     missed = 0
     for mutation in MUTATIONS:
         if asked.names and mutation.__name__ not in asked.names:

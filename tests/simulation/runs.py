@@ -8,27 +8,27 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+Case = TypeVar("Case")
 Result = TypeVar("Result")
 
 
-def settle(module: str) -> None:
+def settle() -> None:
     """Begin this process again if need be, so that nothing in it differs from the last time."""
     # Sets of names have an order by their hashes, which Python draws anew for each process.
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
-        words = [sys.executable, "-m", module, *sys.argv[1:]]
-        os.execv(sys.executable, words)  # noqa: S606, ourselves
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606, ourselves
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _: None
 
 
 def each(
-    work: Callable[[int], Result], seeds: Iterable[int], workers: int, ordered: bool = False
+    work: Callable[[Case], Result], cases: Iterable[Case], workers: int, ordered: bool = False
 ) -> Iterator[Result]:
-    """What `work` makes of each seed; what is patched here is patched there too."""
+    """What `work` makes of each case; what is patched here is patched there too."""
     gc.freeze()
     # One process for each: what a killed server left behind is freed with it. A collection in
     # between would close it at a moment that no seed has drawn.
     context = multiprocessing.get_context("fork")
     with context.Pool(workers, initializer=gc.disable, maxtasksperchild=1) as pool:
-        yield from (pool.imap if ordered else pool.imap_unordered)(work, seeds)
+        yield from (pool.imap if ordered else pool.imap_unordered)(work, cases)

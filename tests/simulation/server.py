@@ -124,6 +124,8 @@ class Server:
         self._nature.note("machine sleeps", seconds)
         self._nature.loop.put_to_sleep(party)
         await asyncio.sleep(seconds)
+        if party != self._party:
+            return  # it lost its power meanwhile
         if not counts:
             self._slept += seconds
         for host in self._nature.hosts.values():
