@@ -7,12 +7,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from drumline.hosts import driver as driver_module
 from drumline.hosts.agent.wire import AttemptStatus, Line, Port, Prepared
-from drumline.hosts.connection import KnownHosts
+from drumline.hosts.connection import ConnectionCut, KnownHosts
 from drumline.hosts.driver import HostDriver, Means
 from drumline.hosts.messages import HostRank
 from drumline.hosts.session import HostPhase, StartBarrier, Timing
 from drumline.hosts.values import Address
+from tests.jobs.pretend import JumpingLoop
 
 from .stand_in import program, until
 
@@ -97,8 +101,24 @@ class Rebooted:
 ENDED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
 
 
-@asynccontextmanager
-async def driven(folder: Path, host: object) -> AsyncIterator[HostDriver]:
+class NeverAnswers:
+    """A connection to a host that lets us in and answers nothing."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    async def open(self, *_: object) -> "NeverAnswers":
+        self.opened += 1
+        return self
+
+    async def run(self, *_: object, **__: object) -> object:
+        raise ConnectionCut("connection lost")
+
+    def abort(self) -> None:
+        pass
+
+
+def driver_of(folder: Path) -> HostDriver:
     means = Means(
         key=folder / "key",
         known=KnownHosts(folder / "known"),
@@ -108,7 +128,12 @@ async def driven(folder: Path, host: object) -> AsyncIterator[HostDriver]:
         changed=lambda: None,
     )
     place = HostRank(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
-    driver = HostDriver(program(), place, StartBarrier(1, folder / "started"), means)
+    return HostDriver(program(), place, StartBarrier(1, folder / "started"), means)
+
+
+@asynccontextmanager
+async def driven(folder: Path, host: object) -> AsyncIterator[HostDriver]:
+    driver = driver_of(folder)
     driving = asyncio.create_task(driver._on(host))  # type: ignore[arg-type]
     yield driver
     driving.cancel()
@@ -167,3 +192,19 @@ def test_a_program_that_is_lost_is_told_of_as_soon_as_its_host_is_back(tmp_path:
             assert driver.report().reported_at == 1.0
 
     asyncio.run(story())
+
+
+def test_a_host_that_lets_us_in_and_answers_nothing_is_tried_less_and_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = NeverAnswers()
+    monkeypatch.setattr(driver_module, "Connection", connection)
+
+    async def story() -> None:
+        driving = asyncio.create_task(driver_of(tmp_path).drive())
+        await asyncio.sleep(600)
+        driving.cancel()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(story())
+    assert 20 < connection.opened < 200, "every ten seconds by then"

@@ -93,6 +93,8 @@ class HostDriver:
         self._folder = attempt_folder(program)
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
+        self._pause = means.timing.reconnect_first
+        """Seconds until the next connection; doubled until one has been of use."""
         self._recent = b""
         self._speaks = False
         """Whether this connection has told what the program does."""
@@ -117,14 +119,12 @@ class HostDriver:
 
     async def drive(self) -> None:
         """For ever: connect, go on from the state of the host, and reconnect."""
-        timing = self._means.timing
-        pause, failures = timing.reconnect_first, 0
+        timing, failures = self._means.timing, 0
         while True:
             try:
                 connection = await Connection.open(
                     self.place.address, self._means.key, self._means.known, timing
                 )
-                pause = timing.reconnect_first
                 try:
                     await self._on(RemoteAgent(connection, self._heard))
                 finally:
@@ -142,14 +142,15 @@ class HostDriver:
                 if failures >= TRIES and self._report.started_at is None:
                     self._show(phase=HostPhase.FAILED, error=text)
             # Hosts of a slice come back together; jitter keeps us from connecting all at once.
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
-            pause = min(pause * 2, timing.reconnect_most)
+            await asyncio.sleep(self._pause * random.uniform(0.5, 1.5))  # noqa: S311
+            self._pause = min(self._pause * 2, timing.reconnect_most)
 
     async def _on(self, agent: RemoteAgent) -> None:
         """Everything that happens on one connection."""
         self._heard()
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
+        self._pause = self._means.timing.reconnect_first
         if status.state == "none" and not self._started_here():
             self._begin_log(status.log_size or 0)
         self._speaks = status.state != "exited"  # an end is left to `watch`
