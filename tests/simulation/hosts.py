@@ -19,6 +19,8 @@ from tests.simulation.programs import Running
 
 BEAT = 200.0
 """Seconds between two lines of `watch` where nothing happens."""
+LASTING = {"step", "stop"}
+"""What takes time on a host; the rest is done at once."""
 NO_SPACE = "OSError: [Errno 28] No space left on device"
 
 
@@ -334,12 +336,17 @@ class SimulatedConnection:
         if not command.startswith(AGENT_COMMAND):
             host.installed = True
             return CompletedCommand(0, "", "")
-        doing = nature.spawn(host.do(shlex.split(command[len(AGENT_COMMAND) :]), sent))
-        while not doing.done():
+        words = shlex.split(command[len(AGENT_COMMAND) :])
+        if words[0] in LASTING:
             # What runs on the host does not depend on us; we may be cut off from its answer.
-            await asyncio.wait({doing}, timeout=5.0)
+            doing = nature.spawn(host.do(words, sent))
+            while not doing.done():
+                await asyncio.wait({doing}, timeout=5.0)
+                await self._pass_through()
+            code, said, complaint = doing.result()
+        else:
+            code, said, complaint = await host.do(words, sent)
             await self._pass_through()
-        code, said, complaint = doing.result()
         if lossy or nature.now() < host.mute_until:
             raise asyncssh.ConnectionLost("connection lost")
         if not nature.quiet and self._dice.chance(0.003):

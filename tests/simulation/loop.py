@@ -17,6 +17,10 @@ PARTY: ContextVar[str] = ContextVar("party", default="world")
 """Who runs now: the world, or one life of the server."""
 
 
+RESOLUTION = 1e-5
+"""Seconds. At this date a float has no smaller steps; a timer missed by one would never ring."""
+
+
 class Deadlock(Exception):
     """Nothing is ready and no timer is set: what is awaited can never come."""
 
@@ -30,15 +34,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # What every asyncio loop has, and its published types leave out.
     _ready: deque[Any]
-    _scheduled: list[Any]
-    _timer_cancelled_count: int
 
     def __init__(self, order: random.Random, begin: float = 1_800_000_000.0) -> None:
         """Begin at a virtual time that is also the date."""
         super().__init__()
-        # At this date a float has no smaller steps; a timer that is missed by one never rings.
-        self._clock_resolution = 1e-5
         self._order = order
+        self._queue: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers = 0
         self._now = begin
         self._killed: set[str] = set()
         self._asleep: dict[str, list[asyncio.Handle]] = {}
@@ -62,22 +64,36 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """All that became ready meanwhile runs now, late."""
         self._ready.extend(self._asleep.pop(party, []))
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        """As every loop does, without the checks for other threads."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        """Timers of one moment in the order in which they were set."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers += 1
+        heapq.heappush(self._queue, (when, self._timers, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        """It is passed over when its time comes."""
+
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
+        ready, queue = self._ready, self._queue
         if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False
-                self._timer_cancelled_count -= 1
-            if not scheduled:
+            while queue and queue[0][2]._cancelled:
+                heapq.heappop(queue)
+            if not queue:
                 raise Deadlock
-            self._now = max(self._now, scheduled[0]._when)
-        due = self._now + self._clock_resolution
-        while scheduled and scheduled[0]._when < due:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False
-            if timer._cancelled:
-                self._timer_cancelled_count -= 1
-            else:
+            self._now = max(self._now, queue[0][0])
+        due = self._now + RESOLUTION
+        while queue and queue[0][0] < due:
+            timer = heapq.heappop(queue)[2]
+            if not timer._cancelled:
                 ready.append(timer)
         if not ready:
             return

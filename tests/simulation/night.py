@@ -277,7 +277,7 @@ def simulate(schedule: Schedule) -> Outcome:
     with ExitStack() as closing:
         closing.callback(shutil.rmtree, home, ignore_errors=True)
         night = Night(schedule, loop, home)
-        with nothing_real(night.nature, night.server):
+        with nothing_real(night.nature, night.server, schedule.round_pause):
             try:
                 loop.run_until_complete(night.pass_by())
             except Deadlock:

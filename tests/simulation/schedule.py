@@ -14,7 +14,7 @@ HOUR = 3600.0
 NIGHT = 8 * HOUR
 """All that goes wrong does so in this time, and close together; the rest of the day is calm."""
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
-KINDS = ("v5litepod-4", "v5litepod-8", "v5litepod-16")
+KINDS = ("v5litepod-4", "v5litepod-4", "v5litepod-8", "v5litepod-16")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ class Schedule:
     seed: int
     jobs: tuple[JobPlan, ...]
     incidents: tuple[Incident, ...] = field(default=())
+    round_pause: float = 0.02
+    """The least seconds between two rounds of the server: short ones see every order of events,
+    long ones see several at once."""
     quiet_at: float = NIGHT
     """From then on nothing goes wrong."""
 
@@ -122,7 +125,7 @@ def draw(seed: int) -> Schedule:
     night = NIGHT
     jobs = tuple(_job(dice, number, dice.uniform(0, night * 0.6)) for number in range(1, 11))
     # A calm night finds what a stormy one hides, and the other way round.
-    storm = dice.choice((0.3, 1.0, 1.0, 2.5))
+    storm = dice.choice((0.3, 0.7, 1.0, 2.0))
     incidents = []
     for kind, often, lasts in _FAULTS:
         for _ in range(_poisson(dice, often * storm)):
@@ -141,7 +144,7 @@ def draw(seed: int) -> Schedule:
                 other = dice.choice(_VERBS)[0]
                 incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
     incidents.sort(key=lambda incident: incident.at)
-    return Schedule(seed, jobs, tuple(incidents), night)
+    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 1.0, 5.0)))
 
 
 def _job(dice: Stream, number: int, at: float) -> JobPlan:
@@ -152,7 +155,7 @@ def _job(dice: Stream, number: int, at: float) -> JobPlan:
     failing: tuple[Failing, ...] = ("exit", "killed", "hang") if tells else ("exit", "killed")
     bugs = tuple(
         Bug(dice.randint(1, steps - 1), dice.choice(failing), dice.randrange(4))
-        for _ in range(dice.choice((0, 0, 0, 1, 2, 5)))
+        for _ in range(dice.choice((0, 0, 0, 0, 1, 1, 2, 5)))
     )
     failures = dice.choice((0, 1, 3, 3, 3))
     spec = {

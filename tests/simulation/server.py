@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message
 
 from drumline.hosts import driver
 from drumline.jobs.config import read
+from drumline.jobs.controller import supervisor
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
@@ -199,7 +200,7 @@ def _forbidden(what: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def nothing_real(nature: Nature, server: Server) -> Iterator[None]:
+def nothing_real(nature: Nature, server: Server, round_pause: float = 0.02) -> Iterator[None]:
     """No wall clock, thread, socket or chance but the simulation's own."""
     dice = nature.streams["server"]
     SimulatedConnection.nature = nature
@@ -208,6 +209,7 @@ def nothing_real(nature: Nature, server: Server) -> Iterator[None]:
             (time, "time", server.wall),
             (time, "monotonic", server.monotonic),
             (time, "sleep", _forbidden("the server slept")),
+            (supervisor, "ROUND_PAUSE", round_pause),
             (driver, "Connection", SimulatedConnection),
             (driver, "random", dice),
             (secrets, "token_hex", lambda n: f"{dice.getrandbits(8 * n):0{2 * n}x}"),
