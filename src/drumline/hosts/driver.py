@@ -100,22 +100,30 @@ class HostDriver:
         """Whether this connection has told what the program does."""
         self._tail: tuple[str, ...] | None = None
         """The last lines of `_recent`; None until they are read."""
+        self._heard_at: float | None = None
+        self._reported_at: float | None = None
         self._whole: HostReport | None = None
-        """The report with these lines; None until it is asked for."""
+        """The report with these lines and times; None until it is asked for."""
         self._settled = ""
         """The detail of the final report, to be shown again after a lost connection."""
 
     def report(self) -> HostReport:
         """What is known now."""
-        if self._report.tail or not self._recent:
-            return self._report
+        if self._whole is None:
+            self._whole = replace(
+                self._report,
+                heard=self._heard_at,
+                reported_at=self._reported_at,
+                tail=self._report.tail or self._last_lines(),
+            )
+        return self._whole
+
+    def _last_lines(self) -> tuple[str, ...]:
         if self._tail is None:
             lines = self._recent.decode("utf-8", "replace").splitlines()
             kept = [line.rstrip()[:500] for line in lines if line.strip()]
-            self._tail, self._whole = tuple(kept[-TAIL_LINES:]), None
-        if self._whole is None:
-            self._whole = replace(self._report, tail=self._tail)
-        return self._whole
+            self._tail = tuple(kept[-TAIL_LINES:])
+        return self._tail
 
     async def drive(self) -> None:
         """For ever: connect, go on from the state of the host, and reconnect."""
@@ -157,7 +165,7 @@ class HostDriver:
         if status.state == "lost" or (status.state == "none" and self._started_here()):
             self._take(status)
         if self._speaks:
-            self._know(reported_at=self._means.clock())
+            self._reported()
         self._agent = agent
         self._connected.set()
         watching = asyncio.create_task(self._watch(agent))
@@ -254,12 +262,13 @@ class HostDriver:
                         raise AgentFailed(f"the log goes on at {line.offset}, we have {have}")
                     fresh = data[have - line.offset :]
                     log.append(fresh, self._means.clock() if line.at is None else line.at)
-                    self._recent, self._tail = (self._recent + fresh)[-16384:], None
+                    self._recent = (self._recent + fresh)[-16384:]
+                    self._tail = self._whole = None
                 if line.status is not None:
                     self._take(line.status)
                     self._speaks = True
                 if self._speaks:
-                    self._know(reported_at=self._means.clock())
+                    self._reported()
 
     def _started_here(self) -> bool:
         """Whether the program of this attempt was once started on this host."""
@@ -311,15 +320,15 @@ class HostDriver:
             self._show(phase=HostPhase.EXITED, detail="stopped before it ran", exit_code=-15)
 
     def _heard(self) -> None:
-        self._know(heard=self._means.clock())
+        self._heard_at, self._whole = self._means.clock(), None
 
-    def _know(self, **news: Any) -> None:
-        self._report, self._whole = replace(self._report, **news), None
+    def _reported(self) -> None:
+        self._reported_at, self._whole = self._means.clock(), None
 
     def _show(self, **news: Any) -> None:
-        before = self._report
-        self._know(**news)
-        if self._report != before:
+        report = replace(self._report, **news)
+        if report != self._report:
+            self._report, self._whole = report, None
             self._means.changed()
 
     # Orders to the host --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -396,8 +396,7 @@ def _why_unreadable(wrong: Exception) -> str:
 
 
 def _host(report: HostReport) -> dict[str, Any]:
-    facts = asdict(report)
     return {
-        key: facts[key]
+        key: getattr(report, key)
         for key in ("index", "phase", "exit_code", "error", "error_at", "tail", "detail")
     }
