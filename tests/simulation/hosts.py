@@ -17,7 +17,7 @@ from drumline.hosts.values import Address, CompletedCommand, Timing
 from tests.simulation.nature import Nature
 from tests.simulation.programs import Running
 
-BEAT = 200.0
+BEAT = 280.0
 """Seconds between two lines of `watch` where nothing happens."""
 LASTING = {"step", "stop"}
 """What takes time on a host; the rest is done at once."""
@@ -336,7 +336,7 @@ class SimulatedConnection:
         if not command.startswith(AGENT_COMMAND):
             host.installed = True
             return CompletedCommand(0, "", "")
-        words = shlex.split(command[len(AGENT_COMMAND) :])
+        words = _words(command)
         if words[0] in LASTING:
             # What runs on the host does not depend on us; we may be cut off from its answer.
             doing = nature.spawn(host.do(words, sent))
@@ -366,7 +366,7 @@ class SimulatedConnection:
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
         """What a long-lived command says, line by line."""
-        words = shlex.split(command[len(AGENT_COMMAND) :])
+        words = _words(command)
         await self._pass_through()
         async for line in self._host.watch(words[1], int(words[2])):
             yield line
@@ -377,3 +377,9 @@ class SimulatedConnection:
 
     async def close(self) -> None:
         """Let go."""
+
+
+def _words(command: str) -> list[str]:
+    """What the agent is called with."""
+    given = command[len(AGENT_COMMAND) :]
+    return shlex.split(given) if "'" in given else given.split()

@@ -22,7 +22,7 @@ SETTINGS = f"""
 cloud: google
 project: lab-tpu-1
 zones: [{", ".join(ZONES)}]
-look_seconds: 600
+look_seconds: 900
 patience: {{waiting: 1800, silence: 600, bad_silence: 1800, first_contact: 2400}}
 """
 CHIPS = 48

@@ -1,4 +1,4 @@
-"""Many schedules, each in a process of its own."""
+"""Many schedules, side by side in processes of their own."""
 
 import gc
 import logging
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+CASES = 10
+"""The most that one process takes on."""
 Case = TypeVar("Case")
 Result = TypeVar("Result")
 
@@ -27,8 +29,8 @@ def each(
 ) -> Iterator[Result]:
     """What `work` makes of each case; what is patched here is patched there too."""
     gc.freeze()
-    # One process for each: what a killed server left behind is freed with it. A collection in
-    # between would close it at a moment that no seed has drawn.
+    # A new process every now and then: what killed servers left behind is freed with it. A
+    # collection in between would close it at a moment that no seed has drawn.
     context = multiprocessing.get_context("fork")
-    with context.Pool(workers, initializer=gc.disable, maxtasksperchild=1) as pool:
+    with context.Pool(workers, initializer=gc.disable, maxtasksperchild=CASES) as pool:
         yield from (pool.imap if ordered else pool.imap_unordered)(work, cases)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message
 
 from drumline.hosts import driver
 from drumline.jobs.config import read
-from drumline.jobs.controller import supervisor
+from drumline.jobs.controller import supervisor, zone_watch
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
@@ -36,6 +36,8 @@ KEY = "ssh-ed25519 AAAA drumline"
 
 
 NO_ROOM = 507
+SWEEP_SECONDS = 3600.0
+"""Between two looks at zones in which nothing of ours should be."""
 ASKS_A_MINUTE = 12.0
 """Requests for slices that the server may make; one that has just started, a minute's more."""
 
@@ -60,6 +62,7 @@ class Server:
         """Nobody serves it yet."""
         self._nature, self._cloud, self._home = nature, cloud, home
         (home / "config.yaml").write_text(settings)
+        self._config = replace(read(home), asks_a_minute=ASKS_A_MINUTE)
         self.lives = 0
         self.started: list[float] = []
         """When each life began."""
@@ -99,10 +102,9 @@ class Server:
 
     def _begin(self) -> None:
         store = Store(self._home / "jobs.db")
-        config = replace(read(self._home), asks_a_minute=ASKS_A_MINUTE)
         self.started.append(self._nature.now())
         self._supervisor = Supervisor(
-            store, self._cloud, config, KEY, wall=self.wall, monotonic=self.monotonic
+            store, self._cloud, self._config, KEY, wall=self.wall, monotonic=self.monotonic
         )
         self.service = JobService(self._supervisor)
         self._application = JobsApi(self.service, lambda: None, lambda: None).application()
@@ -210,6 +212,7 @@ def nothing_real(nature: Nature, server: Server, round_pause: float = 0.02) -> I
             (time, "monotonic", server.monotonic),
             (time, "sleep", _forbidden("the server slept")),
             (supervisor, "ROUND_PAUSE", round_pause),
+            (zone_watch, "SWEEP_SECONDS", SWEEP_SECONDS),
             (driver, "Connection", SimulatedConnection),
             (driver, "random", dice),
             (secrets, "token_hex", lambda n: f"{dice.getrandbits(8 * n):0{2 * n}x}"),
