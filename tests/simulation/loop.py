@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import random
 from collections import deque
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -46,6 +47,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._asleep: dict[str, list[asyncio.Handle]] = {}
         self.steps = 0
         """Callbacks that ran so far."""
+        self._alarms: list[tuple[int, Callable[[], None]]] = []
 
     def time(self) -> float:
         """The virtual time."""
@@ -55,6 +57,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Nothing that this party scheduled runs any more: no `finally`, no farewell."""
         self._killed.add(party)
         self._asleep.pop(party, None)
+
+    def after_steps(self, steps: int, work: Callable[[], None]) -> None:
+        """Do something right after so many more callbacks, in the midst of whatever goes on."""
+        self._alarms.append((self.steps + steps, work))
 
     def put_to_sleep(self, party: str) -> None:
         """What this party scheduled waits until it wakes."""
@@ -110,6 +116,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return
         handle._run()
         self.steps += 1
+        if self._alarms:
+            rings = [work for step, work in self._alarms if step <= self.steps]
+            self._alarms = [alarm for alarm in self._alarms if alarm[0] > self.steps]
+            for work in rings:
+                work()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         """Done at once: there are no threads here."""

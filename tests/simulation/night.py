@@ -249,7 +249,11 @@ class Night:
                 host.full_until = nature.now() + incident.seconds
                 await asyncio.sleep(incident.seconds)
             case "kill server":
-                server.kill()
+                # Counted in callbacks: at a time of the clock it would mostly find it idle.
+                struck = asyncio.Event()
+                nature.loop.after_steps(1 + incident.target % 400, server.kill)
+                nature.loop.after_steps(1 + incident.target % 400, struck.set)
+                await struck.wait()
                 await asyncio.sleep(incident.seconds * incident.amount)
                 if not server.alive:
                     server.start()
