@@ -6,6 +6,7 @@ Its users speak HTTP to it, without a socket in between.
 import asyncio
 import contextlib
 import json
+import os
 import random
 import secrets
 import sqlite3
@@ -210,7 +211,11 @@ def nothing_real(nature: Nature, server: Server, round_pause: float = 0.02) -> I
         for target, name, put in (
             (time, "time", server.wall),
             (time, "monotonic", server.monotonic),
+            (time, "time_ns", lambda: int(server.wall() * 1e9)),
+            (time, "monotonic_ns", _forbidden("a clock was read that is not simulated")),
+            (time, "perf_counter", _forbidden("a clock was read that is not simulated")),
             (time, "sleep", _forbidden("the server slept")),
+            (os, "urandom", _forbidden("unseeded chance")),
             (supervisor, "ROUND_PAUSE", round_pause),
             (zone_watch, "SWEEP_SECONDS", SWEEP_SECONDS),
             (driver, "Connection", SimulatedConnection),

@@ -1,0 +1,90 @@
+"""The loop that the simulation stands on: virtual time, drawn order, and nothing real."""
+
+import asyncio
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from contextvars import copy_context
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.cloud import SimulatedCloud
+from tests.simulation.loop import PARTY, Deadlock, NotSimulated, SimulatedLoop
+from tests.simulation.nature import Nature
+from tests.simulation.server import Server, nothing_real
+from tests.simulation.streams import Streams
+
+
+@pytest.fixture
+def loop() -> Iterator[SimulatedLoop]:
+    with closing(SimulatedLoop(random.Random(1))) as found:
+        asyncio.set_event_loop(found)
+        yield found
+        asyncio.set_event_loop(None)
+
+
+def test_time_jumps_to_the_next_timer(loop: SimulatedLoop) -> None:
+    began = loop.time()
+    loop.run_until_complete(asyncio.sleep(86400.0))
+    assert loop.time() == pytest.approx(began + 86400.0)
+
+
+def test_the_order_of_what_is_ready_is_drawn_from_the_seed() -> None:
+    def order(seed: int) -> list[int]:
+        ran: list[int] = []
+        with closing(SimulatedLoop(random.Random(seed))) as loop:
+            for number in range(6):
+                loop.call_soon(ran.append, number)
+            loop.run_until_complete(asyncio.sleep(1.0))
+        return ran
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(20)}) > 10
+    assert all(sorted(order(seed)) == list(range(6)) for seed in range(20))
+
+
+def test_what_can_never_come_is_found(loop: SimulatedLoop) -> None:
+    with pytest.raises(Deadlock):
+        loop.run_until_complete(loop.create_future())
+
+
+def test_nothing_of_a_killed_party_runs_again_and_one_asleep_runs_late(loop: SimulatedLoop) -> None:
+    ran: list[str] = []
+    for party in ("killed", "asleep"):
+        context = copy_context()
+        context.run(PARTY.set, party)
+        loop.call_later(5.0, ran.append, party, context=context)
+    loop.kill("killed")
+    loop.put_to_sleep("asleep")
+    loop.run_until_complete(asyncio.sleep(60.0))
+    assert ran == []
+    loop.wake_up("asleep")
+    loop.run_until_complete(asyncio.sleep(1.0))
+    assert ran == ["asleep"]
+
+
+@pytest.mark.parametrize(
+    "unsimulated",
+    [
+        lambda: threading.Thread(target=print).start(),
+        lambda: socket.socket.connect(socket.socket.__new__(socket.socket), ("127.0.0.1", 1)),
+        lambda: os.urandom(8),
+        lambda: random.random(),
+        lambda: time.perf_counter(),
+        lambda: time.sleep(0.1),
+    ],
+    ids=["thread", "socket", "urandom", "random", "clock", "sleep"],
+)
+def test_what_no_seed_decides_raises(
+    loop: SimulatedLoop, tmp_path: Path, unsimulated: Callable[[], object]
+) -> None:
+    nature = Nature(loop, Streams(1))
+    cloud = SimulatedCloud(nature, ("us-central1-a",), 4)
+    server = Server(nature, cloud, tmp_path, "cloud: google\nproject: lab-tpu-1\n")
+    with nothing_real(nature, server), pytest.raises(NotSimulated):
+        unsimulated()
