@@ -155,10 +155,8 @@ class HostDriver:
 
     async def _on(self, agent: RemoteAgent) -> None:
         """Everything that happens on one connection."""
-        self._heard()
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
-        self._pause = self._means.timing.reconnect_first
         if status.state == "none" and not self._started_here():
             self._begin_log(status.log_size or 0)
         self._speaks = status.state != "exited"  # an end is left to `watch`
@@ -256,6 +254,7 @@ class HostDriver:
         log = KeptLog(self._means.log, self._means.log_limit)
         with contextlib.closing(log):
             async for line in agent.watch(self._folder, log.size):
+                self._pause = self._means.timing.reconnect_first
                 if line.log is not None:
                     data, have = base64.b64decode(line.log), log.size
                     if line.offset > have:

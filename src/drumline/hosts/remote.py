@@ -36,18 +36,19 @@ class RemoteAgent:
     """The agent at the other end of a connection."""
 
     def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
-        """`heard` is called whenever the host answers."""
+        """`heard` is called whenever the agent says something that makes sense.
+
+        Not for a connection alone: a host may let us in and be able to do nothing else.
+        """
         self._connection = connection
         self._heard = heard
 
     async def install(self) -> None:
         """Install the agent unless it is there."""
         found = await self._connection.run(f'test -f "$HOME"/.drumline/{AGENT_FILE}')
-        self._heard()
         if found.exit_code != 0:
             words = ["python3", "-I", "-c", INSTALL, AGENT_FILE, AGENT_SHA]
             done = await self._connection.run(shlex.join(words), sent=AGENT)
-            self._heard()
             if done.exit_code != 0:
                 raise AgentFailed(_last_line(done) or "the agent could not be installed")
 
@@ -63,9 +64,11 @@ class RemoteAgent:
         if done.exit_code != 0 or not done.stdout.strip():
             raise AgentFailed(_last_line(done) or f"{words[0]} ended with {done.exit_code}")
         try:
-            return checked(answer, decode(done.stdout.strip().splitlines()[-1]))
+            said = checked(answer, decode(done.stdout.strip().splitlines()[-1]))
         except (ValueError, ValidationError) as trouble:
             raise AgentFailed(f"{words[0]}: an answer that makes no sense") from trouble
+        self._heard()
+        return said
 
     async def run(
         self, *words: str, sent: Message | None = None, sent_file: Path | None = None
@@ -73,9 +76,7 @@ class RemoteAgent:
         """Run a verb of the agent; returns its output as it is."""
         command = f"{AGENT_COMMAND} {shlex.join(words)}"
         message = encode(sent).encode() if sent else b""
-        done = await self._connection.run(command, sent=message, sent_file=sent_file)
-        self._heard()
-        return done
+        return await self._connection.run(command, sent=message, sent_file=sent_file)
 
     async def run_for_user(
         self, folder: str, wanted: Command, stdin: AsyncIterator[bytes] | None, output: Output
@@ -91,11 +92,12 @@ class RemoteAgent:
         """The attempt's log from an offset on, and its status at each change, until the end."""
         words = shlex.join([WATCH, folder, str(offset)])
         async for line in self._connection.lines(f"{AGENT_COMMAND} {words}"):
-            self._heard()
             try:
-                yield checked(Line, decode(line))
+                said = checked(Line, decode(line))
             except (ValueError, ValidationError) as trouble:
                 raise AgentFailed("watch: a line that makes no sense") from trouble
+            self._heard()
+            yield said
 
 
 def _last_line(done: CompletedCommand) -> str:

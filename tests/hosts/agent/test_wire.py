@@ -147,3 +147,5 @@ def test_halves_of_characters_and_endless_nesting_end_at_the_door() -> None:
     assert decode('{"error": "\\ud83d\\ude00"}') == {"error": "\U0001f600"}
     with pytest.raises(ValueError, match="nested too deeply"):
         decode(b'{"a":' * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode('{"error": "\\ud800", "a":' + '{"a":' * 700 + "1" + "}" * 701)

@@ -37,6 +37,25 @@ def test_a_wall_clock_that_steps_makes_no_request_and_loses_no_slice(
     play(tmp_path, story)
 
 
+def test_metrics_are_kept_though_those_on_record_lie_in_the_future(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create()
+        await office.reaches(job, "RUNNING")
+        for step in range(3):
+            office.starts(job)[-1].tells(step=step, loss=1.0)
+            await asyncio.sleep(60)
+        office.stepped -= 24 * HOUR
+        await office.restart()
+        await office.until(lambda: len(office.starts(job)) == 2)
+        for step in range(3, 6):
+            office.starts(job)[-1].tells(step=step, loss=1.0)
+            await asyncio.sleep(60)
+        points = office.supervisor.store.metrics.points(job)
+        assert [point.step for point in points] == [0, 1, 2, 3, 4, 5]
+
+    play(tmp_path, story)
+
+
 def test_a_program_that_hangs_is_found_by_a_server_whose_clock_is_behind(tmp_path: Path) -> None:
     """The steps on record lie in its future, and would count as recent until it has caught up."""
 

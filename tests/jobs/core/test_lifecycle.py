@@ -411,3 +411,31 @@ def test_siblings_of_a_host_that_rebooted_are_not_blamed_before_it_has_said_so(s
     story.settle()
     assert story.outcomes == [Outcome.BAD_HOST]
     assert story.job.failures == 0
+
+
+def test_a_program_that_failed_is_judged_though_its_host_says_no_more() -> None:
+    story = Story().runs()
+    at = story.now
+    for index in range(2):
+        error = {"error": "ValueError", "error_at": at, "reported_at": at}
+        story.host(index, HostPhase.EXITED, exit_code=1, **error)
+    story.settle().passes(PATIENCE.settle + 1).look("ACTIVE", "READY").settle()
+    assert story.job.attempt is not None
+    assert story.job.attempt.stopping
+
+
+def test_a_host_that_ended_its_program_and_is_silent_since_is_a_bad_one() -> None:
+    """By a signal: it may be shutting down, so it has to show that it lives on."""
+    story = Story().runs()
+    at = story.now
+    for index in range(2):
+        story.host(index, HostPhase.EXITED, exit_code=-15, error_at=at, reported_at=at)
+    story.settle()
+    hosts = tuple(replace(report, heard=at) for report in story.hosts)
+    for _ in range(20):
+        story.passes(60)
+        story.hosts = hosts
+        story.look("ACTIVE", "READY").settle()
+        if story.outcomes:
+            break
+    assert story.outcomes == [Outcome.BAD_HOST]

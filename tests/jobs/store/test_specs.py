@@ -89,10 +89,18 @@ def test_a_row_that_makes_no_sense_is_set_aside_with_the_reason(
         {"mounts": None, "environment": None, "python": None, "hosts": None, "capacity": None},
         {"archive": {}, "origin": {}},
         {"archive": False},
-        {"environment": {"SEED": 1}},
+        {"environment": {"SEED": 1, "FAST": True}},
     ],
 )
 def test_what_was_left_empty_or_loosely_written_stays_readable(odd: dict[str, object]) -> None:
     spec = StoredSpec.of({"run": "python train.py", **odd})
     assert (spec.run, spec.capacity, spec.archive) == ("python train.py", "spot", None)
-    assert set(spec.environment.values()) <= {"1"}
+    assert set(spec.environment.values()) <= {"1", "true"}
+
+
+@pytest.mark.parametrize(
+    "odd", [{"run": None}, {"run": False}, {"hosts": 0}, {"environment": {"A": None}}]
+)
+def test_what_never_meant_anything_is_not_given_a_meaning(odd: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(odd))):
+        StoredSpec.of({"run": "python train.py", **odd})

@@ -192,14 +192,16 @@ def encode(message: Message) -> str:
 
 def decode(line: str | bytes) -> Json:
     """One JSON object; NaN, Infinity and endless digits, as in a heartbeat, become text."""
+    text = line if isinstance(line, str) else line.decode("utf-8", "replace")
     try:
         value = json.loads(line, parse_constant=str, parse_int=_whole)
+        if "\\u" in text:
+            value = _clean(value)
     except RecursionError:
         raise ValueError("an object that is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("expected an object")
-    text = line if isinstance(line, str) else line.decode("utf-8", "replace")
-    return _clean(value) if "\\u" in text else value
+    return value
 
 
 def _clean(value: Any) -> Any:

@@ -157,8 +157,9 @@ class Heartbeats:
 
     def _keep(self, written: _Written, point: Point, at_an_end: bool) -> None:
         if written.first is not None and written.last is not None:
-            closest = (point.time - written.first) / RESOLUTION
-            if point.time - written.last.time < closest / (END_FACTOR if at_an_end else 1):
+            # No less than nothing: an earlier server's clock may have been ahead of ours.
+            closest = max(0.0, point.time - written.first) / RESOLUTION
+            if 0.0 <= point.time - written.last.time < closest / (END_FACTOR if at_an_end else 1):
                 return
         written.first = written.first or point.time
         written.last = point

@@ -41,7 +41,8 @@ def silent(
     sighting, reports = seen.sighting, seen.hosts
     for report in reports:
         since = _silent_since(report, seen)
-        if report.phase is HostPhase.EXITED or since is None:
+        done = report.phase is HostPhase.EXITED and not failing(report)
+        if done or since is None:
             continue
         quiet = now - since
         limit = patience.bad_silence if report.heard is not None else patience.first_contact
@@ -143,9 +144,17 @@ def _longest_pause(job: Job, steps: Steps | None) -> float | None:
 
 
 def _seen_since(moment: float, seen: Seen) -> bool:
-    """Whether every host has spoken and the cloud was polled after that moment."""
-    heard = all((at := _spoke_at(report)) is not None and at > moment for report in seen.hosts)
+    """Whether every host has spoken and the cloud was polled after that moment.
+
+    A program that ended by itself has nothing to add.
+    """
+    open_ended = [r for r in seen.hosts if not _ended_by_itself(r)]
+    heard = all((at := _spoke_at(report)) is not None and at > moment for report in open_ended)
     return heard and seen.sighting is not None and seen.sighting.at > moment
+
+
+def _ended_by_itself(report: HostReport) -> bool:
+    return report.phase is HostPhase.EXITED and not (by_signal(report) or leaving(report))
 
 
 def _spoke_at(report: HostReport) -> float | None:

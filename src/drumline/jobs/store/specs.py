@@ -5,6 +5,7 @@ runs already, so it is read back with only its types checked, and what an older 
 the default of that version.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -74,10 +75,10 @@ class StoredSpec:
         if not isinstance(given, dict):
             raise ValueError("spec: not a mapping")
         # What was left empty, or written before its type was settled, means what it meant then.
-        known = {key: value for key, value in given.items() if value not in (None, False, {})}
+        known = {key: value for key, value in given.items() if key == "run" or not _empty(value)}
         for key in ("environment", "mounts"):
             if isinstance(known.get(key), dict):
-                known[key] = {str(name): str(value) for name, value in known[key].items()}
+                known[key] = {name: _text(value) for name, value in known[key].items()}
         read: Self = _STORED.validate_python({**known, "given": given})
         return read
 
@@ -96,3 +97,12 @@ class StoredSpec:
 
 _OURS = frozenset({"archive", "origin"})
 _STORED: TypeAdapter[Any] = TypeAdapter(StoredSpec)
+
+
+def _empty(value: object) -> bool:
+    return value is None or value is False or value == {}
+
+
+def _text(value: object) -> object:
+    """The text of a plain value, as a job file's; what has none stays, and is refused."""
+    return json.dumps(value) if isinstance(value, bool | int | float) else value
