@@ -257,7 +257,7 @@ class Night:
                 await asyncio.sleep(incident.seconds * incident.amount)
                 if not server.alive:
                     server.start()
-            case "sleep" if server.alive:
+            case "sleep" if server.alive and not server.asleep:
                 await server.sleep(min(incident.seconds, 2 * HOUR), counts=incident.amount < 0.5)
             case "clock forward":
                 server.stepped += 86400 * incident.amount

@@ -71,6 +71,7 @@ class Server:
         """Seconds by which the wall clock is off."""
         self._slept = 0.0
         """Seconds that the machine's own clock did not count."""
+        self.asleep = False
         self._party = ""
         self._graveyard: list[Any] = []
         self._supervisor: Supervisor | None = None
@@ -126,8 +127,10 @@ class Server:
         """The machine sleeps; whether its own clock counts that differs between machines."""
         party = self._party
         self._nature.note("machine sleeps", seconds)
+        self.asleep = True
         self._nature.loop.put_to_sleep(party)
         await asyncio.sleep(seconds)
+        self.asleep = False
         if party != self._party:
             return  # it lost its power meanwhile
         if not counts:
