@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 
 from tests.simulation.night import Outcome, simulate
-from tests.simulation.runs import each, settle
+from tests.simulation.runs import WorkerDied, count, each, settle
 from tests.simulation.schedule import draw
 from tests.simulation.shrink import shrink
 
@@ -25,18 +25,27 @@ DAY = 86400.0
 def main() -> int:
     """Exit code 0 where every promise was kept."""
     options = argparse.ArgumentParser(prog="python -m tests.simulation")
-    options.add_argument("--seeds", type=int, default=2000)
+    options.add_argument("--seeds", type=count, default=2000)
     options.add_argument("--first", type=int, default=1)
-    options.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    options.add_argument("--workers", type=count, default=os.cpu_count() or 1)
     options.add_argument("--replay", type=int)
     asked = options.parse_args()
     settle()
     if asked.replay is not None:
         return _replay(asked.replay)
-    seeds = range(asked.first, asked.first + asked.seeds)
+    try:
+        return _many(range(asked.first, asked.first + asked.seeds), asked.workers)
+    except KeyboardInterrupt:
+        return 130
+    except WorkerDied as wrong:
+        print(wrong)
+        return 1
+
+
+def _many(seeds: range, workers: int) -> int:
     broken = 0
     began, told, days = time.monotonic(), 0.0, 0.0
-    for done, (outcome, tale) in enumerate(each(_run, seeds, asked.workers), start=1):
+    for done, (_, (outcome, tale)) in enumerate(each(_run, seeds, workers), start=1):
         days += outcome.seconds / DAY
         if outcome.broken:
             broken += 1

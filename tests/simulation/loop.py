@@ -22,8 +22,16 @@ RESOLUTION = 1e-5
 """Seconds. At this date a float has no smaller steps; a timer missed by one would never ring."""
 
 
+MOMENT = 50_000
+"""Callbacks that no moment needs."""
+
+
 class Deadlock(Exception):
     """Nothing is ready and no timer is set: what is awaited can never come."""
+
+
+class Spinning(Exception):
+    """Time does not pass any more, because something is always ready."""
 
 
 class NotSimulated(Exception):
@@ -42,6 +50,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._order = order
         self._queue: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers = 0
+        self._moment = 0
+        """How many callbacks had run when time last passed."""
         self._now = begin
         self._killed: set[str] = set()
         self._asleep: dict[str, list[asyncio.Handle]] = {}
@@ -95,7 +105,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 heapq.heappop(queue)
             if not queue:
                 raise Deadlock
-            self._now = max(self._now, queue[0][0])
+            if queue[0][0] > self._now:
+                self._now, self._moment = queue[0][0], self.steps
+        elif self.steps > self._moment + MOMENT:
+            raise Spinning
         due = self._now + RESOLUTION
         while queue and queue[0][0] < due:
             timer = heapq.heappop(queue)[2]

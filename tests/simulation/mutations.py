@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from drumline.hosts import driver
 from drumline.jobs.controller import polling, releases, sessions, supervisor
 from drumline.jobs.controller.actions import Budget
 from drumline.jobs.core import diagnosis, lifecycle, outcomes
@@ -22,7 +23,7 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.server import verbs
 from drumline.jobs.store.records import Store
 from tests.simulation.night import simulate
-from tests.simulation.runs import each, settle
+from tests.simulation.runs import count, each, settle
 from tests.simulation.schedule import draw
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -222,6 +223,33 @@ def hosts_are_driven_before_they_are_listed() -> AbstractContextManager[Any]:
     return patch.object(supervisor.Supervisor, "_hosts_known", lambda *_: True)
 
 
+def a_silent_host_is_never_judged() -> AbstractContextManager[Any]:
+    """A host that says no more is waited for, for ever."""
+    return patch.object(lifecycle, "silent", _never)
+
+
+def to_be_let_in_counts_as_an_answer() -> AbstractContextManager[Any]:
+    """A host that takes our connections and does nothing else is never silent."""
+    real = driver.HostDriver._on
+
+    async def on(self: Any, agent: Any) -> None:
+        self._heard()
+        await real(self, agent)
+
+    return patch.object(driver.HostDriver, "_on", on)
+
+
+def a_failure_counts_as_a_departure() -> AbstractContextManager[Any]:
+    """A program that failed is started again, and nothing is counted."""
+    real = diagnosis.find_cause
+
+    def cause(*given: Any) -> Any:
+        found = real(*given)
+        return replace(found, kind="go on later") if found.kind == "program failed" else found
+
+    return patch.object(diagnosis, "find_cause", cause)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     a_release_is_dropped,
     a_program_starts_beside_the_old_one,
@@ -243,13 +271,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     steps_of_the_future_count_as_recent,
     a_clock_set_forward_makes_programs_stuck,
     hosts_are_driven_before_they_are_listed,
+    a_silent_host_is_never_judged,
+    to_be_let_in_counts_as_an_answer,
+    a_failure_counts_as_a_departure,
 )
 
 
 def seeds_needed(mutation: Mutation, workers: int, most: int = MOST) -> tuple[int, str] | None:
-    """How many schedules until it is found, and by which promise; None where it is not."""
+    """The schedule by which it is found, and the promise; None where it is not."""
     with mutation():
-        for seed, broken in enumerate(each(_broken, range(1, most + 1), workers, True), start=1):
+        for seed, broken in each(_broken, range(1, most + 1), workers):
             if broken:
                 return seed, broken
     return None
@@ -262,11 +293,14 @@ def _broken(seed: int) -> str:
 def main() -> int:
     """A line for each, and exit code 1 where one was not found."""
     options = argparse.ArgumentParser(prog="python -m tests.simulation.mutations")
-    options.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    options.add_argument("--seeds", type=int, default=MOST)
+    options.add_argument("--workers", type=count, default=os.cpu_count() or 1)
+    options.add_argument("--seeds", type=count, default=MOST)
     options.add_argument("names", nargs="*")
     asked = options.parse_args()
     settle()
+    known = {mutation.__name__ for mutation in MUTATIONS}
+    if unknown := set(asked.names) - known:
+        options.error(f"{min(unknown)} is none of {', '.join(sorted(known))}")
     missed = 0
     for mutation in MUTATIONS:
         if asked.names and mutation.__name__ not in asked.names:
@@ -274,7 +308,7 @@ def main() -> int:
         found = seeds_needed(mutation, asked.workers, asked.seeds)
         missed += found is None
         name = mutation.__name__.replace("_", " ")
-        told = f"{found[0]:5} seeds  {found[1]}" if found else f"not found in {asked.seeds} seeds"
+        told = f"by seed {found[0]:4}  {found[1]}" if found else f"not found in {asked.seeds} seeds"
         print(f"{name:48} {told}", flush=True)
     print(f"{missed} not found")
     return 1 if missed else 0

@@ -34,7 +34,9 @@ class Word:
     asked: float
     done: float | None = None
     outcome: str = "under way"
-    """`answered`, `refused` or `unknown`."""
+    """`answered`, `nothing` (it was so already), `refused` or `unknown`."""
+    too_late: bool = False
+    """Whether the job had ended by then."""
 
 
 class Said:
@@ -79,7 +81,10 @@ class Promises:
 
     def asked(self, job_id: str, verb: str) -> Said:
         """A user asks something of a job."""
-        word = Word(verb, self._nature.now())
+        service = self._server.service
+        record = service.supervisor.record(job_id) if service else None
+        ended = record is not None and record.job.status.ended
+        word = Word(verb, self._nature.now(), too_late=ended)
         self._words.setdefault(job_id, []).append(word)
         return Said(self._nature, word)
 
@@ -113,13 +118,14 @@ class Promises:
 
     def _last_word(self, job: str) -> Word | None:
         """What a user said last and was granted; None where nobody can say whose word that was."""
-        words = self._words.get(job, [])
-        if not words or any(word.outcome == "unknown" for word in words):
+        words = [w for w in self._words.get(job, []) if w.outcome not in {"refused", "nothing"}]
+        if not words or words[-1].outcome != "answered":
             return None
-        told = [word for word in words if word.outcome == "answered"]
-        if not told or any((w.done or math.inf) > told[-1].asked for w in words if w != told[-1]):
+        # An answer that never came may stand for something that comes yet.
+        *before, last = words
+        if any(w.outcome == "unknown" or (w.done or math.inf) > last.asked for w in before):
             return None
-        return told[-1]
+        return last
 
     async def hold(self) -> None:
         """Look now and then at what should never be so."""
@@ -194,6 +200,9 @@ class Promises:
         last = self._last_word(job_id)
         if last and last.verb in {"create", "resume"} and job.status is Status.CANCELLED:
             nature.breaks(f"{job_id} was to run and is {job.status}")
+        wanted = last is not None and last.verb in {"cancel", "delete"} and not last.too_late
+        if wanted and job.status is Status.FAILED:
+            nature.breaks(f"{job_id} was to be cancelled and is {job.status}: {job.reason}")
         if service.folders.secrets(job_id):
             nature.breaks(f"the secrets of {job_id} are still there")
         if any(run[0] == job_id for run in nature.liars):
@@ -224,6 +233,9 @@ class Promises:
                 nature.breaks(f"{job.id} has {counted} {what} on record, and had {most}")
                 for attempt in attempts:
                     nature.note("attempt", attempt["number"], attempt["outcome"], attempt["detail"])
+        untouched = not faults and not slices & nature.taken and len(words) == 1
+        if untouched and blamed < had:
+            nature.breaks(f"{job.id} failed {had} times, and {blamed} are on record")
         allowed = job.allowance.failures or 0
         if job.status is Status.FAILED and blamed + setup <= allowed:
             nature.breaks(f"{job.id} failed within its allowance: {job.reason}")

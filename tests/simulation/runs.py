@@ -4,14 +4,22 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
 
 CASES = 10
 """The most that one process takes on."""
 Case = TypeVar("Case")
 Result = TypeVar("Result")
+
+
+class WorkerDied(Exception):
+    """A process ended before it had done its work, or with an error."""
 
 
 def settle() -> None:
@@ -24,13 +32,68 @@ def settle() -> None:
     sys.unraisablehook = lambda _: None
 
 
+def count(given: str) -> int:
+    """An option that is a number from one on."""
+    number = int(given)
+    if number < 1:
+        raise ArgumentTypeError(f"{number} is not a number from 1 on")
+    return number
+
+
 def each(
-    work: Callable[[Case], Result], cases: Iterable[Case], workers: int, ordered: bool = False
-) -> Iterator[Result]:
-    """What `work` makes of each case; what is patched here is patched there too."""
+    work: Callable[[Case], Result], cases: Iterable[Case], workers: int
+) -> Iterator[tuple[Case, Result]]:
+    """What `work` makes of each case, as it is done; what is patched here is patched there too."""
     gc.freeze()
-    # A new process every now and then: what killed servers left behind is freed with it. A
-    # collection in between would close it at a moment that no seed has drawn.
+    # A new process every now and then: what killed servers left behind is freed with it.
     context = multiprocessing.get_context("fork")
-    with context.Pool(workers, initializer=gc.disable, maxtasksperchild=CASES) as pool:
-        yield from (pool.imap if ordered else pool.imap_unordered)(work, cases)
+    left = iter(cases)
+    running: dict[Connection, Any] = {}
+
+    def begin() -> None:
+        batch = list(islice(left, CASES))
+        if batch:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(work, batch, theirs))
+            process.start()
+            theirs.close()
+            running[ours] = process
+
+    try:
+        for _ in range(workers):
+            begin()
+        while running:
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                try:
+                    case, result, wrong = ready.recv()
+                except EOFError:
+                    process = running.pop(ready)
+                    process.join()
+                    if process.exitcode:
+                        raise WorkerDied(f"a process ended with {process.exitcode}") from None
+                    begin()
+                    continue
+                if wrong:
+                    raise WorkerDied(f"{case}: {wrong}")
+                yield case, result
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.join()
+
+
+def _work(work: Callable[[Any], Any], batch: list[Any], told: Connection) -> None:
+    # So that a folder is put away, whatever ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(1))
+    # A collection would close what a killed server left behind at a moment that no seed has drawn.
+    gc.disable()
+    for case in batch:
+        try:
+            result, wrong = work(case), ""
+        except Exception as trouble:
+            result, wrong = None, repr(trouble)
+        told.send((case, result, wrong))
+        if wrong:
+            return

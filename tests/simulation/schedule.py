@@ -101,6 +101,7 @@ _FAULTS: tuple[tuple[str, float, float], ...] = (
     ("hang host", 2.0, 120.0),
     ("hang host long", 0.6, 5000.0),
     ("mute host", 0.7, 300.0),
+    ("host is lost", 0.5, 0.0),
     ("host lies", 0.4, 0.0),
     ("reboot host", 1.0, 120.0),
     ("host disk full", 0.4, 1200.0),

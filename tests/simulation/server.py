@@ -9,8 +9,12 @@ import json
 import os
 import random
 import secrets
+import socket
 import sqlite3
+import subprocess
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from dataclasses import replace
@@ -198,8 +202,10 @@ async def _ask(
         answer.set_result((code, json.loads(content)))
 
 
-def _forbidden(what: str) -> Callable[..., Any]:
+def _forbidden(nature: Nature, what: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
+        # Noted too: whoever asked for it may catch what is raised.
+        nature.breaks(f"not simulated: {what}")
         raise NotSimulated(what)
 
     return refuse
@@ -210,25 +216,33 @@ def nothing_real(nature: Nature, server: Server, round_pause: float = 0.02) -> I
     """No wall clock, thread, socket or chance but the simulation's own."""
     dice = nature.streams["server"]
     SimulatedConnection.nature = nature
+    chance, clock = "unseeded chance", "a clock that is not simulated"
+    forbidden = (
+        (time, "monotonic_ns", clock),
+        (time, "perf_counter", clock),
+        (time, "sleep", "a sleep of the whole process"),
+        (os, "urandom", chance),
+        (random, "random", chance),
+        (random, "uniform", chance),
+        (random, "choice", chance),
+        (random, "randint", chance),
+        (random, "shuffle", chance),
+        (uuid, "uuid4", chance),
+        (threading.Thread, "start", "a thread"),
+        (socket.socket, "connect", "a socket"),
+        (subprocess.Popen, "__init__", "a process"),
+    )
     with contextlib.ExitStack() as patches:
         for target, name, put in (
             (time, "time", server.wall),
-            (time, "monotonic", server.monotonic),
             (time, "time_ns", lambda: int(server.wall() * 1e9)),
-            (time, "monotonic_ns", _forbidden("a clock was read that is not simulated")),
-            (time, "perf_counter", _forbidden("a clock was read that is not simulated")),
-            (time, "sleep", _forbidden("the server slept")),
-            (os, "urandom", _forbidden("unseeded chance")),
+            (time, "monotonic", server.monotonic),
             (supervisor, "ROUND_PAUSE", round_pause),
             (zone_watch, "SWEEP_SECONDS", SWEEP_SECONDS),
             (driver, "Connection", SimulatedConnection),
             (driver, "random", dice),
             (secrets, "token_hex", lambda n: f"{dice.getrandbits(8 * n):0{2 * n}x}"),
-            (random, "random", _forbidden("unseeded chance")),
-            (random, "uniform", _forbidden("unseeded chance")),
+            *((target, name, _forbidden(nature, what)) for target, name, what in forbidden),
         ):
             patches.enter_context(patch.object(target, name, put))
-        patches.enter_context(patch("threading.Thread.start", _forbidden("a thread was started")))
-        patches.enter_context(patch("socket.socket.connect", _forbidden("a socket was opened")))
-        patches.enter_context(patch("subprocess.Popen.__init__", _forbidden("a process started")))
         yield
