@@ -16,7 +16,7 @@ from unittest.mock import patch
 from drumline.hosts import driver
 from drumline.jobs.controller import polling, releases, sessions, supervisor
 from drumline.jobs.controller.actions import Budget
-from drumline.jobs.core import diagnosis, lifecycle, outcomes
+from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes
 from drumline.jobs.core.state import Attempt, Decision, Job, Outcome, PlacementPhase, Sighting, Wish
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
@@ -241,7 +241,7 @@ def to_be_let_in_counts_as_an_answer() -> AbstractContextManager[Any]:
 
 def a_failure_counts_as_a_departure() -> AbstractContextManager[Any]:
     """A program that failed is started again, and nothing is counted."""
-    real = diagnosis.find_cause
+    real = causes.find_cause
 
     def cause(*given: Any) -> Any:
         found = real(*given)
