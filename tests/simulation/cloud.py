@@ -6,7 +6,7 @@ lag or lose entries, a login that expires.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from drumline.chips import slice_of
@@ -125,6 +125,11 @@ class SimulatedCloud:
             except TimeoutError:
                 pass
 
+    def lag(self, seconds: float) -> None:
+        """From now on listings are so old."""
+        self.weather.lag = seconds
+        self._remember()
+
     def stir(self) -> None:
         """Something changed."""
         self._stirred.set()
@@ -216,9 +221,7 @@ class SimulatedCloud:
     async def placements(self, zone: str) -> list[ListedPlacement]:
         """A listing, as old as the weather has it and with its holes."""
         await self._call("list")
-        moment = self._nature.now() - self.weather.lag
-        found = next((seen for at, seen in reversed(self._history) if at <= moment), ())
-        listed = [p for p in found if p.zone == zone]
+        listed = [p for p in self._as_listed() if p.zone == zone]
         if self.weather.holes:
             listed = [p for p in listed if not self._dice.chance(self.weather.holes)]
         await self._answer()
@@ -308,12 +311,22 @@ class SimulatedCloud:
         if self._dice.chance(self.weather.failing / 2):
             raise NO_ANSWER
 
+    def _as_listed(self) -> Iterable[ListedPlacement]:
+        """What listings show now: what is, or what was so many seconds ago."""
+        if not self.weather.lag:
+            return self._listed()
+        moment = self._nature.now() - self.weather.lag
+        # Before it began to lag, a listing stands still for a while.
+        known = [seen for at, seen in self._history if at <= moment]
+        return known[-1] if known else self._history[0][1]
+
     def _remember(self) -> None:
-        now, listed = self._nature.now(), tuple(self._listed())
+        if not self.weather.lag:
+            self._history.clear()
+            return
+        listed = tuple(self._listed())
         if not self._history or self._history[-1][1] != listed:
-            self._history.append((now, listed))
-            while len(self._history) > 2 and self._history[1][0] < now - 600:
-                self._history.pop(0)
+            self._history.append((self._nature.now(), listed))
 
     def _listed(self) -> Iterator[ListedPlacement]:
         """All there is, in the words of the API."""

@@ -17,7 +17,7 @@ from drumline.hosts.values import Address, CompletedCommand, Timing
 from tests.simulation.nature import Nature
 from tests.simulation.programs import Running
 
-BEAT = 280.0
+BEAT = 550.0
 """Seconds between two lines of `watch` where nothing happens."""
 LASTING = {"step", "stop"}
 """What takes time on a host; the rest is done at once."""
@@ -171,9 +171,9 @@ class Host:
         if self.address.ssh_ip in self.nature.hosts:
             self.up = True
 
-    def _kill_programs(self) -> None:
+    def _kill_programs(self, but: OnHost | None = None) -> None:
         for kept in self.attempts.values():
-            if kept.alive:
+            if kept.alive and kept is not but:
                 kept.alive = False
                 self.nature.note("killed", kept.job, kept.attempt, self.name)
                 kept.running().gone(kept.rank)
@@ -234,9 +234,7 @@ class Host:
         variables = json.loads(sent)["program"]["variables"]
         kept.job, kept.attempt = variables["DRUMLINE_JOB_ID"], int(variables["DRUMLINE_ATTEMPT"])
         kept.rank, kept.ranks = int(variables["DRUMLINE_HOST"]), int(variables["DRUMLINE_HOSTS"])
-        for other in self.attempts.values():
-            if other is not kept and other.alive:
-                return {"trouble": "the chips are held by another program", "have_code": True}
+        self._kill_programs(but=kept)  # whatever holds the chips
         return {"have_code": True}
 
     def _start(self, kept: OnHost, coordinator: str) -> dict[str, Any]:

@@ -23,13 +23,13 @@ SETTINGS = f"""
 cloud: google
 project: lab-tpu-1
 zones: [{", ".join(ZONES)}]
-look_seconds: 900
-patience: {{waiting: 1800, silence: 600, bad_silence: 1800, first_contact: 2400}}
+look_seconds: 1200
+patience: {{waiting: 4000, silence: 1200, bad_silence: 3600, first_contact: 3600}}
 """
 CHIPS = 48
 """In each zone: three of the largest jobs, so that they compete."""
 DAY = 24 * HOUR
-MORNING = 8 * HOUR
+MORNING = 12 * HOUR
 """After the faults stop, every job ends within this."""
 TIDY = 3 * HOUR
 """After the last job ended, nothing of ours is left within this: a kept slice stays an hour."""
@@ -97,6 +97,7 @@ class Night:
         while self._storms:
             await asyncio.sleep(60.0)
         self.cloud.weather = Weather(failing=0.0)
+        self.cloud.lag(0.0)
         for zone in ZONES:
             self.cloud.fleet.limits.capacity[zone] = {"v5e": 10 * CHIPS}
         self.cloud.stir()
@@ -227,9 +228,9 @@ class Night:
                 await asyncio.sleep(incident.seconds)
                 weather.logged_in = True
             case "listings lag":
-                weather.lag = 5 + 115 * incident.amount
+                cloud.lag(5 + 115 * incident.amount)
                 await asyncio.sleep(incident.seconds)
-                weather.lag = 0.0
+                cloud.lag(0.0)
             case "listings have holes":
                 weather.holes = 0.5 * incident.amount
                 await asyncio.sleep(incident.seconds)

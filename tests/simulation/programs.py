@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tests.simulation.nature import Nature
 
-BEAT = 300.0
+BEAT = 900.0
 """Seconds between two heartbeats."""
 
 Failing = Literal["exit", "killed", "hang"]

@@ -86,8 +86,8 @@ def _told(job: JobPlan) -> str:
 
 _FAULTS: tuple[tuple[str, float, float], ...] = (
     # kind, how many a night on average, usual seconds that it lasts
-    ("preempt", 6.0, 0.0),
-    ("preempt with notice", 4.0, 30.0),
+    ("preempt", 5.0, 0.0),
+    ("preempt with notice", 3.0, 30.0),
     ("preempt zone", 1.0, 0.0),
     ("no capacity", 1.5, 2400.0),
     ("request fails", 1.5, 0.0),
@@ -99,13 +99,13 @@ _FAULTS: tuple[tuple[str, float, float], ...] = (
     ("listings have holes", 1.0, 900.0),
     ("cut host", 4.0, 0.0),
     ("hang host", 2.0, 120.0),
-    ("hang host long", 0.6, 5000.0),
+    ("hang host long", 0.6, 8000.0),
     ("mute host", 0.7, 300.0),
     ("host is lost", 0.5, 0.0),
     ("host lies", 0.4, 0.0),
     ("reboot host", 1.0, 120.0),
     ("host disk full", 0.4, 1200.0),
-    ("kill server", 5.0, 30.0),
+    ("kill server", 4.0, 30.0),
     ("sleep", 0.7, 3600.0),
     ("clock forward", 0.7, 0.0),
     ("clock back", 0.7, 0.0),
@@ -124,9 +124,10 @@ def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     dice = Streams(seed)["schedule"]
     night = NIGHT
-    jobs = tuple(_job(dice, number, dice.uniform(0, night * 0.6)) for number in range(1, 11))
+    many = dice.randint(8, 11)
+    jobs = tuple(_job(dice, n, dice.uniform(0, night * 0.6)) for n in range(1, many + 1))
     # A calm night finds what a stormy one hides, and the other way round.
-    storm = dice.choice((0.3, 0.7, 1.0, 2.0))
+    storm = dice.choice((0.3, 0.6, 1.0, 1.7))
     incidents = []
     for kind, often, lasts in _FAULTS:
         for _ in range(_poisson(dice, often * storm)):
@@ -145,18 +146,18 @@ def draw(seed: int) -> Schedule:
                 other = dice.choice(_VERBS)[0]
                 incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
     incidents.sort(key=lambda incident: incident.at)
-    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 1.0, 5.0)))
+    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 20.0)))
 
 
 def _job(dice: Stream, number: int, at: float) -> JobPlan:
     zones = sorted(dice.sample(ZONES, dice.randint(1, 3)))
-    steps = dice.randint(5, 40)
+    steps = dice.randint(3, 15)
     tells = dice.chance(0.8)
     # Of a program that tells nothing nobody can say that it hangs.
     failing: tuple[Failing, ...] = ("exit", "killed", "hang") if tells else ("exit", "killed")
     bugs = tuple(
         Bug(dice.randint(1, steps - 1), dice.choice(failing), dice.randrange(4))
-        for _ in range(dice.choice((0, 0, 0, 0, 1, 1, 2, 5)))
+        for _ in range(dice.choice((0, 0, 0, 0, 0, 1, 1, 2, 5)))
     )
     failures = dice.choice((0, 1, 3, 3, 3))
     spec = {
@@ -171,12 +172,12 @@ def _job(dice: Stream, number: int, at: float) -> JobPlan:
         "retry": {"failures": failures, "bad_hosts": 50},
         "keep": dice.choice((0, 600, 3600)),
         "stop_grace": dice.choice((5, 30)),
-        "stuck_after": 3600,
+        "stuck_after": 2400,
     }
     program = Plan(
         steps=steps,
-        seconds=dice.uniform(90.0, 300.0),
-        save_every=dice.choice((2, 4, 10)),
+        seconds=dice.uniform(180.0, 600.0),
+        save_every=dice.choice((1, 3, 8)),
         bugs=bugs,
         on_sigterm=dice.choice(("leaves", "dies", "ignores")),
         tells=tells,

@@ -41,7 +41,7 @@ KEY = "ssh-ed25519 AAAA drumline"
 
 
 NO_ROOM = 507
-SWEEP_SECONDS = 3600.0
+SWEEP_SECONDS = 4 * 3600.0
 """Between two looks at zones in which nothing of ours should be."""
 ASKS_A_MINUTE = 12.0
 """Requests for slices that the server may make; one that has just started, a minute's more."""

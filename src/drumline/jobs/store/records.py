@@ -79,6 +79,8 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
         upgrade(self._db)
         self.metrics = Metrics(self._db)
+        self._releasing: list[SliceRow] = []
+        self._releasing_at = -1
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
 
     @property
@@ -268,10 +270,14 @@ class Store:
 
     def releasing(self) -> list[SliceRow]:
         """Slices that are to be deleted and have not been seen gone."""
-        rows = self._db.execute(
-            "SELECT * FROM slices WHERE released IS NOT NULL AND gone IS NULL ORDER BY released"
-        )
-        return [SliceRow(**dict(row)) for row in rows]
+        # Every round asks, and nobody else writes to this file: unchanged until we write.
+        if self._releasing_at != self._db.total_changes:
+            rows = self._db.execute(
+                "SELECT * FROM slices WHERE released IS NOT NULL AND gone IS NULL ORDER BY released"
+            )
+            self._releasing = [SliceRow(**dict(row)) for row in rows]
+            self._releasing_at = self._db.total_changes
+        return list(self._releasing)
 
     def release_all(self, job_id: str, now: float) -> int:
         """Mark every slice of a job to be deleted; returns how many they are."""
