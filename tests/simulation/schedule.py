@@ -14,7 +14,7 @@ HOUR = 3600.0
 NIGHT = 8 * HOUR
 """All that goes wrong does so in this time, and close together; the rest of the day is calm."""
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
-KINDS = ("v5litepod-4", "v5litepod-4", "v5litepod-8", "v5litepod-16")
+KINDS = ("v5litepod-4",) * 3 + ("v5litepod-8", "v5litepod-16")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ _FAULTS: tuple[tuple[str, float, float], ...] = (
     ("host lies", 0.4, 0.0),
     ("reboot host", 1.0, 120.0),
     ("host disk full", 0.4, 1200.0),
-    ("kill server", 4.0, 30.0),
+    ("kill server", 3.5, 30.0),
     ("sleep", 0.7, 3600.0),
     ("clock forward", 0.7, 0.0),
     ("clock back", 0.7, 0.0),
@@ -127,7 +127,7 @@ def draw(seed: int) -> Schedule:
     many = dice.randint(8, 11)
     jobs = tuple(_job(dice, n, dice.uniform(0, night * 0.6)) for n in range(1, many + 1))
     # A calm night finds what a stormy one hides, and the other way round.
-    storm = dice.choice((0.3, 0.6, 1.0, 1.7))
+    storm = dice.choice((0.3, 0.6, 0.9, 1.6))
     incidents = []
     for kind, often, lasts in _FAULTS:
         for _ in range(_poisson(dice, often * storm)):
