@@ -116,7 +116,7 @@ _VERBS: tuple[tuple[str, float], ...] = (
     ("resume", 3.0),
     ("delete", 1.5),
     ("clean", 0.7),
-    ("look", 2.0),
+    ("look", 1.0),
 )
 
 
@@ -127,7 +127,7 @@ def draw(seed: int) -> Schedule:
     many = dice.randint(8, 11)
     jobs = tuple(_job(dice, n, dice.uniform(0, night * 0.6)) for n in range(1, many + 1))
     # A calm night finds what a stormy one hides, and the other way round.
-    storm = dice.choice((0.3, 0.6, 0.9, 1.6))
+    storm = dice.choice((0.3, 0.6, 0.8, 1.4))
     incidents = []
     for kind, often, lasts in _FAULTS:
         for _ in range(_poisson(dice, often * storm)):
@@ -146,7 +146,7 @@ def draw(seed: int) -> Schedule:
                 other = dice.choice(_VERBS)[0]
                 incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
     incidents.sort(key=lambda incident: incident.at)
-    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 20.0)))
+    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 20.0, 20.0)))
 
 
 def _job(dice: Stream, number: int, at: float) -> JobPlan:
