@@ -43,6 +43,7 @@ def main() -> int:
 
 
 def _many(seeds: range, workers: int) -> int:
+    simulate(draw(0))  # so that every process begins with all that is imported on the way
     broken = 0
     began, told, days = time.monotonic(), 0.0, 0.0
     for done, (_, (outcome, tale)) in enumerate(each(_run, seeds, workers), start=1):

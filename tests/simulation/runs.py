@@ -12,7 +12,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-CASES = 10
+CASES = 25
 """The most that one process takes on."""
 Case = TypeVar("Case")
 Result = TypeVar("Result")
