@@ -5,6 +5,7 @@ server itself, so that a command knows what else to show its user without a seco
 """
 
 import asyncio
+import math
 import os
 import sqlite3
 import time
@@ -84,17 +85,18 @@ class JobsApi:
 
     async def create(self, request: Request) -> Response:
         """`POST /jobs {spec, secrets, user, origin}`."""
-        body = await request.json()
+        body = await _body_of(request)
         await asyncio.to_thread(self._before_create)
         shown = await self._service.create(
-            body["spec"], body.get("secrets", {}), body.get("user", ""), body.get("origin")
+            _given(body, "spec"), body.get("secrets", {}), body.get("user", ""), body.get("origin")
         )
         return JSONResponse(shown, status_code=201)
 
     async def plan(self, request: Request) -> Response:
         """`POST /plan {spec, origin}`: what a create would do; changes nothing."""
-        body = await request.json()
-        return JSONResponse({"lines": await self._service.plan(body["spec"], body.get("origin"))})
+        body = await _body_of(request)
+        lines = await self._service.plan(_given(body, "spec"), body.get("origin"))
+        return JSONResponse({"lines": lines})
 
     async def show(self, request: Request) -> Response:
         """`GET /jobs/{id}`."""
@@ -106,8 +108,8 @@ class JobsApi:
 
     async def events(self, request: Request) -> Response:
         """`GET /jobs/{id}/events?after=&wait=`: may wait until there are new ones."""
-        after = int(request.query_params.get("after", 0))
-        wait = min(float(request.query_params.get("wait", 0)), LONGEST_POLL)
+        after = int(_number_of(request, "after"))
+        wait = min(_number_of(request, "wait"), LONGEST_POLL)
         return JSONResponse(await self._service.events(_job_id(request), after, wait))
 
     async def logs(self, request: Request) -> Response:
@@ -165,8 +167,30 @@ def _job_id(request: Request) -> str:
 
 
 async def _body_of(request: Request) -> dict[str, Any]:
-    body: dict[str, Any] = await request.json() if await request.body() else {}
+    try:
+        body = await request.json() if await request.body() else {}
+    except (ValueError, RecursionError):
+        raise Mistake("the request's body is not JSON") from None
+    if not isinstance(body, dict):
+        raise Mistake("the request's body is not a JSON object")
     return body
+
+
+def _given(body: dict[str, Any], key: str) -> Any:
+    if key not in body:
+        raise Mistake(f"the request's body has no {key!r}")
+    return body[key]
+
+
+def _number_of(request: Request, key: str) -> float:
+    given = request.query_params.get(key, "0")
+    try:
+        number = float(given)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < 2**63:
+        raise Mistake(f"{key}: {given!r:.40} is not a number from 0 on")
+    return number
 
 
 def search_of(query: QueryParams) -> Search:
