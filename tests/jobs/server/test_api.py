@@ -20,6 +20,7 @@ from tests.jobs.pretend import Office, play
         ("POST", "/plan", b"{}", "no 'spec'"),
         ("POST", "/jobs/000001/cancel", b"[" * 100_000, "not JSON"),
         ("POST", "/strays/adopt", b'"x"', "not a JSON object"),
+        ("POST", "/jobs/000001/exec", b"{}", "no 'command'"),
         ("GET", "/jobs/000001/events?after=x", b"", "after: 'x'"),
         ("GET", "/jobs/000001/events?wait=nan", b"", "wait: 'nan'"),
         ("GET", "/jobs/000001/events?after=-1", b"", "after: '-1'"),

@@ -131,7 +131,7 @@ class JobsApi:
         fed = request.headers.get("content-type") == "application/octet-stream"
         stdin = exchange.input() if fed else None
         execution = self._service.execution(
-            _job_id(request), asked.get("host", 0), asked["command"], stdin
+            _job_id(request), asked.get("host", 0), _given(asked, "command"), stdin
         )
         return LinesResponse(exchange, execution.frames())
 
