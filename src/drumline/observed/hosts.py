@@ -26,7 +26,7 @@ class HostReport:
     index: int
     phase: HostPhase
     heard: float | None
-    """When the host was last heard, by our clock."""
+    """When its agent last said something that made sense, by our clock."""
     detail: str = ""
     """What the host is doing, or why it cannot: `code`, `setup: uv`, `connection refused`."""
     exit_code: int | None = None
