@@ -28,6 +28,8 @@ def settle() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606, ourselves
+    # So that the processes begun here end too, and put their folders away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _: None
 

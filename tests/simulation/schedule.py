@@ -14,7 +14,7 @@ HOUR = 3600.0
 NIGHT = 8 * HOUR
 """All that goes wrong does so in this time, and close together; the rest of the day is calm."""
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
-KINDS = ("v5litepod-4",) * 3 + ("v5litepod-8", "v5litepod-16")
+KINDS = ("v5litepod-4",) * 4 + ("v5litepod-8", "v5litepod-16")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def draw(seed: int) -> Schedule:
                 other = dice.choice(_VERBS)[0]
                 incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
     incidents.sort(key=lambda incident: incident.at)
-    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 20.0, 20.0)))
+    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 20.0, 20.0, 20.0)))
 
 
 def _job(dice: Stream, number: int, at: float) -> JobPlan:

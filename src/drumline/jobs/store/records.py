@@ -82,12 +82,9 @@ class Store:
         self._releasing: list[SliceRow] = []
         self._releasing_at = -1
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
-
-    @property
-    def owner(self) -> str:
-        """The id of this server among all that share a project: eight characters, never changed."""
         row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
-        return str(row["value"])
+        self.owner = str(row["value"])
+        """The id of this server among all that share a project: eight characters, never changed."""
 
     def check_writable(self) -> None:
         """Write something that changes nothing; raises where the disk is full."""
