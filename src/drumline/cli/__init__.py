@@ -33,6 +33,7 @@ COMMANDS = {
     "ssh": "ssh:ssh",
     "cp": "ssh:cp",
     "chips": "chips:chips",
+    "numerics": "numerics:app",
     "init": "init:init",
     "completion": "completion:completion",
     "server": "server:app",
@@ -43,6 +44,7 @@ MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
     ("drumline.jobs.caller", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
+    ("drumline.numerics.mistakes", "Mistake"),
 )
 # Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}

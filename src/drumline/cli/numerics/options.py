@@ -1,0 +1,32 @@
+"""Options that several of the commands share, and what they need to be installed."""
+
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TargetName = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:FUNCTION", help="The function to run, such as sampler.py:step."),
+]
+InputsName = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs",
+        metavar="NAME",
+        help="The function of that module that returns the arguments; without it, inputs().",
+    ),
+]
+
+
+def need(*packages: str) -> None:
+    """Refuse, in one sentence, to go on without these packages."""
+    from drumline.numerics.mistakes import Mistake
+
+    for package in packages:
+        if find_spec(package) is None:
+            extra = "torch" if package == "torch" else "jax"
+            raise Mistake(
+                f"{package} is not installed, and this needs it: pip install 'drumline[{extra}]'"
+            )

@@ -1,0 +1,113 @@
+"""`MODULE:FUNCTION`, as a user writes it: the function it names, and what to call it with.
+
+MODULE is a file (`sampler.py`) or a dotted name that can be imported from the current folder. A
+function that takes arguments needs some to be run with: those that the module's own `inputs()`
+returns, as a tuple, or another function of that module that the user names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from drumline.numerics.mistakes import Mistake
+
+INPUTS = "inputs"
+"""The function of a module that makes the arguments, where no other is named."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function, and the arguments to run it with."""
+
+    name: str
+    """As the user wrote it."""
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
+
+
+def load_target(given: str, inputs: str | None = None) -> Target:
+    """The function that `MODULE:FUNCTION` names; `inputs` names the one that makes its arguments.
+
+    Raises:
+        Mistake: there is no such module or function, or its arguments are nowhere to be found.
+    """
+    where, colon, name = given.rpartition(":")
+    if not colon or not where or not name:
+        raise Mistake(f"{given}: write it as MODULE:FUNCTION, such as sampler.py:step")
+    module = _module(where)
+    function = _function(module, where, name)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = {}.values()
+    takes = [p.name for p in parameters if p.default is p.empty and p.kind not in _MANY]
+    if inputs is None and not takes:
+        return Target(given, function, ())
+    if inputs is None and not hasattr(module, INPUTS):
+        raise Mistake(
+            f"{given} takes {', '.join(takes)}: define {INPUTS}() in {where}, which returns them "
+            "as a tuple, or name another function there with --inputs"
+        )
+    made = _function(module, where, inputs or INPUTS)()
+    return Target(given, function, tuple(made) if isinstance(made, tuple | list) else (made,))
+
+
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _module(where: str) -> ModuleType:
+    if where.endswith(".py") or "/" in where:
+        return _file(Path(where))
+    # As `python -m` does: what lies in the current folder can be imported.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{where}.".startswith(f"{missing.name}."):
+            raise Mistake(f"{where} imports {missing.name}, which is not installed") from None
+        raise Mistake(
+            f"{where}: there is no such module here; a file is named with its path and .py"
+        ) from None
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Mistake(f"{path}: there is no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise Mistake(f"{path}: not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    # As Python does for a script: what lies beside it can be imported, and finds it by name.
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as missing:
+        raise Mistake(f"{path} imports {missing.name}, which is not installed") from None
+    except SyntaxError as wrong:
+        raise Mistake(f"{path}:{wrong.lineno}: {wrong.msg}") from None
+    return module
+
+
+def _function(module: ModuleType, where: str, name: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if found is not None:
+        raise Mistake(f"{where}:{name} is no function")
+    own = [
+        other
+        for other, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    listed = f"; it has {', '.join(own)}" if own else ""
+    raise Mistake(f"{where} has no {name}{listed}")
