@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 PARTY: ContextVar[str] = ContextVar("party", default="world")
 """Who runs now: the world, or one life of the server."""
@@ -58,6 +59,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = 0
         """Callbacks that ran so far."""
         self._alarms: list[tuple[int, Callable[[], None]]] = []
+        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def time(self) -> float:
         """The virtual time."""
@@ -94,6 +96,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers += 1
         heapq.heappush(self._queue, (when, self._timers, timer))
         return timer
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
+        """As every loop does, and remember it: asyncio's own list has those of all loops."""
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.add(task)
+        return task
+
+    def under_way(self) -> list[asyncio.Task[Any]]:
+        """The tasks that are not done; whoever keeps them keeps the collector from closing them."""
+        return [task for task in self._tasks if not task.done()]
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         """It is passed over when its time comes."""

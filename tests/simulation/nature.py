@@ -74,7 +74,3 @@ class Nature:
         self._tasks.discard(task)
         if not task.cancelled() and (wrong := task.exception()) is not None:
             self.breaks(f"the simulation itself failed: {wrong!r}")
-
-    def keep(self) -> list[asyncio.Task[Any]]:
-        """Everything under way; whoever keeps it keeps it from being closed by the collector."""
-        return list(asyncio.all_tasks(self.loop))

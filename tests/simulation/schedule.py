@@ -124,10 +124,10 @@ def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     dice = Streams(seed)["schedule"]
     night = NIGHT
-    many = dice.randint(8, 11)
+    many = dice.randint(8, 10)
     jobs = tuple(_job(dice, n, dice.uniform(0, night * 0.6)) for n in range(1, many + 1))
     # A calm night finds what a stormy one hides, and the other way round.
-    storm = dice.choice((0.3, 0.6, 0.8, 1.4))
+    storm = dice.choice((0.3, 0.5, 0.8, 1.2))
     incidents = []
     for kind, often, lasts in _FAULTS:
         for _ in range(_poisson(dice, often * storm)):
@@ -146,7 +146,9 @@ def draw(seed: int) -> Schedule:
                 other = dice.choice(_VERBS)[0]
                 incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
     incidents.sort(key=lambda incident: incident.at)
-    return Schedule(seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 20.0, 20.0, 20.0)))
+    return Schedule(
+        seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 10.0, *(20.0,) * 4))
+    )
 
 
 def _job(dice: Stream, number: int, at: float) -> JobPlan:

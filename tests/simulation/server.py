@@ -122,7 +122,7 @@ class Server:
             return
         self._nature.note("server killed", self.lives)
         self._nature.loop.kill(self._party)
-        self._graveyard += [self._nature.keep(), self._supervisor, self.service]
+        self._graveyard += [self._nature.loop.under_way(), self._supervisor, self.service]
         self.service.store.close()
         self._supervisor = self.service = self._application = None
         self._died.set()

@@ -325,9 +325,8 @@ class HostDriver:
         self._reported_at, self._whole = self._means.clock(), None
 
     def _show(self, **news: Any) -> None:
-        report = replace(self._report, **news)
-        if report != self._report:
-            self._report, self._whole = report, None
+        if any(getattr(self._report, name) != value for name, value in news.items()):
+            self._report, self._whole = replace(self._report, **news), None
             self._means.changed()
 
     # Orders to the host --------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostPhase
+from drumline.observed.hosts import HostPhase, HostReport
 
 log = logging.getLogger(__name__)
 
@@ -187,11 +187,11 @@ class Supervisor:
             if record.job.placement is not None:
                 yield record.job.placement
 
-    def _seen(self, job: Job) -> Seen:
+    def _seen(self, job: Job, reports: tuple[HostReport, ...]) -> Seen:
         waits = job.placement is None or job.placement.phase is not PlacementPhase.READY
         return Seen(
             sighting=self.polls.of(job.placement) if job.placement else None,
-            hosts=self.sessions.reports(job),
+            hosts=reports,
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
             old_slice_alive=job.placement is None and self.releases.may_still_run(job.id),
@@ -214,9 +214,8 @@ class Supervisor:
             self._clock() >= job.not_before,
         )
 
-    def _listen_to(self, job: Job) -> None:
+    def _listen_to(self, job: Job, reports: tuple[HostReport, ...]) -> None:
         """Take in the metrics that the program reports."""
-        reports = self.sessions.reports(job)
         if job.attempt is not None and reports:
             pattern = self.records[job.id].spec.progress
             self.heartbeats.listen(job.id, job.attempt.number, reports, pattern)
@@ -237,8 +236,10 @@ class Supervisor:
         standing = self._standing(job)
         if standing is not None and standing == self._waiting.get(job_id):
             return
-        self._listen_to(job)
-        decision = lifecycle.decide(job, self._seen(job), self._clock(), self.config.patience)
+        reports = self.sessions.reports(job)
+        self._listen_to(job, reports)
+        seen = self._seen(job, reports)
+        decision = lifecycle.decide(job, seen, self._clock(), self.config.patience)
         asked = decision.job.placement
         if asked is not None and asked.phase is PlacementPhase.ASKING and job.placement is None:
             self._availability.requested(Choice(asked.accelerator, asked.zone))
@@ -428,7 +429,7 @@ class Supervisor:
             ]
             record = self.records.get(run[0])
             if state == before and record is not None:
-                self._listen_to(record.job)
+                self._listen_to(record.job, self.sessions.reports(record.job))
                 continue
             if [host[:2] for host in state] != [host[:2] for host in before]:
                 self.polls.soon(zone)
