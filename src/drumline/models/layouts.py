@@ -191,6 +191,17 @@ class Division:
         """A model's layout on the mesh set with `jax.set_mesh`."""
         return Division.on(jax.sharding.get_abstract_mesh(), model, layout)
 
+    @staticmethod
+    def whole(model: str, layout: Layout) -> Division:
+        """A model's layout where one device has all of it; refused on a mesh that divides it."""
+        here = Division.here(model, layout)
+        if here.sizes:
+            raise ValueError(
+                f"{model}: logits are computed on one device, and this mesh divides the model over "
+                f"{_listed(here.sizes)}; call it outside of jax.set_mesh"
+            )
+        return here
+
     def axes(self, *names: str) -> tuple[str, ...]:
         """The mesh axes of some logical axes, one behind the other."""
         return tuple(axis for name in names for axis in axes_of(self.layout, name))

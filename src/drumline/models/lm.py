@@ -62,6 +62,7 @@ from drumline.parallel.block.weights import (
 )
 from drumline.parallel.experts.layer import moe_feedforward
 from drumline.parallel.experts.routing import Routing
+from drumline.parallel.taps import scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden", "vocab", "experts")
 """Logical axes: examples, positions, a token's vector, attention heads (and those of keys and
@@ -208,6 +209,14 @@ class LM(OnMesh):
         here.check_rows("a sequence of", length - 1, "sequence")
         return here.run(self._local_loss, params, self._dims(), batch)
 
+    def logits(self, params: Params, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+        """The scores of each next token, on one device: to sample from, or to compare with others'.
+
+        Every step of the way can be tapped.
+        """
+        here = Division.whole("LM", self._layout())
+        return self._local_logits(here, params, jnp.asarray(tokens, jnp.int32))[0]
+
     def check_batch(self, batch: Mapping[str, Any]) -> None:
         """Refuse tokens that are not in the vocabulary, where their values are known."""
         for name in ("tokens", "targets"):
@@ -259,22 +268,8 @@ class LM(OnMesh):
     def _local_loss(
         self, here: Division, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        dtype = jnp.dtype(self.compute_dtype)
         tokens = batch["tokens"].astype(jnp.int32)
-        x = self._look_up(here, params["table"], tokens[:, :-1]).astype(dtype)
-        block = here.block(lambda x, stored: self._block(here, x, stored), remat=self.remat)
-        if self.scan_layers:
-            x, extra = lax.scan(block, x, params["blocks"])
-        else:
-            extras = []
-            for stored in layers(params["blocks"], self.depth):
-                x, extra = block(x, stored)
-                extras.append(extra)
-            extra = jax.tree.map(lambda *each: jnp.stack(each), *extras)
-        norm, head = (here.at_hand(params[name], OUTSIDE[name], dtype) for name in ("norm", "head"))
-        (logits,) = here.projections("vocab").spread_out(
-            rms_norm(x, norm, epsilon=self.epsilon), [head]
-        )
+        logits, extra = self._local_logits(here, params, tokens[:, :-1])
         targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
         ignored = {"ignore_index": self.ignore_index}
         losses = cross_entropy(logits, targets, here.axes("vocab"), **ignored)
@@ -284,6 +279,27 @@ class LM(OnMesh):
             loss = loss + self.balance_weight * metrics["balance_loss"]
             loss = loss + self.z_weight * metrics["z_loss"]
         return loss, metrics
+
+    def _local_logits(
+        self, here: Division, params: Params, tokens: Int[Array, "B S"]
+    ) -> tuple[Float[Array, "B S V"], Metrics]:
+        """The scores of the device's own part of the vocabulary, and what the experts tell."""
+        dtype = jnp.dtype(self.compute_dtype)
+        x = tap("table", self._look_up(here, params["table"], tokens).astype(dtype))
+        block = here.block(lambda x, stored: self._block(here, x, stored), remat=self.remat)
+        if self.scan_layers:
+            x, extra = lax.scan(block, x, params["blocks"])
+        else:
+            extras = []
+            for number, stored in enumerate(layers(params["blocks"], self.depth)):
+                with scope(f"blocks.{number}"):
+                    x, extra = block(x, stored)
+                extras.append(extra)
+            extra = jax.tree.map(lambda *each: jnp.stack(each), *extras)
+        norm, head = (here.at_hand(params[name], OUTSIDE[name], dtype) for name in ("norm", "head"))
+        normed = tap("norm", rms_norm(x, norm, epsilon=self.epsilon))
+        (logits,) = here.projections("vocab").spread_out(normed, [head])
+        return tap("head", logits), extra
 
     def _look_up(
         self, here: Division, table: Float[Array, "V D"], tokens: Int[Array, "B S"]

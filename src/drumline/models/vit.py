@@ -53,6 +53,7 @@ from drumline.parallel.block.weights import (
     feedforward_weights,
     stacked,
 )
+from drumline.parallel.taps import look, scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
 """Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""
@@ -177,14 +178,23 @@ class ViT(OnMesh):
         """
         del key
         self.check_batch(batch)
-        expected = (self.image, self.image, self.channels)
-        if batch["image"].shape[1:] != expected:
-            raise ValueError(
-                f"ViT: images are {batch['image'].shape[1:]}, but the model takes {expected}"
-            )
+        self._check_images(batch["image"])
         here = Division.here("ViT", self._layout())
         here.check_rows("a batch of", self.items(batch), "batch")
         return here.run(self._local_loss, params, self._dims(), batch)
+
+    def logits(
+        self, params: Params, image: Num[Array, "B height width C"]
+    ) -> Float[Array, "B classes"]:
+        """The scores of each class, on one device. Every step of the way can be tapped."""
+        self._check_images(image)
+        here = Division.whole("ViT", self._layout())
+        return self._local_logits(here, params, image)
+
+    def _check_images(self, image: Num[Array, "B height width C"]) -> None:
+        expected = (self.image, self.image, self.channels)
+        if image.shape[1:] != expected:
+            raise ValueError(f"ViT: images are {image.shape[1:]}, but the model takes {expected}")
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
         """Refuse labels that are no classes, where their values are known."""
@@ -239,7 +249,13 @@ class ViT(OnMesh):
     def _local_loss(
         self, here: Division, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        x = self._embed(here, params, batch["image"])
+        logits = self._local_logits(here, params, batch["image"])
+        return judge(logits, batch["label"], ignore_index=self.ignore_index)
+
+    def _local_logits(
+        self, here: Division, params: Params, image: Num[Array, "B height width C"]
+    ) -> Float[Array, "B classes"]:
+        x = tap("embedding", self._embed(here, params, image))
         rows = x.shape[:2]
         # One row for each token: given three dimensions, XLA lays some of these arrays out with the
         # batch innermost, and transposes them for every multiplication.
@@ -250,12 +266,10 @@ class ViT(OnMesh):
         if self.scan_layers:
             x, _ = lax.scan(block, x, params["blocks"])
         else:
-            for stored in layers(params["blocks"], self.depth):
-                x, _ = block(x, stored)
-        x = x.reshape(*rows, self.width)
-        return judge(
-            self._classify(here, params, x), batch["label"], ignore_index=self.ignore_index
-        )
+            for number, stored in enumerate(layers(params["blocks"], self.depth)):
+                with scope(f"blocks.{number}"):
+                    x, _ = block(x, stored)
+        return self._classify(here, params, x.reshape(*rows, self.width))
 
     def _embed(
         self, here: Division, params: Params, image: Num[Array, "B height width C"]
@@ -272,8 +286,9 @@ class ViT(OnMesh):
         w = self._at_hand(here, {name: params[name] for name in names})
         offset = w["positions"].at[0].add(w["class_token"]).at[1:].add(w["patch_bias"])
         offset = jnp.pad(offset, ((0, padding), (0, 0))).astype(rows.dtype)
-        own = here.own_rows(rows, "sequence", axis=1)
-        return own @ w["patch"] + here.own_rows(offset, "sequence")
+        patches = here.own_rows(rows, "sequence", axis=1) @ w["patch"]
+        look("patch", lambda: patches[:, 1 : self.tokens] + w["patch_bias"].astype(rows.dtype))
+        return patches + here.own_rows(offset, "sequence")
 
     def _block(
         self, here: Division, x: Float[Array, "T D"], rows: tuple[int, ...], stored: Weights
@@ -294,8 +309,8 @@ class ViT(OnMesh):
             token = lax.psum(jnp.where(lax.axis_index(over) == 0, token, 0), over)
         names = ("norm", "shift", "head", "head_bias")
         w = self._at_hand(here, {name: params[name] for name in names}, rows=("batch",))
-        logits = layer_norm(token, w["norm"], w["shift"]) @ w["head"]
-        return logits + w["head_bias"].astype(logits.dtype)
+        logits = tap("norm", layer_norm(token, w["norm"], w["shift"])) @ w["head"]
+        return tap("head", logits + w["head_bias"].astype(logits.dtype))
 
     def _at_hand(self, here: Division, stored: Weights, **rows: Any) -> Weights:
         known = {**OUTSIDE, **axes_by_name(self._block_weights())}

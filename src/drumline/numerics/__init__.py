@@ -8,16 +8,25 @@ from importlib import import_module
 from typing import Any
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "comparison": ("Comparison", "compare"),
     "errors": ("ErrorStatistics", "error_statistics"),
+    "implementations": ("UnderJax", "UnderTorch"),
+    "matmul": ("MatmulSurvey", "survey_matmul"),
     "mistakes": ("Mistake",),
+    "ported.divergence": ("Cause", "Divergence", "LayerError", "trace_divergence"),
+    "ported.names": ("LLAMA", "TIMM_VIT", "Rename"),
     "targets": ("Target", "load_target"),
 }
 """Module → the names it gives."""
+_ELSEWHERE = {"tap": "drumline.parallel.taps", "scope": "drumline.parallel.taps"}
+"""What models need to be traced, from where they have it."""
 
-__all__ = [name for names in _HOMES.values() for name in names]  # noqa: PLE0604 - all are strings
+__all__ = [*_ELSEWHERE, *(name for names in _HOMES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name]), name)
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

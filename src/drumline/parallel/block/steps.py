@@ -8,6 +8,8 @@ What differs between blocks comes in: the weights by name, the norm, what attent
 non-linearity, and the `Projections` that multiply. Weights may have more than the least. With a
 `gate` the feed-forward part is gated; with a `*_shift` the norm has an offset; with biases
 (`query_bias`, `up_bias` and so on, all of them or none) they are added after each projection.
+What each step yields can be tapped: under the name of its weight, or as `mixed` (of attention),
+`activation`, `attention` and `feedforward` (the two sums).
 """
 
 # The shapes in the types are not forward references.
@@ -22,6 +24,7 @@ import jax
 from jaxtyping import Array, Float
 
 from drumline.parallel.block.projections import Projections
+from drumline.parallel.taps import tap
 
 Weights = Mapping[str, jax.Array]
 Activation = Callable[[jax.Array], jax.Array]
@@ -64,7 +67,8 @@ def attention(
     """
     normed = _normed(norm, x, w, "attention", sequences)
     query, key, value = _spread_out(project, normed, w, ("query", "key", "value"))
-    return x + _bring_back(project, attend(query, key, value), w, "output", x.shape)
+    mixed = tap("mixed", attend(query, key, value))
+    return tap("attention", x + _bring_back(project, mixed, w, "output", x.shape))
 
 
 def feedforward(
@@ -80,11 +84,11 @@ def feedforward(
     normed = _normed(norm, x, w, "feedforward", sequences)
     if "gate" in w:
         gate, up = _spread_out(project, normed, w, ("gate", "up"))
-        hidden = activation(gate) * up
+        hidden = tap("activation", activation(gate)) * up
     else:
         (up,) = _spread_out(project, normed, w, ("up",))
-        hidden = activation(up)
-    return x + _bring_back(project, hidden, w, "down", x.shape)
+        hidden = tap("activation", activation(up))
+    return tap("feedforward", x + _bring_back(project, hidden, w, "down", x.shape))
 
 
 def experts(
@@ -96,14 +100,14 @@ def experts(
 ) -> tuple[Float[Array, "*rows D"], T]:
     """The second part where experts take its place; `layer` tells something beside its result."""
     out, told = layer(_normed(norm, x, w, "feedforward"))
-    return x + out, told
+    return tap("feedforward", x + tap("experts", out)), told
 
 
 def _normed(
     norm: Norm, x: jax.Array, w: Weights, part: str, sequences: tuple[int, ...] | None = None
 ) -> jax.Array:
     names = (f"{part}_norm", f"{part}_shift")
-    normed = norm(x, *(w[name] for name in names if name in w))
+    normed = tap(names[0], norm(x, *(w[name] for name in names if name in w)))
     return normed if sequences is None else normed.reshape(*sequences, -1)
 
 
@@ -112,14 +116,16 @@ def _spread_out(
 ) -> list[jax.Array]:
     weights = [w[name] for name in names]
     if f"{names[0]}_bias" not in w:
-        return project.spread_out(x, weights)
+        parts = project.spread_out(x, weights)
+        return [tap(name, part) for name, part in zip(names, parts, strict=True)]
     # Biases are added where the product is a plain matrix: there cuBLAS adds them itself.
     flat = [weight.reshape(weight.shape[0], -1) for weight in weights]
     biases = [w[f"{name}_bias"].reshape(-1) for name in names]
     parts = project.spread_out(x, flat)
+    sums = (part + bias.astype(part.dtype) for part, bias in zip(parts, biases, strict=True))
     return [
-        (part + bias.astype(part.dtype)).reshape(*part.shape[:-1], *weight.shape[1:])
-        for part, bias, weight in zip(parts, biases, weights, strict=True)
+        tap(name, part.reshape(*part.shape[:-1], *w[name].shape[1:]))
+        for name, part in zip(names, sums, strict=True)
     ]
 
 
@@ -128,7 +134,7 @@ def _bring_back(
 ) -> jax.Array:
     weight = w[name]
     if f"{name}_bias" not in w:
-        return project.bring_back(x, weight).reshape(shape)
+        return tap(name, project.bring_back(x, weight).reshape(shape))
     x = x.reshape(*x.shape[: x.ndim - weight.ndim + 1], -1)
     out = project.bring_back(x, weight.reshape(-1, weight.shape[-1])).reshape(shape)
-    return out + w[f"{name}_bias"].astype(out.dtype)
+    return tap(name, out + w[f"{name}_bias"].astype(out.dtype))

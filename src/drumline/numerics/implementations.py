@@ -1,0 +1,165 @@
+"""One computation by several implementations: JAX or PyTorch, each under its settings.
+
+Each takes NumPy arrays and returns NumPy arrays, so that all get the same numbers and can be
+compared. `prepared` leaves both on the device, for measuring time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from drumline.numerics.mistakes import Mistake
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+JaxPrecision = Literal["default", "high", "highest"]
+TorchPrecision = Literal["medium", "high", "highest"]
+ENOUGH = 0.2
+"""Seconds after which a time is known well enough, if there were `LEAST` runs."""
+LEAST, MOST = 5, 200
+
+
+class Implementation(Protocol):
+    """A function as one library computes it."""
+
+    def __call__(self, *inputs: Numbers) -> Any:
+        """The results, as NumPy arrays in whatever the function puts them."""
+        ...
+
+    def seconds(self, *inputs: Numbers) -> float:
+        """The median time of a run on the device, when everything is compiled and in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class UnderJax:
+    """A function of arrays, compiled by `jax.jit`.
+
+    Attributes:
+        function: of JAX's arrays.
+        precision: of its products; "default" is whatever the device has for it.
+        options: the compiler's, such as `{"xla_allow_excess_precision": False}`.
+    """
+
+    function: Callable[..., Any]
+    precision: JaxPrecision = "default"
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __call__(self, *inputs: Numbers) -> Any:
+        """As `Implementation` has it."""
+        import jax
+
+        with self._settings():
+            return jax.tree.map(np.asarray, self._compiled()(*inputs))
+
+    def seconds(self, *inputs: Numbers) -> float:
+        """As `Implementation` has it."""
+        import jax
+
+        there = [jax.device_put(x) for x in inputs]
+        with self._settings():
+            compiled = self._compiled()
+            return _median(lambda: jax.block_until_ready(compiled(*there)))
+
+    def _compiled(self) -> Any:
+        import jax
+
+        return jax.jit(self.function, compiler_options=self.options or None)
+
+    def _settings(self) -> Any:
+        import jax
+
+        return nullcontext() if self.precision == "default" else _precision(jax, self.precision)
+
+
+@dataclass(frozen=True)
+class UnderTorch:
+    """A function of tensors.
+
+    Attributes:
+        function: of PyTorch's tensors.
+        precision: as `torch.set_float32_matmul_precision` takes it; None leaves it as it is.
+        device: where to run; the GPU if there is one, if None.
+    """
+
+    function: Callable[..., Any]
+    precision: TorchPrecision | None = None
+    device: str | None = None
+
+    def __call__(self, *inputs: Numbers) -> Any:
+        """As `Implementation` has it."""
+        with self._settings() as device:
+            return _to_numpy(self.function(*self._there(inputs, device)))
+
+    def seconds(self, *inputs: Numbers) -> float:
+        """As `Implementation` has it."""
+        import torch
+
+        with self._settings() as device:
+            there = self._there(inputs, device)
+
+            def run() -> None:
+                self.function(*there)
+                if device != "cpu":
+                    torch.cuda.synchronize()
+
+            return _median(run)
+
+    def _there(self, inputs: Sequence[Numbers], device: str) -> list[Any]:
+        import torch
+
+        return [torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in inputs]
+
+    @contextmanager
+    def _settings(self) -> Iterator[str]:
+        if find_spec("torch") is None:
+            raise Mistake(
+                "PyTorch is not installed, and this needs it: pip install 'drumline[torch]'"
+            )
+        import torch
+
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        before = torch.get_float32_matmul_precision()
+        try:
+            if self.precision is not None:
+                torch.set_float32_matmul_precision(self.precision)
+            with torch.no_grad():
+                yield device
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def _precision(jax: Any, name: str) -> Any:
+    return jax.default_matmul_precision(name)
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_numpy(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_to_numpy(part) for part in value)
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    plain = value.detach().cpu()
+    if str(plain.dtype) == "torch.bfloat16":
+        import ml_dtypes
+
+        return plain.float().numpy().astype(ml_dtypes.bfloat16)  # the same numbers
+    return plain.numpy()
+
+
+def _median(run: Callable[[], Any]) -> float:
+    run()  # compiles, and fills caches
+    times: list[float] = []
+    while len(times) < LEAST or (sum(times) < ENOUGH and len(times) < MOST):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)

@@ -1,0 +1,400 @@
+"""Why a layer's results differ: what it would return if one thing about it were otherwise.
+
+Every known cause is a computation, in float64, of what the layer returns with that one thing
+changed. Whichever comes closest to what JAX returned is named, with how close it came: a cause is
+not guessed from the size of an error, it is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from drumline.numerics import rounding
+
+if TYPE_CHECKING:
+    import torch
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0)
+BASES = (1e4, 1e5, 5e5, 1e6)
+NARROW = {"bfloat16": rounding.bfloat16, "float16": rounding.float16, "TF32": rounding.tf32}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cause, and what the layer returns under it."""
+
+    cause: str
+    """One of the known ones, in a word or two."""
+    words: str
+    """What JAX seems to do, as the end of a sentence that begins with "JAX computes"."""
+    value: Numbers
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention as it may be computed."""
+
+    scale: float
+    causal: bool
+    rotary: str = "none"
+    """`none`, `halves` (a pair is i and i + H/2) or `neighbours` (2i and 2i + 1)."""
+    base: float = 1e4
+    shared: str = "repeated"
+    """Which queries share a key: neighbours (`repeated`), or every K-th (`tiled`)."""
+
+
+def of_module(module: torch.nn.Module, x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
+    """The causes known for a kind of module, given what it was given and returned.
+
+    The first has no cause: it is what the module returns as it stands. Nothing for modules that
+    consist of others, but for one convolution and what has no weights.
+    """
+    import torch
+
+    weight = _numbers(getattr(module, "weight", None))
+    bias = _numbers(getattr(module, "bias", None))
+    kind = type(module).__name__
+    parts = [part for part in module.children() if next(part.parameters(), None) is not None]
+    if len(parts) == 1 and isinstance(parts[0], torch.nn.Conv2d):
+        yield from of_module(parts[0], x, theirs)
+    elif isinstance(module, torch.nn.Conv2d) and weight is not None:
+        yield from _convolution(module, x, weight, bias)
+    elif isinstance(module, torch.nn.Embedding) and weight is not None:
+        yield from _embedding(x, weight)
+    elif weight is not None and weight.ndim == 2:
+        yield from linear(x, weight, bias)
+    elif weight is not None and weight.ndim == 1 and "norm" in kind.lower():
+        epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", 0.0))
+        centred = isinstance(module, torch.nn.LayerNorm) or kind.startswith("LayerNorm")
+        yield from norm(x, weight, bias, float(epsilon or 0.0), centred)
+    elif weight is None and not list(module.children()) and x.shape == theirs.shape:
+        yield from activation(x, theirs)
+
+
+def linear(x: Numbers, weight: Numbers, bias: Numbers | None) -> Iterator[Candidate]:
+    """`x · weightᵀ + bias`, the weight being `[outputs, inputs]`."""
+    offset = 0.0 if bias is None else bias
+    outputs, inputs = weight.shape
+    plain = x @ weight.T
+    yield Candidate("", "as PyTorch does", plain + offset)
+    if outputs == inputs:
+        yield Candidate("transposed kernel", "with the kernel transposed", x @ weight + offset)
+    elif outputs % inputs == 0:
+        # Several square kernels side by side, such as those of query, key and value.
+        blocks = weight.reshape(-1, inputs, inputs)
+        turned = np.concatenate([x @ block for block in blocks], axis=-1)
+        yield Candidate("transposed kernel", "with the kernel transposed", turned + offset)
+    reshaped = x @ weight.reshape(inputs, outputs)
+    yield Candidate(
+        "transposed kernel",
+        "with a kernel that was reshaped instead of transposed",
+        reshaped + offset,
+    )
+    if bias is not None:
+        yield Candidate("bias", "without the bias", plain)
+        for name in ("bfloat16", "float16"):
+            rounded = plain + NARROW[name](bias)
+            yield Candidate("bias in another dtype", f"with the bias in {name}", rounded)
+    yield from _narrowed(lambda x, kernel: x @ kernel.T, x, weight, offset)
+
+
+def _narrowed(
+    multiply: Callable[[Numbers, Numbers], Numbers], x: Numbers, kernel: Numbers, offset: Any
+) -> Iterator[Candidate]:
+    """A product and a bias with some of it in a narrower type."""
+    plain = multiply(x, kernel) + offset
+    for name, narrow in NARROW.items():
+        product = multiply(narrow(x), narrow(kernel))
+        words = f"with operands rounded to {name}, the default precision of some device"
+        yield Candidate("precision default", words, product + offset)
+        words = f"with the kernel in {name}"
+        yield Candidate("kernel in another dtype", words, multiply(x, narrow(kernel)) + offset)
+        yield Candidate("output in another dtype", f"in {name} at the end", narrow(plain))
+        whole = narrow(narrow(product) + narrow(np.asarray(offset)))
+        yield Candidate("computed in another dtype", f"in {name} throughout", whole)
+    cut = rounding.cut_to_tf32
+    words = "with operands cut to TF32, the GPU's default"
+    yield Candidate("precision default", words, multiply(cut(x), cut(kernel)) + offset)
+
+
+def norm(
+    x: Numbers, weight: Numbers, bias: Numbers | None, epsilon: float, centred: bool
+) -> Iterator[Candidate]:
+    """A norm by mean and variance, or by the mean square alone."""
+    shift = np.zeros(()) if bias is None else bias
+
+    def normed(x: Numbers, epsilon: float, *, centred: bool = centred, spare: int = 0) -> Numbers:
+        if centred:
+            x = x - x.mean(-1, keepdims=True)
+        square = np.square(x).sum(-1, keepdims=True) / max(1, x.shape[-1] - spare)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return x / np.sqrt(square + epsilon)
+
+    plain = normed(x, epsilon)
+    yield Candidate("", "as PyTorch does", plain * weight + shift)
+    for other in EPSILONS:
+        if not math.isclose(other, epsilon, rel_tol=1e-6):
+            value = normed(x, other) * weight + shift
+            words = f"with an epsilon of {other:g}, and PyTorch with {epsilon:g}"
+            yield Candidate("epsilon", words, value)
+    if centred and x.shape[-1] > 1:
+        value = normed(x, epsilon, spare=1) * weight + shift
+        yield Candidate("norm's variance", "the variance over D - 1 instead of D", value)
+    other_kind = "by mean and variance" if not centred else "by the mean square alone"
+    value = normed(x, epsilon, centred=not centred) * weight + shift
+    yield Candidate("another norm", f"the norm {other_kind}", value)
+    yield Candidate("norm's scale", "without the norm's scale", plain + shift)
+    yield Candidate("norm's scale", "with 1 + scale", plain * (1 + weight) + shift)
+    if bias is not None:
+        yield Candidate("bias", "without the norm's bias", plain * weight)
+    for name in ("bfloat16", "float16"):
+        narrow = NARROW[name]
+        inside = normed(narrow(x), epsilon)
+        yield Candidate(
+            "norm in another dtype",
+            f"the norm in {name}",
+            narrow(inside) * narrow(weight) + narrow(shift),
+        )
+        yield Candidate(
+            "norm in another dtype", f"the norm of rows in {name}", inside * weight + shift
+        )
+        rounded = plain * narrow(weight) + narrow(shift)
+        yield Candidate("norm in another dtype", f"with the norm's scale in {name}", rounded)
+        yield Candidate(
+            "norm in another dtype",
+            f"the norm to {name} at the end",
+            narrow(plain * weight + shift),
+        )
+        if bias is not None:
+            words = f"with the norm's bias in {name}"
+            yield Candidate("bias in another dtype", words, plain * weight + narrow(shift))
+
+
+def activation(x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
+    """The non-linearities of Transformers; which of them PyTorch has is seen from its result."""
+    from scipy.special import erf, expit
+
+    cube = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    kinds = {
+        "gelu by the normal distribution": x * 0.5 * (1 + erf(x / math.sqrt(2))),
+        "gelu by tanh": x * 0.5 * (1 + np.tanh(cube)),
+        "gelu by a sigmoid of 1.702·x": x * expit(1.702 * x),
+        "silu": x * expit(x),
+        "relu": np.maximum(x, 0.0),
+        "relu squared": np.square(np.maximum(x, 0.0)),
+        "tanh": np.tanh(x),
+        "nothing": x,
+    }
+    own = min(kinds, key=lambda kind: _off(kinds[kind], theirs))
+    yield Candidate("", "as PyTorch does", kinds[own])
+    for kind, value in kinds.items():
+        if kind != own:
+            gelus = kind.startswith("gelu") and own.startswith("gelu")
+            cause = "gelu's variant" if gelus else "another activation"
+            yield Candidate(cause, f"{kind}, and PyTorch {own}", value)
+    for name in ("bfloat16", "float16"):
+        rounded = NARROW[name](kinds[own])
+        yield Candidate("activation in another dtype", f"the activation in {name}", rounded)
+
+
+def attention(query: Numbers, key: Numbers, value: Numbers, theirs: Numbers) -> Iterator[Candidate]:
+    """Attention over `[B, S, heads, H]`: first how PyTorch computes it, then with one change.
+
+    How that is, nobody says: of all ways we know the one that comes closest to `theirs` is taken.
+    """
+    size = query.shape[-1]
+    scales = {
+        "1/√H": size**-0.5,
+        "1": 1.0,
+        "1/H": 1.0 / size,
+        "1/√D": (query.shape[2] * size) ** -0.5,
+        "√H": size**0.5,
+    }
+    grouped = query.shape[2] != key.shape[2]
+    ways = [
+        Heads(scale, causal, rotary, base, shared)
+        for scale, causal, (rotary, base), shared in product(
+            scales.values(),
+            (False, True),
+            [("none", 1e4), *product(("halves", "neighbours") if size % 2 == 0 else (), BASES)],
+            ("repeated", "tiled") if grouped else ("repeated",),
+        )
+    ]
+    # A look at one sequence tells the ways apart.
+    few = [x[:1] for x in (query, key, value)]
+    told = theirs[:1].reshape(1, query.shape[1], -1)
+    base = min(ways, key=lambda way: _off(_mixed(*few, way), told))
+    same = _mixed(query, key, value, base)
+    yield Candidate("", "as PyTorch does", same)
+    names = {scale: name for name, scale in scales.items()}
+    for way in ways:
+        changed = [
+            name
+            for name in ("scale", "causal", "rotary", "base", "shared")
+            if getattr(way, name) != getattr(base, name)
+        ]
+        cause, words = _told(way, base, changed, names)
+        if cause:
+            yield Candidate(cause, words, _mixed(query, key, value, way))
+    for name in ("bfloat16", "float16", "TF32"):
+        narrow = NARROW[name]
+        softmaxed = _mixed(query, key, value, base, probabilities=narrow)
+        words = f"with softmax in {name}"
+        yield Candidate("attention in another dtype", words, softmaxed)
+        rounded = _mixed(narrow(query), narrow(key), narrow(value), base, probabilities=narrow)
+        words = f"attention's products with operands rounded to {name}"
+        yield Candidate("precision default", words, rounded)
+        yield Candidate(
+            "attention in another dtype", f"attention to {name} at the end", narrow(same)
+        )
+
+
+def residual(x: Numbers, branch: Numbers) -> Iterator[Candidate]:
+    """The sum of a block's input and what a branch makes of it."""
+    yield Candidate("", "as PyTorch does", x + branch)
+    yield Candidate("residual", "the branch without what it is added to", branch)
+    yield Candidate("residual", "without the branch", x)
+    for name in ("bfloat16", "float16"):
+        narrow = NARROW[name]
+        yield Candidate("residual in another dtype", f"the sum in {name}", narrow(x + branch))
+
+
+def _told(way: Heads, base: Heads, changed: list[str], scales: dict[float, str]) -> tuple[str, str]:
+    """The cause and its words, where exactly one thing is otherwise; otherwise nothing."""
+    if changed == ["scale"]:
+        ours, theirs = scales[way.scale], scales[base.scale]
+        return "attention scale", f"scores times {ours}, and PyTorch times {theirs}"
+    if changed == ["causal"]:
+        sees = "only those before it" if way.causal else "those behind it too"
+        return "attention mask", f"attention where a token sees {sees}"
+    if changed in (["rotary"], ["base"]) and way.rotary != "none":
+        ours = f"{way.rotary} turned with base {way.base:g}"
+        return "rotary positions", f"{ours}, and PyTorch {base.rotary} with base {base.base:g}"
+    if changed == ["rotary"]:
+        return "rotary positions", "without rotary positions"
+    if changed == ["shared"]:
+        return "shared keys", f"with keys {way.shared}, and PyTorch with keys {base.shared}"
+    return "", ""
+
+
+def _mixed(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    way: Heads,
+    probabilities: Callable[[Numbers], Numbers] = lambda x: x,
+) -> Numbers:
+    """Attention, `[B, S, heads · H]`."""
+    if way.rotary != "none":
+        query, key = (_turned(x, way) for x in (query, key))
+    times = query.shape[2] // key.shape[2]
+    if times > 1:
+        spread: Any = np.repeat if way.shared == "repeated" else _tiled
+        key, value = spread(key, times, 2), spread(value, times, 2)
+    scores = np.einsum("bqnh,bknh->bnqk", query, key) * way.scale
+    if way.causal:
+        later = np.triu(np.ones(scores.shape[-2:], bool), 1)
+        scores = np.where(later, -np.inf, scores)
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    shares = probabilities(scores / scores.sum(-1, keepdims=True))
+    mixed = np.einsum("bnqk,bknh->bqnh", shares, value)
+    return mixed.reshape(*mixed.shape[:2], -1)
+
+
+def _tiled(x: Numbers, times: int, axis: int) -> Numbers:
+    return np.concatenate([x] * times, axis=axis)
+
+
+def _turned(x: Numbers, way: Heads) -> Numbers:
+    half = x.shape[-1] // 2
+    angle = np.arange(x.shape[1])[:, None, None] * way.base ** (-np.arange(half) / half)
+    cos, sin = np.cos(angle), np.sin(angle)
+    if way.rotary == "halves":
+        first, second = x[..., :half], x[..., half:]
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    first, second = x[..., ::2], x[..., 1::2]
+    turned = np.stack([first * cos - second * sin, second * cos + first * sin], -1)
+    return turned.reshape(x.shape)
+
+
+def _convolution(
+    module: torch.nn.Conv2d, x: Numbers, weight: Numbers, bias: Numbers | None
+) -> Iterator[Candidate]:
+    """A convolution as channels last, `[B, positions, channels]`."""
+    import torch
+    from torch.nn.functional import conv2d, pad
+
+    stride, kernel = module.stride, weight.shape[-2:]
+
+    def run(
+        x: Numbers, weight: Numbers, before: tuple[int, int], after: tuple[int, int]
+    ) -> Numbers:
+        edges = (before[1], after[1], before[0], after[0])
+        out = conv2d(pad(torch.from_numpy(x), edges), torch.from_numpy(weight), stride=stride)
+        return out.flatten(2).transpose(1, 2).numpy()
+
+    given = module.padding if isinstance(module.padding, tuple) else (0, 0)
+    own = (given[0], given[1])
+    offset = 0.0 if bias is None else bias
+    plain = run(x, weight, own, own)
+    yield Candidate("", "as PyTorch does", plain + offset)
+    turned = np.ascontiguousarray(weight.swapaxes(2, 3))
+    yield Candidate(
+        "transposed kernel",
+        "with height and width of the kernel exchanged",
+        run(x, turned, own, own) + offset,
+    )
+    flipped = np.ascontiguousarray(weight[..., ::-1, ::-1])
+    yield Candidate(
+        "transposed kernel", "with the kernel flipped", run(x, flipped, own, own) + offset
+    )
+    backwards = np.ascontiguousarray(weight[:, ::-1])
+    yield Candidate(
+        "channels", "with the channels in the other order", run(x, backwards, own, own) + offset
+    )
+    paddings: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"VALID": ((0, 0), (0, 0))}
+    totals = [
+        max((math.ceil(length / step) - 1) * step + size - length, 0)
+        for length, step, size in zip(x.shape[-2:], stride, kernel, strict=True)
+    ]
+    low = (totals[0] // 2, totals[1] // 2)
+    paddings["SAME"] = (low, (totals[0] - low[0], totals[1] - low[1]))
+    paddings["PyTorch's, all of it behind,"] = ((0, 0), (2 * own[0], 2 * own[1]))
+    paddings["PyTorch's, all of it in front,"] = ((2 * own[0], 2 * own[1]), (0, 0))
+    for name, (before, after) in paddings.items():
+        if (before, after) != (own, own):
+            value = run(x, weight, before, after) + offset
+            words = f"with padding {name} {before} to {after}, and PyTorch with {own} on both sides"
+            yield Candidate("padding", words, value)
+    if bias is not None:
+        yield Candidate("bias", "without the bias", plain)
+        for name in ("bfloat16", "float16"):
+            rounded = plain + NARROW[name](bias)
+            yield Candidate("bias in another dtype", f"with the bias in {name}", rounded)
+    yield from _narrowed(lambda x, kernel: run(x, kernel, own, own), x, weight, offset)
+
+
+def _embedding(x: Numbers, weight: Numbers) -> Iterator[Candidate]:
+    rows = weight[x.astype(np.int64)]
+    yield Candidate("", "as PyTorch does", rows)
+    scaled = rows * math.sqrt(weight.shape[1])
+    yield Candidate("embedding scale", "with rows times √D", scaled)
+    yield Candidate("embedding scale", "with rows over √D", rows / math.sqrt(weight.shape[1]))
+    for name in ("bfloat16", "float16"):
+        words = f"with the table in {name}"
+        yield Candidate("embedding in another dtype", words, NARROW[name](rows))
+
+
+def _numbers(parameter: Any) -> Numbers | None:
+    return None if parameter is None else parameter.detach().to("cpu").double().numpy()
+
+
+def _off(value: Numbers, told: Numbers) -> float:
+    return float(np.sqrt(np.mean(np.square(value - told))))

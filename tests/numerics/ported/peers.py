@@ -1,0 +1,100 @@
+"""Our models beside timm's and transformers', small and with the same weights."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from drumline.models import LM, ViT
+from drumline.models.interchange import export
+from drumline.models.layouts import Params
+
+torch = pytest.importorskip("torch")
+
+
+def _mend_torchvision() -> None:
+    """Let torchvision be imported where it was built for a CUDA that is not there.
+
+    timm and transformers import it and use none of its operators; it fails where it describes two
+    that were not loaded.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{name}", schema)
+    except ImportError:
+        pass
+
+
+_mend_torchvision()
+VIT = ViT(width=64, depth=2, heads=4, image=32, patch=8, classes=10, compute_dtype="float32")
+DECODER = LM(
+    width=64, depth=2, heads=4, head_dim=16, kv_heads=2, hidden=96, vocab=50,
+    compute_dtype="float32",
+)  # fmt: skip
+
+
+def timm_vit(model: ViT = VIT) -> Any:
+    """timm's, with weights of its own drawing."""
+    timm = pytest.importorskip("timm")
+    return timm.create_model(
+        "vit_base_patch16_224", img_size=model.image, patch_size=model.patch,
+        embed_dim=model.width, depth=model.depth, num_heads=model.heads, num_classes=model.classes,
+    )  # fmt: skip
+
+
+def llama(model: LM = DECODER) -> Any:
+    """transformers', likewise."""
+    transformers = pytest.importorskip("transformers")
+    sizes = transformers.LlamaConfig(
+        vocab_size=model.vocab, hidden_size=model.width, intermediate_size=model.hidden,
+        num_hidden_layers=model.depth, num_attention_heads=model.heads, head_dim=model.head_dim,
+        num_key_value_heads=model.kv_heads, rms_norm_eps=model.epsilon,
+        max_position_embeddings=256, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(sizes)
+
+
+def drawn(model: ViT | LM, seed: int) -> Params:
+    """Weights where nothing is zero or one, as after some training."""
+    dice = np.random.default_rng(seed)
+    params = model.init(jax.random.key(seed))
+    return jax.tree.map(
+        lambda w: w + 0.05 * dice.standard_normal(w.shape).astype(np.float32), params
+    )
+
+
+def given_to(peer: Any, model: ViT | LM, params: Params) -> Any:
+    """The peer with our weights."""
+    tensors = {name: torch.from_numpy(value) for name, value in export(model, params).items()}
+    missing, unexpected = peer.load_state_dict(tensors, strict=False)
+    assert not unexpected
+    assert all("inv_freq" in name for name in missing)
+    return peer.eval()
+
+
+def images(seed: int, model: ViT = VIT, count: int = 2) -> Any:
+    """As PyTorch has them: channels first."""
+    dice = np.random.default_rng(seed)
+    shape = (count, model.channels, model.image, model.image)
+    return dice.standard_normal(shape).astype(np.float32)
+
+
+def tokens(seed: int, model: LM = DECODER, length: int = 24) -> Any:
+    return np.random.default_rng(seed).integers(0, model.vocab, (2, length))
+
+
+def vit_on(model: ViT, params: Params) -> Callable[[Any], Any]:
+    """Our ViT of images as PyTorch has them."""
+    return lambda x: model.logits(params, x.transpose(0, 2, 3, 1))
+
+
+def lm_on(model: LM, params: Params) -> Callable[[Any], Any]:
+    return lambda x: model.logits(params, x)

@@ -1,0 +1,410 @@
+"""A port that is right raises no alarm; whatever is wrong with it is found, and called by name."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.numpy import save_file  # noqa: E402
+from safetensors.torch import load_file as load_torch_file  # noqa: E402
+
+from drumline.models import LM, ViT  # noqa: E402
+from drumline.models.interchange import load, save  # noqa: E402
+from drumline.models.layouts import Params  # noqa: E402
+from drumline.numerics import LLAMA, TIMM_VIT, Mistake, tap, trace_divergence  # noqa: E402
+from drumline.parallel.taps import collecting, scope  # noqa: E402
+from tests.numerics.ported.peers import (  # noqa: E402
+    DECODER,
+    VIT,
+    drawn,
+    given_to,
+    images,
+    llama,
+    lm_on,
+    timm_vit,
+    tokens,
+    vit_on,
+)
+
+SEEDS = range(20)
+
+
+def narrow(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def in_block(number: int, name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
+    """The same weights but for one, in one block."""
+
+    def changed(params: Params) -> Params:
+        weight = params["blocks"][name]
+        other = weight.at[number].set(change(weight[number]))
+        return {**params, "blocks": {**params["blocks"], name: other}}
+
+    return changed
+
+
+def outside(name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
+    return lambda params: {**params, name: change(params[name])}
+
+
+def as_it_is(params: Params) -> Params:
+    return params
+
+
+def square(w: jax.Array) -> jax.Array:
+    """The kernel of heads, transposed as a matrix."""
+    return w.reshape(w.shape[0], -1).T.reshape(w.shape)
+
+
+@pytest.fixture(scope="module")
+def vit_peer() -> Any:
+    return timm_vit()
+
+
+@pytest.fixture(scope="module")
+def llama_peer() -> Any:
+    return llama()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_clean_port_of_vit_gives_no_alarm(seed: int, vit_peer: Any) -> None:
+    params = drawn(VIT, seed)
+    peer = given_to(vit_peer, VIT, params)
+    found = trace_divergence(vit_on(VIT, params), peer, images(seed), rename=TIMM_VIT)
+    assert found.first is None, str(found)
+    assert len(found.layers) == 5 + 12 * VIT.depth
+    assert "all 29 layers agree" in str(found)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_clean_port_of_llama_gives_no_alarm(seed: int, llama_peer: Any) -> None:
+    params = drawn(DECODER, seed)
+    peer = given_to(llama_peer, DECODER, params)
+    found = trace_divergence(lm_on(DECODER, params), peer, tokens(seed), rename=LLAMA)
+    assert found.first is None, str(found)
+    assert len(found.layers) == 4 + 13 * DECODER.depth
+
+
+def plant_in_torch(path: str, **values: Any) -> Callable[[Any], None]:
+    """Set attributes of one module of the peer."""
+
+    def plant(peer: Any) -> None:
+        for name, value in values.items():
+            setattr(peer.get_submodule(path), name, value)
+
+    return plant
+
+
+def nothing(peer: Any) -> None:
+    del peer
+
+
+def tanh_gelu(peer: Any) -> None:
+    peer.blocks[1].mlp.act = torch.nn.GELU(approximate="tanh")
+
+
+def quick_gelu(peer: Any) -> None:
+    class Quick(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * torch.sigmoid(1.702 * x)
+
+    peer.blocks[0].mlp.act = Quick()
+
+
+def scale_of_vit(peer: Any) -> None:
+    peer.blocks[1].attn.fused_attn = False
+    peer.blocks[1].attn.scale = 1 / 16
+
+
+def silu_for_gelu(peer: Any) -> None:
+    peer.model.layers[1].mlp.act_fn = torch.nn.GELU()
+
+
+def scale_of_llama(peer: Any) -> None:
+    peer.model.layers[1].self_attn.scaling = 1.0
+
+
+def rotary_base(peer: Any) -> None:
+    inverse = 500_000.0 ** (-torch.arange(8, dtype=torch.float32) / 8)
+    peer.model.rotary_emb.inv_freq.copy_(inverse)
+
+
+Planted = tuple[str, str, str, Callable[[Params], Params], Callable[[Any], None]]
+"""What it is, the layer, the cause, and what is changed in JAX's weights or in PyTorch's model."""
+
+IN_VIT: list[Planted] = [
+    ("epsilon", "blocks.1.attention_norm", "epsilon", as_it_is,
+     plant_in_torch("blocks.1.norm1", eps=1e-5)),
+    ("last epsilon", "norm", "epsilon", as_it_is, plant_in_torch("norm", eps=1e-3)),
+    ("tanh", "blocks.1.activation", "gelu's variant", as_it_is, tanh_gelu),
+    ("quick gelu", "blocks.0.activation", "gelu's variant", as_it_is, quick_gelu),
+    ("no bias", "blocks.1.up", "bias", in_block(1, "up_bias", jnp.zeros_like), nothing),
+    ("bias dtype", "blocks.0.down", "bias in another dtype",
+     in_block(0, "down_bias", narrow), nothing),
+    ("query bias dtype", "blocks.1.query", "bias in another dtype",
+     in_block(1, "query_bias", narrow), nothing),
+    ("norm dtype", "blocks.1.feedforward_norm", "norm in another dtype",
+     in_block(1, "feedforward_norm", narrow), nothing),
+    ("transposed output", "blocks.0.output", "transposed kernel",
+     in_block(0, "output", lambda w: w.reshape(64, 64).T.reshape(w.shape)), nothing),
+    ("transposed key", "blocks.1.key", "transposed kernel", in_block(1, "key", square), nothing),
+    ("reshaped kernel", "blocks.1.up", "transposed kernel",
+     in_block(1, "up", lambda w: w.T.reshape(w.shape)), nothing),
+    ("attention scale", "blocks.1.mixed", "attention scale", as_it_is, scale_of_vit),
+    ("kernel dtype", "blocks.1.down", "kernel in another dtype",
+     in_block(1, "down", narrow), nothing),
+    ("head bias", "head", "bias", outside("head_bias", jnp.zeros_like), nothing),
+    ("patches flipped", "patch", "transposed kernel",
+     outside("patch", lambda w: w.reshape(8, 8, 3, 64)[::-1, ::-1].reshape(w.shape)), nothing),
+    ("patches turned", "patch", "transposed kernel",
+     outside("patch", lambda w: w.reshape(8, 8, 3, 64).swapaxes(0, 1).reshape(w.shape)), nothing),
+    ("channels", "patch", "channels",
+     outside("patch", lambda w: w.reshape(8, 8, 3, 64)[:, :, ::-1].reshape(w.shape)), nothing),
+]  # fmt: skip
+
+IN_LM: list[Planted] = [
+    ("epsilon", "blocks.1.feedforward_norm", "epsilon", as_it_is,
+     plant_in_torch("model.layers.1.post_attention_layernorm", variance_epsilon=1e-5)),
+    ("last epsilon", "norm", "epsilon", as_it_is,
+     plant_in_torch("model.norm", variance_epsilon=1e-4)),
+    ("activation", "blocks.1.activation", "another activation", as_it_is, silu_for_gelu),
+    ("transposed query", "blocks.0.query", "transposed kernel",
+     in_block(0, "query", square), nothing),
+    ("reshaped gate", "blocks.1.gate", "transposed kernel",
+     in_block(1, "gate", lambda w: w.T.reshape(w.shape)), nothing),
+    ("attention scale", "blocks.1.mixed", "attention scale", as_it_is, scale_of_llama),
+    ("rotary base", "blocks.0.mixed", "rotary positions", as_it_is, rotary_base),
+    ("norm dtype", "blocks.1.attention_norm", "norm in another dtype",
+     in_block(1, "attention_norm", narrow), nothing),
+    ("head dtype", "head", "kernel in another dtype", outside("head", narrow), nothing),
+    ("table dtype", "table", "embedding in another dtype", outside("table", narrow), nothing),
+    ("table scaled", "table", "embedding scale", outside("table", lambda w: w * 8.0), nothing),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", IN_VIT, ids=lambda planted: planted[0])
+def test_what_is_planted_in_vit_is_found(planted: Planted) -> None:
+    _, layer, cause, change, plant = planted
+    params = drawn(VIT, 1)
+    peer = given_to(timm_vit(), VIT, params)
+    plant(peer)
+    found = trace_divergence(vit_on(VIT, change(params)), peer, images(1), rename=TIMM_VIT)
+    assert found.first is not None
+    assert found.cause is not None
+    assert (found.first.name, found.cause.kind) == (layer, cause), str(found)
+
+
+@pytest.mark.parametrize("planted", IN_LM, ids=lambda planted: planted[0])
+def test_what_is_planted_in_llama_is_found(planted: Planted) -> None:
+    _, layer, cause, change, plant = planted
+    params = drawn(DECODER, 1)
+    peer = given_to(llama(), DECODER, params)
+    plant(peer)
+    found = trace_divergence(lm_on(DECODER, change(params)), peer, tokens(1), rename=LLAMA)
+    assert found.first is not None
+    assert found.cause is not None
+    assert (found.first.name, found.cause.kind) == (layer, cause), str(found)
+
+
+@pytest.mark.parametrize("model", [VIT, DECODER], ids=["vit", "lm"])
+def test_a_model_in_bfloat16_is_told_apart_from_one_in_float32(model: ViT | LM) -> None:
+    params = drawn(model, 3)
+    coarse = replace(model, compute_dtype="bfloat16")
+    if isinstance(coarse, ViT):
+        peer, given = given_to(timm_vit(), model, params), images(3)
+        found = trace_divergence(vit_on(coarse, params), peer, given, rename=TIMM_VIT)
+    else:
+        peer, given = given_to(llama(), model, params), tokens(3)
+        found = trace_divergence(lm_on(coarse, params), peer, given, rename=LLAMA)
+    assert found.first is not None
+    assert found.cause is not None
+    assert found.first is found.layers[0]
+    assert "bfloat16" in found.cause.words
+
+
+def test_pytorch_in_a_narrower_type_is_the_one_that_is_told() -> None:
+    params = drawn(DECODER, 4)
+    peer = given_to(llama(), DECODER, params)
+    peer.model.layers[1].mlp.down_proj.register_forward_hook(
+        lambda _, __, out: out.bfloat16().float() if out.dtype == torch.float32 else out
+    )
+    found = trace_divergence(lm_on(DECODER, params), peer, tokens(4), rename=LLAMA)
+    assert found.first is not None
+    assert found.first.name == "blocks.1.down"
+    assert "PyTorch is the one further away" in str(found)
+
+
+class Stem(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """A convolution that halves the image, as convolutional stems of ViTs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.act = torch.nn.GELU()
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.conv(x))
+
+
+@pytest.mark.parametrize(
+    ("padding", "cause"), [(((1, 1), (1, 1)), None), ("SAME", "padding"), ("shifted", "padding")]
+)
+def test_another_padding_is_found(padding: Any, cause: str | None) -> None:
+    torch.manual_seed(0)
+    stem = Stem()
+    kernel = stem.conv.weight.detach().numpy().transpose(2, 3, 1, 0)
+    bias = stem.conv.bias.detach().numpy()
+    sides = ((2, 0), (2, 0)) if padding == "shifted" else padding
+
+    def ours(x: jax.Array) -> jax.Array:
+        x = jax.lax.conv_general_dilated(
+            x.transpose(0, 2, 3, 1),
+            kernel,
+            (2, 2),
+            sides,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        x = tap("conv", x + bias)
+        return tap("act", jax.nn.gelu(x, approximate=False)).transpose(0, 3, 1, 2)
+
+    found = trace_divergence(ours, stem, images(0), rename=None)
+    assert [layer.name for layer in found.layers] == ["conv", "act", "output"]
+    assert (found.cause.kind if found.cause else None) == cause, str(found)
+    if found.first is not None:
+        assert found.first.name == "conv"
+
+
+def test_intermediates_can_be_returned_by_name() -> None:
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    weights = {name: value.detach().numpy() for name, value in layers.named_parameters()}
+
+    def ours(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        first = x @ weights["0.weight"].T + weights["0.bias"]
+        centred = first - first.mean(-1, keepdims=True)
+        normed = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-3)
+        return normed, {"linear": first, "z": normed}
+
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    found = trace_divergence(ours, layers, x, rename={"linear": "0", "z": "1"})
+    assert found.first is not None
+    assert found.cause is not None
+    assert (found.first.name, found.cause.kind) == ("z", "epsilon")
+    assert "0.001, and PyTorch with 1e-05" in found.cause.words
+    assert found.to_dict()["first"]["torch"] == "1"
+
+
+def test_an_unknown_difference_is_not_given_a_name() -> None:
+    torch.manual_seed(1)
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    weight, bias = (value.detach().numpy() for value in layer.parameters())
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    noise = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
+    found = trace_divergence(lambda x: tap("0", x @ (weight.T + noise) + bias), layer, x)
+    assert found.cause is not None
+    assert found.cause.kind == "unknown"
+
+
+def test_a_missing_residual_is_named() -> None:
+    params = drawn(DECODER, 5)
+    peer = given_to(llama(), DECODER, params)
+    with_branch_gone = in_block(1, "down", lambda w: w)
+
+    def ours(x: jax.Array) -> jax.Array:
+        with collecting() as seen:
+            logits = DECODER.logits(with_branch_gone(params), x)
+        for name, value in seen.items():
+            tap(name, seen["blocks.1.attention"] if name == "blocks.1.feedforward" else value)
+        return logits
+
+    found = trace_divergence(ours, peer, tokens(5), rename=LLAMA)
+    assert found.first is not None
+    assert found.cause is not None
+    assert (found.first.name, found.cause.kind) == ("blocks.1.feedforward", "residual")
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    peer = timm_vit().train()
+    peer.blocks[0].eval()
+    trace_divergence(
+        vit_on(VIT, drawn(VIT, 0)),
+        given_to(peer.train(), VIT, drawn(VIT, 0)),
+        images(0),
+        rename=TIMM_VIT,
+    )
+    peer.train()
+    peer.blocks[0].eval()
+    trace_divergence(vit_on(VIT, drawn(VIT, 0)), peer, images(0), rename=TIMM_VIT)
+    assert peer.training
+    assert not peer.blocks[0].training
+    assert not any(part._forward_hooks for part in peer.modules())
+
+
+@pytest.mark.parametrize(
+    ("rename", "sentence"),
+    [
+        ({"nothing": "head"}, "no intermediate has a counterpart: JAX has patch, embedding"),
+        ({"norm": "norm"}, "these are not the same values"),
+        ({"head": "head[3/3]"}, "of 3 parts the last is [2/3]"),
+        ({"head(": "head"}, "is no regular expression"),
+        ({"head": "head[0/3]"}, "are not 3 equal parts"),
+    ],
+)
+def test_names_that_do_not_fit_are_told_in_a_sentence(rename: Any, sentence: str) -> None:
+    params = drawn(VIT, 0)
+    if "nothing" in rename:
+        rename = rename | {"output": "head:nothing"}
+    with pytest.raises(Mistake, match=re.escape(sentence)):
+        trace_divergence(
+            vit_on(VIT, params), given_to(timm_vit(), VIT, params), images(0), rename=rename
+        )
+
+
+def test_a_tap_in_a_loop_is_told_in_a_sentence() -> None:
+    model = replace(DECODER, scan_layers=True)
+    params = drawn(DECODER, 0)
+    with pytest.raises(Mistake, match="traced by itself"):
+        trace_divergence(
+            lm_on(model, params), given_to(llama(), DECODER, params), tokens(0), rename=LLAMA
+        )
+
+
+def test_what_nobody_looks_at_costs_nothing() -> None:
+    params = drawn(VIT, 0)
+    x = images(0).transpose(0, 2, 3, 1)
+    before = str(jax.make_jaxpr(partial(VIT.logits, params))(x))
+    with collecting() as seen, scope("here"):
+        jax.make_jaxpr(partial(VIT.logits, params))(x)
+    assert "here.blocks.0.query" in seen
+    assert str(jax.make_jaxpr(partial(VIT.logits, params))(x)) == before
+
+
+def test_weights_load_both_ways(tmp_path: Path) -> None:
+    """Through files: ours into the peer, whose scores are then ours, and the peer's into ours."""
+    for model, peer, given, ours in (
+        (VIT, timm_vit(), images(7), vit_on),
+        (DECODER, llama(), tokens(7), lm_on),
+    ):
+        theirs = {name: value.detach().numpy() for name, value in peer.state_dict().items()}
+        save_file(theirs, tmp_path / "theirs.safetensors")
+        params = load(tmp_path / "theirs.safetensors", model)
+        before = peer.eval()(torch.as_tensor(given))
+        before = getattr(before, "logits", before).detach().numpy()
+        np.testing.assert_allclose(ours(model, params)(given), before, rtol=1e-4, atol=1e-5)
+
+        other = drawn(model, 8)
+        save(tmp_path / "ours.safetensors", model, other)
+        peer.load_state_dict(load_torch_file(tmp_path / "ours.safetensors"))
+        after = peer(torch.as_tensor(given))
+        after = getattr(after, "logits", after).detach().numpy()
+        np.testing.assert_allclose(ours(model, other)(given), after, rtol=1e-4, atol=1e-4)
