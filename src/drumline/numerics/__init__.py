@@ -11,6 +11,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "errors": ("ErrorStatistics", "error_statistics"),
     "finite": ("FirstNotFinite", "NotFinite", "check_finite", "first_not_finite"),
     "mistakes": ("Mistake",),
+    # Its function has the module's name, which would hide one behind the other.
+    "repeat": ("Repeated",),
     "targets": ("Target", "load_target"),
 }
 """Module → the names it gives."""

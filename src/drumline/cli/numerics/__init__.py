@@ -2,6 +2,8 @@
 
 import typer
 
+from drumline.cli.numerics import repeat
+
 app = typer.Typer(
     help="Where JAX, PyTorch and exact arithmetic part ways.",
     no_args_is_help=True,
@@ -9,3 +11,4 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command("repeat")(repeat.repeat)
