@@ -14,6 +14,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     # Its function has the module's name, which would hide one behind the other.
     "repeat": ("Repeated",),
     "targets": ("Target", "load_target"),
+    "topk": ("TopKWarning", "Violation", "top_k", "violations"),
+    "topk_survey": ("TopKGrid", "TopKSurvey", "survey"),
 }
 """Module → the names it gives."""
 

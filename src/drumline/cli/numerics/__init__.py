@@ -2,7 +2,7 @@
 
 import typer
 
-from drumline.cli.numerics import repeat
+from drumline.cli.numerics import repeat, topk
 
 app = typer.Typer(
     help="Where JAX, PyTorch and exact arithmetic part ways.",
@@ -12,3 +12,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("repeat")(repeat.repeat)
+app.command("topk")(topk.topk)
