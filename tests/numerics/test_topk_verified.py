@@ -4,18 +4,22 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from jax import lax
 
 from drumline.numerics import topk
 from drumline.numerics.mistakes import Mistake
-from drumline.numerics.topk import TopKCheck, TopKWarning, top_k
+from drumline.numerics.topk import TopKCheck, TopKWarning, top_k, violations
+from drumline.numerics.topk_survey import DISTRIBUTIONS
+from tests.numerics import planted
 
 ROWS, LENGTH, K = 4, 64, 8
 
@@ -133,18 +137,6 @@ def test_a_wrong_result_is_replaced_by_the_exact_one_every_time(
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
-@pytest.mark.parametrize("check", PLANTED)
-def test_so_it_is_in_half_precision(
-    check: TopKCheck, dtype: Any, plant: Callable[[Approximate], None]
-) -> None:
-    plant(PLANTED[check])
-    x = jnp.asarray(rows(0, dtype))
-    with pytest.warns(TopKWarning, match=check):
-        _, indices = heard(partial(top_k, k=K, verify=True, recall_target=0.97), x)
-    np.testing.assert_array_equal(indices, lax.top_k(x, K)[1])
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 def test_mapped_rows_are_one_batch(axis: int, plant: Callable[[Approximate], None]) -> None:
     def all_without_maximum(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -215,17 +207,97 @@ def test_the_gradient_is_that_of_the_exact_one(mapped: bool) -> None:
     np.testing.assert_array_equal(gradient(True), gradient(False))
 
 
-def test_rows_with_nan_come_out_in_the_exact_order() -> None:
-    x = rows(10)
-    x[1, 5] = np.nan
-    x[2, 7:] = -np.inf
-    with warnings.catch_warnings():
-        # Whether the approximate one had them in order is the device's affair.
-        warnings.simplefilter("ignore", TopKWarning)
-        values, indices = heard(partial(top_k, k=K, verify=True), x)
-    assert indices[1, 0] == 5
-    assert np.isnan(values[1, 0])
-    assert set(np.asarray(indices[2, :7]).tolist()) == set(range(7))
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
+def test_rows_of_every_kind_come_out_in_order(dtype: Any) -> None:
+    """NaN too, whatever the approximate one makes of it on this device."""
+    chosen = jax.jit(partial(top_k, k=20, verify=True))
+    for draw in DISTRIBUTIONS.values():
+        x = draw(np.random.default_rng(0), (4, 200), jnp.dtype(dtype))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TopKWarning)
+            values, indices = heard(chosen, x)
+        assert violations(x, values, indices) == []
+
+
+def primitives(jaxpr: Any, in_branch: bool = False) -> Iterator[tuple[str, bool]]:
+    """The names of all operations of a program, and whether each is within a branch."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name, in_branch
+        for below in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
+            if is_program(below):
+                inner = getattr(below, "jaxpr", below)
+                yield from primitives(inner, in_branch or equation.primitive.name == "cond")
+
+
+def is_program(value: Any) -> bool:
+    return hasattr(value, "eqns")
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_exact_one_is_computed_in_a_branch_alone(mapped: bool) -> None:
+    chosen = partial(top_k, k=K, verify=True)
+    program = jax.make_jaxpr(jax.vmap(chosen) if mapped else chosen)(rows(0))
+    found = list(primitives(program.jaxpr))
+    assert ("approx_top_k", False) in found
+    assert ("top_k", True) in found
+    assert ("top_k", False) not in found
+
+
+class Judge:
+    """The checks of `top_k`, compiled for results that are given to it."""
+
+    def __init__(self, dtype: str) -> None:
+        self.failed: set[TopKCheck] = set()
+
+        def record(rows: int, by_check: np.ndarray, *_: np.ndarray) -> None:
+            assert rows == planted.ROWS
+            self.failed |= {
+                check for check, times in zip(TopKCheck, by_check, strict=True) if times
+            }
+
+        def chosen(x: jax.Array, values: jax.Array, indices: jax.Array) -> jax.Array:
+            with (
+                mock.patch.object(lax, "approx_max_k", return_value=(values, indices)),
+                mock.patch.object(topk, "_warn", record),
+            ):
+                return topk._choose(x, planted.K, 1.0)
+
+        x = jax.ShapeDtypeStruct((planted.ROWS, planted.LENGTH), dtype)
+        result = jax.ShapeDtypeStruct((planted.ROWS, planted.K), dtype)
+        index = jax.ShapeDtypeStruct((planted.ROWS, planted.K), jnp.int32)
+        self.chosen = jax.jit(chosen).lower(x, result, index).compile()
+
+    def __call__(self, result: planted.Result) -> tuple[set[TopKCheck], np.ndarray]:
+        self.failed = set()
+        indices = heard(self.chosen, result.x, result.values, result.indices)
+        return self.failed, np.asarray(indices)
+
+
+judge_of = lru_cache(Judge)
+
+
+@pytest.mark.parametrize("check", [None, *planted.PLANTED])
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(planted.results)
+def test_the_device_judges_as_the_host_does(
+    check: TopKCheck | None, result: planted.Result
+) -> None:
+    right = result.indices.copy()
+    if check is not None:
+        planted.PLANTED[check](result)
+    failed, indices = judge_of(str(result.x.dtype))(result)
+    expected = {found.check for found in violations(result.x, result.values, result.indices)}
+    assert check is None or check in failed
+    if expected & {TopKCheck.RANGE, TopKCheck.TWICE}:
+        # What is missing is not counted with care where indices are wrong.
+        either = {TopKCheck.MAXIMUM, TopKCheck.MISSED}
+        failed, expected = failed - either, expected - either
+    assert failed == expected
+    if failed:
+        values = np.take_along_axis(result.x, indices, axis=1)
+        assert violations(result.x, values, indices) == []
+    else:
+        np.testing.assert_array_equal(indices, right)
 
 
 def test_nothing_to_choose() -> None:

@@ -116,7 +116,7 @@ def first_not_finite(tree: Any) -> FirstNotFinite:
     ]
     return FirstNotFinite(
         found=_reduce(tuple(leaf for _, leaf in floating)),
-        leaves=tuple((path, tuple(leaf.shape)) for path, leaf in floating),
+        leaves=tuple((path, leaf.shape) for path, leaf in floating),
     )
 
 
@@ -137,12 +137,12 @@ def check_finite(
     Raises:
         NotFinite: an element is NaN or infinite.
     """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(tree)):
+    first = tree if isinstance(tree, FirstNotFinite) else first_not_finite(tree)
+    if isinstance(first.found, jax.core.Tracer):
         raise Mistake(
             f"check_finite: {name} is being traced and has no numbers yet; inside of jax.jit use "
             "first_not_finite, return what it gives, and check that outside"
         )
-    first = tree if isinstance(tree, FirstNotFinite) else first_not_finite(tree)
     pending = _here.pending
     if first.leaves:
         first.found.copy_to_host_async()
@@ -258,5 +258,11 @@ def _paths(structure: Any) -> tuple[str, ...]:
 
 
 def _is_floating(leaf: Any) -> bool:
-    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    return is_array and leaf.size > 0 and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and _is_inexact(dtype) and 0 not in leaf.shape
+
+
+@lru_cache
+def _is_inexact(dtype: Any) -> bool:
+    """JAX takes microseconds to say so, and a tree has hundreds of leaves."""
+    return bool(jnp.issubdtype(dtype, jnp.inexact))

@@ -194,12 +194,13 @@ def _faults(
     """Which checks a row fails, in the order of `TopKCheck`, but for the last, its recall."""
     own = jnp.take_along_axis(x, indices, axis=-1, mode="clip")
     same = (_bits(values) == _bits(own)) | (jnp.isnan(values) & jnp.isnan(own))
+    outside = (indices < 0) | (indices >= x.shape[-1])
     ordered = jnp.sort(indices, axis=-1)
     returned = _keys(values)
     checks = {
-        TopKCheck.RANGE: ((indices < 0) | (indices >= x.shape[-1])).any(axis=-1),
+        TopKCheck.RANGE: outside.any(axis=-1),
         TopKCheck.TWICE: (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1),
-        TopKCheck.VALUE: ~same.all(axis=-1),
+        TopKCheck.VALUE: ~(same | outside).all(axis=-1),
         TopKCheck.ORDER: (returned[..., 1:] > returned[..., :-1]).any(axis=-1),
         TopKCheck.MAXIMUM: keys.max(axis=-1) != picked.max(axis=-1),
     }
@@ -223,7 +224,7 @@ def _warn(rows: int, by_check: np.ndarray, broken: np.ndarray, with_nan: np.ndar
     if not failed:
         return
     told = ", ".join(f"{check} in {times}" for check, times in failed.items())
-    nan = f"; {int(with_nan)} rows hold NaN, which it cannot order" if with_nan else ""
+    nan = f"; rows with NaN, which it cannot order: {int(with_nan)}" if with_nan else ""
     warnings.warn(
         f"top_k: lax.approx_max_k broke its contract in {int(broken)} of {rows} rows "
         f"({told}){nan}; the exact result is used instead",
