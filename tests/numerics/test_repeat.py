@@ -67,7 +67,9 @@ def test_a_function_that_counts_does_not_repeat() -> None:
         ("noisy", 1, (1,))
     ]
     everywhere = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:2], runs=2)
-    assert "do not repeat on any device" in everywhere.verdict
+    assert everywhere.verdict == (
+        "different: 2 runs on the same inputs do not repeat on any device"
+    )
 
 
 def lying(number: int, odd_run: int | None = None) -> Any:
@@ -107,6 +109,20 @@ def test_a_single_odd_run_is_not_a_disagreement() -> None:
     assert found.verdict == "different: 3 runs on the same inputs do not repeat on cpu:1"
     assert found.devices[1].odd_runs == (1,)
     assert found.devices[1].agrees
+
+
+def test_a_device_that_does_not_repeat_has_no_vote() -> None:
+    """Two that are steady outvote one that gives something else each time."""
+    runs = itertools.count(1)
+
+    def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
+        outputs = run_on(function, inputs, device)
+        return outputs if device.id else {**outputs, "norm": outputs["norm"] + next(runs)}
+
+    found = repeat(layer, operands(), devices=jax.devices()[:3], runs=2, run=run)
+    assert found.verdict == "different: 2 runs on the same inputs do not repeat on cpu:0"
+    assert found.majority
+    assert [device.agrees for device in found.devices] == [False, True, True]
 
 
 def test_two_devices_have_no_majority() -> None:

@@ -1,9 +1,9 @@
 """Does a function give the same bits every time, and on every device?
 
 Each local device runs the same compiled function on the same inputs several times. A device's own
-result is the one it gave most often; the right one is what most devices gave. Whatever differs is
-told by leaf, position and units in the last place. Bits are compared, so that a NaN equals the same
-NaN, and 0.0 is not -0.0.
+result is the one it gave most often; the right one is what most of the devices gave that repeat at
+all. Whatever differs is told by leaf, position and units in the last place. Bits are compared, so
+that a NaN equals the same NaN, and 0.0 is not -0.0.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Repeated:
     runs: int
     devices: tuple[DeviceRuns, ...]
     majority: bool
-    """Whether more than half of the devices gave the same result; without, nobody can say who is
-    right, and they are compared with the first of the most frequent results."""
+    """Whether more than half of the devices that repeat gave the same result; without, nobody can
+    say who is right, and they are compared with the first of the most frequent results."""
 
     @property
     def identical(self) -> bool:
@@ -93,12 +93,16 @@ class Repeated:
         if odd:
             where = "any device" if len(odd) == many > 1 else ", ".join(odd)
             parts.append(f"{runs} on the same inputs do not repeat on {where}")
-        strange = [device.device for device in self.devices if not device.agrees]
+        # A device that does not repeat has nothing of its own that could agree.
+        steady = [device for device in self.devices if device.repeats]
+        strange = [device.device for device in steady if not device.agrees]
         if strange and self.majority:
             agree = "does not agree" if len(strange) == 1 else "do not agree"
-            parts.append(f"{', '.join(strange)} {agree} with the other {many - len(strange)}")
+            parts.append(
+                f"{', '.join(strange)} {agree} with the other {len(steady) - len(strange)}"
+            )
         elif strange:
-            parts.append(f"the {many} devices disagree, and no result has a majority")
+            parts.append(f"the {len(steady)} devices disagree, and no result has a majority")
         return f"different: {'; '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,12 +149,13 @@ def repeat(
             mark = outputs.mark()
             seen.setdefault(mark, outputs)
             told.append(mark)
-    own = {device: _most_frequent(told) for device, told in marks.items()}
-    right = _most_frequent(list(own.values()))
+    steady = [told[0] for told in marks.values() if len(set(told)) == 1]
+    votes = steady or [_most_frequent(told) for told in marks.values()]
+    right = _most_frequent(votes)
     return Repeated(
         runs=runs,
         devices=tuple(_judge(device, marks[device], right, seen) for device in marks),
-        majority=2 * list(own.values()).count(right) > len(own),
+        majority=2 * votes.count(right) > len(votes),
     )
 
 

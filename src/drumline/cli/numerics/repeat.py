@@ -40,8 +40,8 @@ def _show(found: "Repeated") -> None:
             [
                 device.device,
                 str(found.runs),
-                "yes" if device.repeats else f"no, {len(device.odd_runs)} differ",
-                "yes" if device.agrees else "no",
+                "yes" if device.repeats else f"no, {len(device.odd_runs)} of {found.runs} differ",
+                "yes" if device.agrees else "no" if device.repeats else "–",
             ]
             for device in found.devices
         ],
@@ -50,6 +50,6 @@ def _show(found: "Repeated") -> None:
     for device in found.devices:
         for difference in device.among_runs:
             typer.echo(f"{device.device}, run {device.odd_runs[0]} of its own: {difference}")
-        for difference in device.from_others:
+        for difference in device.from_others if device.repeats else ():
             typer.echo(f"{device.device}, from the others: {difference}")
     typer.echo(f"\n{found.verdict}")
