@@ -65,6 +65,25 @@ def measure(run: Callable[[int], float]) -> float:
 # ---- this side -------------------------------------------------------------------------------
 
 
+def model_and_arrays(name: str) -> tuple[Any, dict[str, Any]]:
+    """The model of a case, and one batch for it."""
+    import numpy as np
+
+    from drumline.models.lm import llama_1b3, llama_350m
+    from drumline.models.vit import vit_b16
+
+    case, random = CASES[name], np.random.default_rng(0)
+    if name == "vit":
+        return vit_b16(attention="cudnn"), {
+            "image": random.integers(0, 256, (case.batch, 224, 224, 3), np.uint8),
+            "label": random.integers(0, 1000, case.batch, np.int32),
+        }
+    model = (llama_350m if name == "350m" else llama_1b3)(attention="cudnn")
+    return model, {
+        "tokens": random.integers(0, model.vocab, (case.batch, case.length + 1), np.int32)
+    }
+
+
 def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     """Time a case here; the result also says how many FLOPs and items a step has."""
     import jax
@@ -72,26 +91,13 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     import numpy as np
     import optax  # type: ignore[import-untyped]
 
-    from drumline.models.lm import llama_1b3, llama_350m
-    from drumline.models.vit import vit_b16
     from drumline.train.data import arrays as in_memory
     from drumline.train.recipe import Recipe
     from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
     from drumline.train.steps.step import make_step
 
-    case, random = CASES[name], np.random.default_rng(0)
-    model: Any
-    if name == "vit":
-        model = vit_b16(attention="cudnn")
-        arrays = {
-            "image": random.integers(0, 256, (case.batch, 224, 224, 3), np.uint8),
-            "label": random.integers(0, 1000, case.batch, np.int32),
-        }
-    else:
-        model = (llama_350m if name == "350m" else llama_1b3)(attention="cudnn")
-        arrays = {
-            "tokens": random.integers(0, model.vocab, (case.batch, case.length + 1), np.int32)
-        }
+    case = CASES[name]
+    model, arrays = model_and_arrays(name)
     optimizer = optax.adamw(1e-4, weight_decay=0.05)
     data = in_memory(arrays, batch=case.batch, seed=0)
     recipe = Recipe(model, optimizer, data, {"data": 1}, steps=1)

@@ -1,5 +1,7 @@
 """Errors against mpmath, on numbers that are made to break such arithmetic."""
 
+# mypy: allow-untyped-calls
+
 import math
 from typing import Any
 

@@ -10,14 +10,18 @@ from typing import Any
 _HOMES: dict[str, tuple[str, ...]] = {
     "comparison": ("Comparison", "compare"),
     "errors": ("ErrorStatistics", "error_statistics"),
+    "finite": ("FirstNotFinite", "NotFinite", "check_finite", "first_not_finite"),
     "implementations": ("UnderJax", "UnderTorch"),
     "matmul": ("MatmulSurvey", "survey_matmul"),
     "mistakes": ("Mistake",),
     "ported.divergence": ("Cause", "Divergence", "LayerError", "trace_divergence"),
     "ported.names": ("LLAMA", "TIMM_VIT", "Rename"),
+    "repetition": ("Repeated", "repeat"),
     "targets": ("Target", "load_target"),
+    "topk": ("TopKWarning", "Violation", "top_k", "violations"),
+    "topk_survey": ("TopKGrid", "TopKSurvey", "survey"),
 }
-"""Module → the names it gives."""
+"""Module → the names it gives; no module has the name of one of them, which it would hide."""
 _ELSEWHERE = {"tap": "drumline.parallel.taps", "scope": "drumline.parallel.taps"}
 """What models need to be traced, from where they have it."""
 

@@ -1,14 +1,17 @@
 """References where float64 is not enough: mpmath's numbers, as object arrays."""
 
+# NumPy's functions promise less than they return.
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import mpmath
 import numpy as np
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
+from drumline.numerics.errors import Numbers
+
 BITS = 2400
 """Enough for every product of two float64 numbers and sums of them without rounding."""
 
@@ -19,7 +22,7 @@ def matmul(a: Any, b: Any) -> Numbers:
     out = np.empty((len(rows), len(columns)), object)
     with mpmath.workprec(2 * BITS):
         for at in np.ndindex(out.shape):
-            out[at] = _dot(rows[at[0]], columns[at[1]])
+            out[at] = mpmath.fdot(rows[at[0]], columns[at[1]])
     return out
 
 
@@ -48,7 +51,3 @@ def _numbers(x: Any) -> Numbers:
     for at in np.ndindex(given.shape):
         out[at] = mpmath.mpf(float(given[at]))
     return out
-
-
-def _dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
-    return mpmath.fdot(a, b)

@@ -4,6 +4,9 @@
 square ones show it beside the error of a sum, and what precision costs in time.
 """
 
+# NumPy's functions promise less than they return.
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from drumline.numerics import rounding
-from drumline.numerics.errors import ErrorStatistics, error_statistics
+from drumline.numerics.errors import ErrorStatistics, Numbers, error_statistics
 from drumline.numerics.implementations import (
     Implementation,
     JaxPrecision,
@@ -24,7 +27,6 @@ from drumline.numerics.implementations import (
 )
 from drumline.numerics.plots import Chart
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
 THIN, SQUARE = "thin", "square"
 DEFAULT = "JAX default"
 HIGHEST = "JAX highest"

@@ -12,7 +12,7 @@ from drumline.models import LM, ViT
 from drumline.models.interchange import export
 from drumline.models.layouts import Params
 
-torch = pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 
 
 def _mend_torchvision() -> None:
@@ -66,9 +66,10 @@ def drawn(model: ViT | LM, seed: int) -> Params:
     """Weights where nothing is zero or one, as after some training."""
     dice = np.random.default_rng(seed)
     params = model.init(jax.random.key(seed))
-    return jax.tree.map(
+    moved: Params = jax.tree.map(
         lambda w: w + 0.05 * dice.standard_normal(w.shape).astype(np.float32), params
     )
+    return moved
 
 
 def given_to(peer: Any, model: ViT | LM, params: Params) -> Any:

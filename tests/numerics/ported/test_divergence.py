@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 
 from safetensors.numpy import save_file  # noqa: E402
 from safetensors.torch import load_file as load_torch_file  # noqa: E402
@@ -114,7 +114,7 @@ def tanh_gelu(peer: Any) -> None:
 
 
 def quick_gelu(peer: Any) -> None:
-    class Quick(torch.nn.Module):
+    class Quick(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return x * torch.sigmoid(1.702 * x)
 
@@ -244,7 +244,7 @@ def test_pytorch_in_a_narrower_type_is_the_one_that_is_told() -> None:
     assert "PyTorch is the one further away" in str(found)
 
 
-class Stem(torch.nn.Module):  # type: ignore[name-defined,misc]
+class Stem(torch.nn.Module):  # type: ignore[misc]
     """A convolution that halves the image, as convolutional stems of ViTs do."""
 
     def __init__(self) -> None:
@@ -275,7 +275,8 @@ def test_another_padding_is_found(padding: Any, cause: str | None) -> None:
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         x = tap("conv", x + bias)
-        return tap("act", jax.nn.gelu(x, approximate=False)).transpose(0, 3, 1, 2)
+        out: jax.Array = tap("act", jax.nn.gelu(x, approximate=False)).transpose(0, 3, 1, 2)
+        return out
 
     found = trace_divergence(ours, stem, images(0), rename=None)
     assert [layer.name for layer in found.layers] == ["conv", "act", "output"]
@@ -391,10 +392,11 @@ def test_what_nobody_looks_at_costs_nothing() -> None:
 
 def test_weights_load_both_ways(tmp_path: Path) -> None:
     """Through files: ours into the peer, whose scores are then ours, and the peer's into ours."""
-    for model, peer, given, ours in (
+    cases: list[Any] = [
         (VIT, timm_vit(), images(7), vit_on),
         (DECODER, llama(), tokens(7), lm_on),
-    ):
+    ]
+    for model, peer, given, ours in cases:
         theirs = {name: value.detach().numpy() for name, value in peer.state_dict().items()}
         save_file(theirs, tmp_path / "theirs.safetensors")
         params = load(tmp_path / "theirs.safetensors", model)

@@ -3,6 +3,8 @@
 import typer
 
 from drumline.cli.numerics.matmul import matmul
+from drumline.cli.numerics.repeat import repeat
+from drumline.cli.numerics.topk import topk
 
 app = typer.Typer(
     help="Where JAX, PyTorch and exact arithmetic part ways.",
@@ -12,3 +14,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("matmul")(matmul)
+app.command("topk")(topk)
+app.command("repeat")(repeat)

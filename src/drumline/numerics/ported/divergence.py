@@ -6,6 +6,9 @@ times further away computes something else, however small the difference is; one
 as far away is the same. What differs is then found by trying (`causes`).
 """
 
+# NumPy's functions promise less than they return.
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
 from __future__ import annotations
 
 import math
@@ -17,6 +20,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from drumline.numerics.errors import Numbers
 from drumline.numerics.mistakes import Mistake
 from drumline.numerics.ported import causes
 from drumline.numerics.ported.causes import Candidate
@@ -27,7 +31,6 @@ from drumline.parallel.taps import collecting
 if TYPE_CHECKING:
     import torch
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
 
 BOUND = 8.0
 """How many times further from the truth than the other side a layer may be."""
@@ -293,9 +296,9 @@ def _candidates(
         return None if value is None else value.reshape(ours[key].shape)
 
     if last == "mixed":
-        heads = [near(part) for part in ("query", "key", "value")]
-        if all(part is not None and part.ndim == 4 for part in heads):
-            yield from causes.attention(*heads, theirs)  # type: ignore[arg-type]
+        query, key, value = near("query"), near("key"), near("value")
+        if query is not None and key is not None and value is not None and query.ndim == 4:
+            yield from causes.attention(query, key, value, theirs)
         return
     # The two sums of a block: what it was given and the branch of attention; then that of the
     # feed-forward part.

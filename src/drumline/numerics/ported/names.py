@@ -5,18 +5,20 @@ A PyTorch name is that of a module, for what it returns; `norm1:input` is what i
 `norm[:,0]` the first token of each sequence.
 """
 
+# NumPy's functions promise less than they return.
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from drumline.numerics.errors import Numbers
 from drumline.numerics.mistakes import Mistake
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
 Rename = Mapping[str, str] | Callable[[str], str | None]
 """From names of the JAX side to those of PyTorch: regular expressions that fit whole names, or a
 function that returns None for what has no counterpart."""

@@ -1,0 +1,308 @@
+"""A number that is not finite is found and named, without a step ever waiting for it."""
+
+# mypy: allow-untyped-calls
+
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from drumline.numerics import finite
+from drumline.numerics.finite import NotFinite, check_finite, first_not_finite
+from drumline.numerics.mistakes import Mistake
+
+reduction: Any = finite._reduce
+
+
+@pytest.fixture(autouse=True)
+def _nothing_pending() -> Iterator[None]:
+    finite._here.pending.clear()
+    yield
+    finite._here.pending.clear()
+
+
+def spoiled(shape: tuple[int, ...], at: tuple[int, ...], value: float, dtype: Any) -> Any:
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    x[at] = value
+    return jnp.asarray(x)
+
+
+def test_an_error_names_leaf_position_kind_and_step() -> None:
+    query = np.ones((3, 4, 5), np.float32)
+    query[1, 2, 3] = -np.inf
+    query[2, 0, 0] = np.nan
+    params = {"blocks": {"query": query, "shift": np.ones(3, np.float32)}, "steps": np.array([7])}
+    with pytest.raises(NotFinite) as caught:
+        check_finite(params, "params", step=12, wait=True)
+    assert str(caught.value) == (
+        "step 12: params.blocks.query[1, 2, 3] is -inf; 2 of 60 are not finite"
+    )
+    assert caught.value.place.position == (1, 2, 3)
+    assert isinstance(caught.value, ArithmeticError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "complex64"],
+)
+def test_every_type(dtype: str) -> None:
+    random = np.random.default_rng(1)
+    kinds = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+    if dtype == "float8_e4m3fn":
+        kinds = {"nan": np.nan}  # it has no infinities
+    for kind, value in kinds.items():
+        at = tuple(int(random.integers(size)) for size in (6, 7))
+        x = spoiled((6, 7), at, value, jnp.dtype(dtype))
+        place = first_not_finite([x]).place()
+        assert place is not None
+        assert (place.leaf, place.position, place.kind) == ("tree.0", at, kind)
+        assert (place.count, place.size) == (1, 42)
+
+
+def test_double_precision_and_imaginary_parts() -> None:
+    with jax.enable_x64():
+        place = first_not_finite(spoiled((9,), (4,), np.nan, np.float64)).place("loss")
+        assert str(place) == "loss[4] is nan; 1 of 9 are not finite"
+        # As large as this is infinite in single precision only.
+        check_finite(jnp.full(3, 1e300), wait=True)
+    place = first_not_finite({"z": jnp.array([1 + 1j, complex(1, -np.inf)])}).place()
+    assert str(place) == "tree.z[1] is -inf; 1 of 2 are not finite"
+
+
+def test_random_positions_are_the_first_of_the_first_leaf() -> None:
+    random = np.random.default_rng(2)
+    for _ in range(50):
+        leaves = [random.standard_normal((5, 8)).astype(np.float32) for _ in range(4)]
+        for leaf in leaves:
+            leaf[random.random(leaf.shape) < 0.01] = np.nan
+        place = first_not_finite(leaves).place()
+        bad = [number for number, leaf in enumerate(leaves) if not np.isfinite(leaf).all()]
+        if not bad:
+            assert place is None
+            continue
+        first = leaves[bad[0]]
+        assert place is not None
+        assert place.leaf == f"tree.{bad[0]}"
+        assert place.position == tuple(np.argwhere(np.isnan(first))[0])
+        assert place.count == np.isnan(first).sum()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        None,
+        [jnp.zeros((0, 3)), np.zeros(0, np.float32)],
+        {"step": jnp.arange(3), "name": "vit", "rate": float("nan"), "flag": jnp.array(True)},
+        [jax.random.key(0), jnp.ones(2)],
+        jnp.float32(3),
+    ],
+)
+def test_what_holds_nothing_that_is_not_finite(tree: Any) -> None:
+    check_finite(tree, wait=True)
+
+
+def test_a_single_number() -> None:
+    with pytest.raises(NotFinite, match=r"^loss is inf; 1 of 1 are not finite$"):
+        check_finite(jnp.float32(np.inf), "loss", wait=True)
+
+
+class Moments(NamedTuple):
+    mean: Any
+    square: Any
+
+
+def test_paths_are_written_as_a_user_would() -> None:
+    state = {"adam": (Moments(jnp.ones(2), [jnp.ones(1), jnp.array([1.0, np.nan])]),)}
+    with pytest.raises(NotFinite, match=r"^state\.adam\.0\.square\.1\[1\] is nan"):
+        check_finite(state, "state", wait=True)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (11, 2), (2, 2, 2, 9)])
+def test_leaves_too_long_for_one_number_are_counted_in_parts(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduction.clear_cache()
+    monkeypatch.setattr(finite, "_SPAN", 6)
+    random = np.random.default_rng(3)
+    for _ in range(20):
+        x = np.ones(shape, np.float32)
+        x[random.random(shape) < 0.2] = np.inf
+        place = first_not_finite([np.ones(2, np.float32), x]).place()
+        if place is None:
+            assert np.isfinite(x).all()
+        else:
+            assert place.position == tuple(np.argwhere(np.isinf(x))[0])
+            assert (place.leaf, place.kind) == ("tree.1", "inf")
+    reduction.clear_cache()
+
+
+def test_parts_cover_leaves_of_any_size() -> None:
+    assert finite._parts((1024, 1024)) == [(0, 2)]
+    assert finite._parts(()) == [(0, 0)]
+    assert finite._parts((65536, 65536)) == [(0, 1), (1, 2)]
+    assert finite._parts((2**31 + 5,)) == [(0, 1), (1, 1)]
+    assert finite._parts((2**20, 2**31, 2**12, 2**12)) == [(0, 1), (1, 2), (2, 4)]
+
+
+def test_a_leaf_larger_than_memory_compiles() -> None:
+    """Its position and its count need more than 31 bits; nothing in the program has them."""
+    huge = jax.ShapeDtypeStruct((3, 2**31 + 1), jnp.bfloat16)
+    assert jax.eval_shape(first_not_finite, huge).found.shape == (5,)
+
+
+def test_shards_on_several_devices() -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+    for spec in (("data", "model"), ("data",), (None, "data"), ()):
+        x = np.ones((8, 16), np.float32)
+        x[5, 9] = np.nan
+        x[5, 11] = np.inf
+        placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+        with pytest.raises(NotFinite, match=r"^w\.0\[5, 9\] is nan; 2 of 128"):
+            check_finite([placed, np.ones(3, np.float32)], "w", wait=True)
+
+
+def test_a_shard_is_searched_where_it_lies() -> None:
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+    x = jax.device_put(np.ones((8, 64), np.float32), NamedSharding(mesh, PartitionSpec("data")))
+    assert "all-gather" not in reduction.lower((x,)).compile().as_text()
+
+
+class Slow:
+    """A result that the device has not told yet, until it is let go."""
+
+    def __init__(self, found: Any) -> None:
+        self.found, self.told, self.read = found, False, 0
+
+    def is_ready(self) -> bool:
+        return self.told
+
+    def copy_to_host_async(self) -> None:
+        pass
+
+    def addressable_data(self, index: int) -> Any:
+        self.read += 1
+        return self.found.addressable_data(index)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
+    """A device that tells nothing by itself; what it was asked, in order."""
+    asked: list[Slow] = []
+    reduce = finite._reduce
+
+    def later(leaves: Any) -> Slow:
+        asked.append(Slow(reduce(leaves)))
+        return asked[-1]
+
+    monkeypatch.setattr(finite, "_reduce", later)
+    return asked
+
+
+GOOD, BAD = jnp.ones(3), jnp.array([1.0, jnp.nan, 1.0])
+
+
+def test_nothing_is_waited_for(slow: list[Slow]) -> None:
+    check_finite(GOOD, step=0)
+    check_finite(BAD, step=1)
+    check_finite(GOOD, step=2)
+    assert [each.read for each in slow] == [0, 0, 0]
+    slow[0].told = True
+    check_finite(GOOD, step=3)
+    assert [each.read for each in slow] == [1, 0, 0, 0]
+    slow[1].told = True
+    with pytest.raises(NotFinite, match=r"^step 1: tree"):
+        check_finite(GOOD, step=4)
+
+
+def test_an_error_is_raised_once(slow: list[Slow]) -> None:
+    check_finite(BAD, step=0)
+    check_finite(BAD, step=1)
+    slow[0].told = slow[1].told = True
+    with pytest.raises(NotFinite, match=r"^step 0"):
+        check_finite(BAD, step=2)
+    check_finite(GOOD, step=3, wait=True)
+
+
+def test_waiting_reads_all(slow: list[Slow]) -> None:
+    check_finite(GOOD)
+    check_finite(GOOD)
+    check_finite(GOOD, wait=True)
+    assert [each.read for each in slow] == [1, 1, 1]
+
+
+def test_a_host_far_ahead_waits_for_the_oldest(
+    slow: list[Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finite, "MOST_PENDING", 3)
+    for _ in range(5):
+        check_finite(GOOD)
+    assert [each.read for each in slow] == [1, 1, 0, 0, 0]
+
+
+def test_threads_have_their_own_queues(slow: list[Slow]) -> None:
+    check_finite(BAD)
+    slow[0].told = True
+    raised: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            check_finite(GOOD, wait=True)
+        except NotFinite as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert raised == []
+    with pytest.raises(NotFinite):
+        check_finite(GOOD)
+
+
+def test_a_tree_may_be_donated_after_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jnp.array([1.0, jnp.inf])
+    with monkeypatch.context() as patched:
+        patched.setattr(finite._Pending, "is_ready", lambda _: False)
+        check_finite({"x": x}, "state")
+    step(x)
+    assert x.is_deleted()
+    with pytest.raises(NotFinite, match=r"^state\.x\[1\] is inf; 1 of 2"):
+        check_finite({}, wait=True)
+
+
+def test_a_jitted_step_may_look_for_itself() -> None:
+    @jax.jit
+    def step(params: Any) -> tuple[Any, finite.FirstNotFinite]:
+        updated = jax.tree.map(jnp.log, params)
+        return updated, first_not_finite(updated)
+
+    _, good = step({"w": jnp.ones((2, 2))})
+    check_finite(good, "params", step=1, wait=True)
+    _, bad = step({"w": jnp.array([[1.0, 2.0], [0.0, -1.0]])})
+    with pytest.raises(NotFinite, match=r"^step 2: params\.w\[1, 0\] is -inf; 2 of 4"):
+        check_finite(bad, "params", step=2, wait=True)
+
+
+def test_a_traced_tree_is_a_sentence() -> None:
+    @jax.jit
+    def step(x: jax.Array) -> jax.Array:
+        check_finite({"x": x}, "params")
+        return x
+
+    with pytest.raises(Mistake, match=r"params is being traced .* use first_not_finite"):
+        step(GOOD)
+
+
+def test_one_program_for_each_structure() -> None:
+    reduction.clear_cache()
+    for number in range(5):
+        check_finite({"a": jnp.full(3, float(number)), "b": jnp.ones((2, 2))}, wait=True)
+    assert reduction._cache_size() == 1

@@ -1,0 +1,192 @@
+"""A function that does not repeat and a device that lies are named; a clean one is found clean."""
+
+# mypy: allow-untyped-calls
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from drumline.numerics.mistakes import Mistake
+from drumline.numerics.repetition import LeafDifference, repeat, run_on
+
+
+def layer(x: jax.Array, w: jax.Array) -> dict[str, jax.Array]:
+    return {"logits": jax.nn.softmax(x @ w), "norm": jnp.linalg.norm(x)}
+
+
+def operands() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return (
+        random.standard_normal((4, 16)).astype(np.float32),
+        random.standard_normal((16, 8)).astype(np.float32),
+    )
+
+
+def test_a_clean_function_on_four_devices() -> None:
+    found = repeat(layer, operands(), devices=jax.devices()[:4])
+    assert found.identical
+    assert found.majority
+    assert found.verdict == "identical: 3 runs on each of 4 devices gave the same bits"
+    assert [device.device for device in found.devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    assert json.loads(json.dumps(found.to_dict()))["identical"] is True
+
+
+def test_each_run_is_on_its_device() -> None:
+    where = []
+
+    def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
+        outputs = run_on(function, inputs, device)
+        where.append(set.union(*(leaf.devices() for leaf in jax.tree.leaves(outputs))))
+        return outputs
+
+    devices = jax.devices()[2:5]
+    repeat(layer, operands(), devices=devices, runs=1, run=run)
+    repeat(lambda: jnp.arange(3.0), devices=devices, runs=1, run=run)
+    assert where == [{device} for device in devices] * 2
+
+
+def test_a_function_that_counts_does_not_repeat() -> None:
+    calls = itertools.count()
+
+    def noisy(x: jax.Array) -> dict[str, jax.Array]:
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        count = jax.pure_callback(lambda: np.float32(next(calls)), shape)
+        return {"same": x, "noisy": x.at[1].add(count)}
+
+    found = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:1], runs=4)
+    assert not found.identical
+    assert found.verdict == "different: 4 runs on the same inputs do not repeat on cpu:0"
+    (device,) = found.devices
+    assert device.odd_runs == (1, 2, 3)
+    assert [(each.leaf, each.elements, each.first) for each in device.among_runs] == [
+        ("noisy", 1, (1,))
+    ]
+    everywhere = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:2], runs=2)
+    assert everywhere.verdict == (
+        "different: 2 runs on the same inputs do not repeat on any device"
+    )
+
+
+def lying(number: int, odd_run: int | None = None) -> Any:
+    """A device whose logits are off by three units in the last place, always or in one run."""
+    runs = itertools.count()
+
+    def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
+        outputs = run_on(function, inputs, device)
+        if device.id == number and odd_run in (None, next(runs)):
+            logits = np.array(outputs["logits"])
+            logits.view(np.int32)[2, 5] += 3
+            logits.view(np.int32)[3, 0] -= 1
+            outputs["logits"] = logits
+        return outputs
+
+    return run
+
+
+def test_a_device_that_lies_is_named() -> None:
+    found = repeat(layer, operands(), devices=jax.devices()[:4], run=lying(2))
+    assert found.verdict == "different: cpu:2 does not agree with the other 3"
+    assert [device.agrees for device in found.devices] == [True, True, False, True]
+    assert all(device.repeats for device in found.devices)
+    assert found.devices[2].from_others == (LeafDifference("logits", 2, 32, (2, 5), 3),)
+    assert str(found.devices[2].from_others[0]) == (
+        "logits: 2 of 32 elements, up to 3 ulp, first at logits[2, 5]"
+    )
+
+
+def test_the_first_device_has_no_privilege() -> None:
+    found = repeat(layer, operands(), devices=jax.devices()[:3], run=lying(0))
+    assert found.verdict == "different: cpu:0 does not agree with the other 2"
+
+
+def test_a_single_odd_run_is_not_a_disagreement() -> None:
+    found = repeat(layer, operands(), devices=jax.devices()[:3], run=lying(1, odd_run=1))
+    assert found.verdict == "different: 3 runs on the same inputs do not repeat on cpu:1"
+    assert found.devices[1].odd_runs == (1,)
+    assert found.devices[1].agrees
+
+
+def test_a_device_that_does_not_repeat_has_no_vote() -> None:
+    """Two that are steady outvote one that gives something else each time."""
+    runs = itertools.count(1)
+
+    def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
+        outputs = run_on(function, inputs, device)
+        return outputs if device.id else {**outputs, "norm": outputs["norm"] + next(runs)}
+
+    found = repeat(layer, operands(), devices=jax.devices()[:3], runs=2, run=run)
+    assert found.verdict == "different: 2 runs on the same inputs do not repeat on cpu:0"
+    assert found.majority
+    assert [device.agrees for device in found.devices] == [False, True, True]
+
+
+def test_two_devices_have_no_majority() -> None:
+    found = repeat(layer, operands(), devices=jax.devices()[:2], run=lying(1))
+    assert not found.majority
+    assert found.verdict == "different: the 2 devices disagree, and no result has a majority"
+
+
+def outputs_of(*given: Any) -> Any:
+    """Two runs on one device that return these."""
+    each = iter(given)
+    return repeat(
+        lambda: jnp.zeros(()),
+        devices=jax.devices()[:1],
+        runs=len(given),
+        run=lambda *_: next(each),
+    )
+
+
+def test_bits_are_compared_and_not_values() -> None:
+    nan = np.array([np.nan, 1.0], np.float32)
+    assert outputs_of(nan, nan.copy()).identical
+    zeros = outputs_of(np.array([0.0], np.float32), np.array([-0.0], np.float32))
+    assert zeros.devices[0].among_runs == (LeafDifference("", 1, 1, (0,), 1),)
+    payload = nan.copy()
+    payload.view(np.int32)[0] += 1
+    other = outputs_of(nan, payload)
+    assert other.devices[0].among_runs[0].ulps is None
+    assert "NaN against other bits" in str(other.devices[0].among_runs[0])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "ulps"),
+    [
+        (np.float32(1), np.nextafter(np.float32(1), np.float32(2)), 1),
+        (np.float64(-1), np.float64(1), 2 * 0x3FF0000000000000 + 1),
+        (jnp.bfloat16(1), jnp.bfloat16(1.0078125), 1),
+        (np.complex64(1 + 1j), np.complex64(1 + 1.0000002j), 2),
+        (np.int32(-5), np.int32(7), 12),
+        (np.uint64(2**64 - 1), np.uint64(0), 2**64 - 1),
+        (np.int64(-(2**63)), np.int64(2**63 - 1), 2**64 - 1),
+        (np.True_, np.False_, 1),
+    ],
+)
+def test_how_far_apart(one: Any, other: Any, ulps: int) -> None:
+    (difference,) = outputs_of(np.array(one), np.array(other)).devices[0].among_runs
+    assert (difference.first, difference.ulps) == ((), ulps)
+
+
+def test_random_keys_go_in_and_come_out() -> None:
+    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        following, now = jax.random.split(key)
+        return following, jax.random.normal(now, (4,))
+
+    found = repeat(draw, (jax.random.key(0),), devices=jax.devices()[:2], runs=2)
+    assert found.identical
+
+
+@pytest.mark.parametrize(("runs", "devices"), [(0, 2), (-1, 2), (3, 0), (1, 1)])
+def test_nothing_to_compare_is_a_sentence(runs: int, devices: int) -> None:
+    with pytest.raises(Mistake, match=r"^repeat: "):
+        repeat(layer, operands(), devices=jax.devices()[:devices], runs=runs)
+
+
+def test_inputs_that_are_no_arrays_are_a_sentence() -> None:
+    with pytest.raises(Mistake, match=r"^repeat: inputs\[0\]\['mode'\] is 'train', no array"):
+        repeat(lambda options: options["x"], ({"x": 1.0, "mode": "train"},))

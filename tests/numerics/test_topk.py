@@ -1,0 +1,116 @@
+"""The judge of a top k finds every fault that is planted, and nothing in what is right."""
+
+# mypy: allow-untyped-calls
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from jax import lax
+
+from drumline.numerics.mistakes import Mistake
+from drumline.numerics.topk import TopKCheck, allowed_misses, recalls, violations
+from drumline.numerics.topk_survey import DISTRIBUTIONS
+from tests.numerics.planted import DTYPES, PLANTED, ROWS, Result, results
+
+
+@pytest.mark.parametrize("check", PLANTED)
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(results)
+def test_a_planted_fault_is_found_where_it_is(check: TopKCheck, result: Result) -> None:
+    column = PLANTED[check](result)
+    found = violations(result.x, result.values, result.indices)
+    assert {one.row for one in found} == {(result.row,)}
+    columns = [one.column for one in found if one.check is check]
+    assert columns
+    assert column is None or column in columns
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(results)
+@example(Result("all equal", "float32", 0))
+@example(Result("all equal", "bfloat16", 0))
+def test_what_is_right_has_no_violations(result: Result) -> None:
+    assert violations(result.x, result.values, result.indices) == []
+    assert recalls(result.x, result.indices).tolist() == [1.0] * ROWS
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_exact_top_k_of_jax_keeps_the_contract(distribution: str, dtype: str) -> None:
+    x = DISTRIBUTIONS[distribution](np.random.default_rng(1), (4, 200), jnp.dtype(dtype))
+    values, indices = lax.top_k(x, 20)
+    assert violations(x, values, indices) == []
+
+
+def test_integers_are_judged_too() -> None:
+    x = np.array([[3, -7, 3, 9]], np.int32)
+    assert violations(x, np.array([[9, 3]], np.int32), np.array([[3, 2]])) == []
+    (found,) = violations(x, np.array([[9, -7]], np.int32), np.array([[3, 1]]))
+    assert str(found) == "more missed than the recall allows at [0, 0]"
+
+
+def test_any_of_equal_elements_will_do() -> None:
+    x = np.array([2.0, 1.0, 2.0, 1.0, 1.0], np.float32)
+    values = np.array([2.0, 2.0, 1.0], np.float32)
+    for last in (1, 3, 4):
+        assert violations(x, values, np.array([2, 0, last])) == []
+    found = violations(x, np.array([2.0, 1.0, 1.0], np.float32), np.array([0, 1, 3]))
+    assert [(one.check, one.row, one.column) for one in found] == [(TopKCheck.MISSED, (), 2)]
+
+
+def test_rows_are_named_by_all_their_axes() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 10)).astype(np.float32)
+    values, indices = (np.array(each) for each in lax.top_k(x, 4))
+    indices[1, 2, 3] = 10
+    assert {one.row for one in violations(x, values, indices)} == {(1, 2)}
+
+
+def test_a_recall_below_its_target_by_chance_is_no_violation() -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((200, 512)).astype(np.float32)
+    ranked = np.argsort(-x, axis=1)
+    kept = np.sort(np.argsort(random.random((200, 512)) > 0.95, axis=1, kind="stable")[:, :64])
+    indices = np.take_along_axis(ranked, kept, axis=1)
+    values = np.take_along_axis(x, indices, axis=1)
+    share = recalls(x, indices)
+    assert share.min() < 0.95
+    missed = {
+        one.check for one in violations(x, values, indices, recall_target=float(share.mean()))
+    }
+    assert missed <= {TopKCheck.MAXIMUM}
+    # The whole batch shows what no row does.
+    wrong = violations(x, values, indices, recall_target=0.98)
+    assert {one.row for one in wrong if one.check is TopKCheck.MISSED} == {
+        (row,) for row in range(200) if share[row] < 1
+    }
+
+
+@pytest.mark.parametrize(
+    ("chosen", "target", "allowed"), [(10, 1.0, 0), (1, 0.5, 1), (10, 0.95, 8), (64, 0.95, 19)]
+)
+def test_how_many_may_be_missing(chosen: int, target: float, allowed: int) -> None:
+    assert allowed_misses(chosen, target) == allowed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([1.0], [1.0, 2.0], [0, 1]), "k is 2 and rows have 1 elements"),
+        (([1.0, 2.0], [2.0], [0, 1]), "no result for rows"),
+        ((1.0, 1.0, 0), "single number"),
+    ],
+)
+def test_what_is_no_result_is_a_sentence(arguments: Any, said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        violations(*(np.asarray(each) for each in arguments))
+
+
+def test_how_jax_orders_what_has_no_order() -> None:
+    odd = np.array([1.0, np.nan, np.inf, -np.inf, -0.0, 0.0, -np.nan], np.float32)
+    values, indices = jax.jit(lambda x: lax.top_k(x, 7))(odd)
+    assert indices.tolist() == [1, 2, 0, 5, 4, 3, 6]
+    assert np.isnan(np.asarray(values)[[0, -1]]).all()
