@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from drumline.numerics import rounding
+from drumline.numerics import narrow as rounded_to
 from drumline.numerics.errors import ErrorStatistics, Numbers, error_statistics
 from drumline.numerics.implementations import (
     Implementation,
@@ -195,10 +195,8 @@ def implementations() -> dict[str, Implementation]:
 
 OPERANDS: dict[str, Callable[[Numbers], Numbers]] = {
     "float32": lambda x: x,
-    "TF32": rounding.tf32,
-    "TF32 (cut)": rounding.cut_to_tf32,
-    "bfloat16": rounding.bfloat16,
-    "float16": rounding.float16,
+    "TF32": rounded_to.tf32,
+    "bfloat16": rounded_to.bfloat16,
 }
 
 
@@ -208,7 +206,5 @@ def _operands(a: Numbers, b: Numbers, result: Numbers) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, narrow in OPERANDS.items():
         value = narrow(wide_a) @ narrow(wide_b)
-        off = float(np.sqrt(np.mean(np.square(result - value)) / np.mean(np.square(value))))
-        name = name.partition(" (")[0]
-        found[name] = min(off, found.get(name, np.inf))
+        found[name] = float(np.sqrt(np.mean(np.square(result - value)) / np.mean(np.square(value))))
     return found

@@ -86,8 +86,8 @@ def _show(survey: "MatmulSurvey") -> None:
             last = products[-1]
             cells = [f"{product.errors.max_abs:.1e}" for product in products]
             milliseconds = f"{1e3 * last.seconds:.3g} ms"
-            rows.append([name, *cells, f"{last.errors.rms_ulp:.3g}", milliseconds])
-        headings = [title, *(f"d={size}" for size in sizes), "RMS ULP", "TIME"]
+            rows.append([name, *cells, f"{last.errors.rms_abs:.1e}", milliseconds])
+        headings = [title, *(f"d={size}" for size in sizes), "RMS", "TIME"]
         print_table(headings, rows, right=" " + "r" * (len(sizes) + 2))
         typer.echo("")
     for sentence in survey.verdict():

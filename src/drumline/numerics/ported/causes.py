@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drumline.numerics import rounding
+from drumline.numerics import narrow as rounded_to
 from drumline.numerics.errors import Numbers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0)
 BASES = (1e4, 1e5, 5e5, 1e6)
-NARROW = {"bfloat16": rounding.bfloat16, "float16": rounding.float16, "TF32": rounding.tf32}
+NARROW = {"bfloat16": rounded_to.bfloat16, "float16": rounded_to.float16, "TF32": rounded_to.tf32}
 
 
 @dataclass(frozen=True)
@@ -113,18 +113,18 @@ def _narrowed(
 ) -> Iterator[Candidate]:
     """A product and a bias with some of it in a narrower type."""
     plain = multiply(x, kernel) + offset
-    for name, narrow in NARROW.items():
-        product = multiply(narrow(x), narrow(kernel))
-        words = f"with operands rounded to {name}, the default precision of some device"
+    for name, device in (("bfloat16", "TPUs"), ("TF32", "GPUs")):
+        product = multiply(NARROW[name](x), NARROW[name](kernel))
+        words = f"with operands rounded to {name}, the default of {device}"
         yield Candidate("precision default", words, product + offset)
+    for name in ("bfloat16", "float16"):
+        narrow = NARROW[name]
         words = f"with the kernel in {name}"
         yield Candidate("kernel in another dtype", words, multiply(x, narrow(kernel)) + offset)
         yield Candidate("output in another dtype", f"in {name} at the end", narrow(plain))
-        whole = narrow(narrow(product) + narrow(np.asarray(offset)))
+        product = narrow(multiply(narrow(x), narrow(kernel)))
+        whole = narrow(product + narrow(np.asarray(offset)))
         yield Candidate("computed in another dtype", f"in {name} throughout", whole)
-    cut = rounding.cut_to_tf32
-    words = "with operands cut to TF32, the GPU's default"
-    yield Candidate("precision default", words, multiply(cut(x), cut(kernel)) + offset)
 
 
 def norm(
@@ -252,8 +252,9 @@ def attention(query: Numbers, key: Numbers, value: Numbers, theirs: Numbers) -> 
         words = f"with softmax in {name}"
         yield Candidate("attention in another dtype", words, softmaxed)
         rounded = _mixed(narrow(query), narrow(key), narrow(value), base, probabilities=narrow)
-        words = f"attention's products with operands rounded to {name}"
-        yield Candidate("precision default", words, rounded)
+        if name != "float16":
+            words = f"attention's products with operands rounded to {name}"
+            yield Candidate("precision default", words, rounded)
         yield Candidate(
             "attention in another dtype", f"attention to {name} at the end", narrow(same)
         )

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 
 from drumline.numerics.errors import Numbers, nearest
 
-Rounding = Callable[[Numbers], Numbers]
+TF32_BITS = 10
+"""Behind the first, as in float16."""
 
 
 def bfloat16(x: Numbers) -> Numbers:
@@ -31,19 +31,14 @@ def float32(x: Numbers) -> Numbers:
 
 
 def tf32(x: Numbers) -> Numbers:
-    """The nearest TF32: eleven bits, and float32's range; what GPUs multiply float32 in."""
-    return _kept(x, 10, np.rint)
+    """The nearest TF32: eleven bits, and float32's range; of two, the one further from zero.
 
-
-def cut_to_tf32(x: Numbers) -> Numbers:
-    """TF32 as a GPU makes it that drops the bits behind."""
-    return _kept(x, 10, np.trunc)
-
-
-def _kept(x: Numbers, bits: int, whole: Callable[[Numbers], Numbers]) -> Numbers:
-    """So many bits behind the first."""
+    That is what GPUs multiply float32 in, unless they are told to take their time.
+    """
     size = np.where(np.isfinite(x) & (x != 0), x, 1.0)
     _, exponent = np.frexp(size)
-    unit = exponent - 1 - bits
+    unit = exponent - 1 - TF32_BITS
     with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(x), np.ldexp(whole(np.ldexp(x, -unit)), unit), x)
+        scaled = np.ldexp(x, -unit)
+        rounded = np.trunc(scaled + np.copysign(0.5, scaled))
+        return np.where(np.isfinite(x), np.ldexp(rounded, unit), x)
