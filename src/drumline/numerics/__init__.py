@@ -9,7 +9,11 @@ from typing import Any
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "errors": ("ErrorStatistics", "error_statistics"),
+    "decisions": ("Flips", "Margin"),
     "mistakes": ("Mistake",),
+    "operations": ("Operation", "Place"),
+    "parting": ("Parting",),
+    "rounding": ("OutputReport", "PrecisionReport", "VariantReport", "precision"),
     "targets": ("Target", "load_target"),
 }
 """Module → the names it gives."""
