@@ -9,16 +9,13 @@ from typing import Any
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "errors": ("ErrorStatistics", "error_statistics"),
-    "decisions": ("Flips", "Margin"),
     "mistakes": ("Mistake",),
-    "operations": ("Operation", "Place"),
-    "parting": ("Parting",),
-    "rounding": ("OutputReport", "PrecisionReport", "VariantReport", "precision"),
+    "rounding.precision": ("PrecisionReport", "precision"),
     "targets": ("Target", "load_target"),
 }
 """Module → the names it gives."""
 
-__all__ = [name for names in _HOMES.values() for name in names]  # noqa: PLE0604 - all are strings
+__all__ = [name for names in _HOMES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

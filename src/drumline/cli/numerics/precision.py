@@ -10,9 +10,9 @@ from drumline.cli.rendering.table import print_table
 from drumline.cli.rendering.text import harmless
 
 if TYPE_CHECKING:
-    from drumline.numerics.decisions import Flips, Margin
-    from drumline.numerics.last_places import Difference
-    from drumline.numerics.rounding import OutputReport, PrecisionReport, VariantReport
+    from drumline.numerics.rounding.decisions import Flips, Margin
+    from drumline.numerics.rounding.last_places import Difference
+    from drumline.numerics.rounding.precision import OutputReport, PrecisionReport, VariantReport
 
 SHOWN = 8
 """Outputs listed for each variant: a gradient has hundreds, and the first of them tell enough."""
@@ -32,7 +32,7 @@ def precision(
 ) -> None:
     """Show which outputs change with the compiler's rounding, and the first operation at fault."""
     need("jax")
-    from drumline.numerics.rounding import precision as compare
+    from drumline.numerics.rounding.precision import precision as compare
     from drumline.numerics.targets import load_target
 
     loaded = load_target(target, inputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from drumline.numerics.last_places import finite, spacing
+from drumline.numerics.rounding.last_places import finite, spacing
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from drumline.numerics.last_places import as_numpy
-from drumline.numerics.operations import Program, trace
+from drumline.numerics.rounding.last_places import as_numpy
+from drumline.numerics.rounding.operations import TracedFunction, trace
 
 EXCESS_PRECISION = "xla_allow_excess_precision"
 
@@ -35,7 +35,7 @@ class Variant:
     """A way to run a function: its outputs, and the results of any of its operations."""
 
     way: Way
-    program: Program
+    program: TracedFunction
 
     def outputs(self) -> list[np.ndarray]:
         """What the function returns, leaf by leaf."""
@@ -69,7 +69,7 @@ def variants(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Varian
     ]
 
 
-def _alike(program: Program, other: Program) -> bool:
+def _alike(program: TracedFunction, other: TracedFunction) -> bool:
     """Whether two traces have the same operations, so that one can be set beside the other."""
     names = [[e.primitive.name for e in p.flat.jaxpr.eqns] for p in (program, other)]
     return names[0] == names[1]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from drumline.numerics.operations import Place, Program
-from drumline.numerics.variants import Way
+from drumline.numerics.rounding.operations import SourceLine, TracedFunction
+from drumline.numerics.rounding.variants import Way
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _SUMS = (*PRODUCTS, "reduce_sum", "cumsum", "cumlogsumexp", "reduce_prod", "cumprod", "scatter-add")
@@ -28,11 +28,25 @@ _SHAPES = (
 """Operations that give the same numbers in another shape."""
 _KEPT = ("concatenate", "dynamic_slice", "gather", "optimization_barrier", "sort", "top_k")
 """Operations that read their operand from memory, where it lies rounded."""
-_APPROXIMATED = ("cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt")
-_APPROXIMATED = (*_APPROXIMATED, "sin", "sqrt", "tan", "tanh")
+_APPROXIMATED = (
+    "cos",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "logistic",
+    "pow",
+    "rsqrt",
+    "sin",
+    "sqrt",
+    "tan",
+    "tanh",
+)
 
 
-def why(program: Program, index: int, way: Way, excess: bool) -> str:
+def why(program: TracedFunction, index: int, way: Way, excess: bool) -> str:
     """One sentence on why this operation differs; `excess`: it agrees without excess precision."""
     name = _name(program, index)
     if way is Way.HIGHEST:
@@ -53,7 +67,7 @@ def _why_with_highest(name: str) -> str:
     return "compiled anew around matmuls of another precision, it was fused otherwise"
 
 
-def _why_with_excess(program: Program, index: int, name: str) -> str:
+def _why_with_excess(program: TracedFunction, index: int, name: str) -> str:
     rounded = _roundings(program, index)
     if rounded:
         dtype = rounded[0][0]
@@ -68,7 +82,7 @@ def _why_with_excess(program: Program, index: int, name: str) -> str:
     return "the compiler computed it in float32 throughout (excess precision)"
 
 
-def _roundings(program: Program, index: int) -> list[tuple[str, Place | None]]:
+def _roundings(program: TracedFunction, index: int) -> list[tuple[str, SourceLine | None]]:
     """Dtype and place of each operand of 16 bits or less that another operation has rounded.
 
     Those that lie in memory, from a gather or a sort, are named only where there are no others.
@@ -85,14 +99,14 @@ def _roundings(program: Program, index: int) -> list[tuple[str, Place | None]]:
     return [(dtype, program.places[maker]) for maker, dtype in computed or found]
 
 
-def _maker_of_numbers(program: Program, maker: int | None) -> int | None:
+def _maker_of_numbers(program: TracedFunction, maker: int | None) -> int | None:
     """The operation that computed these numbers, behind those that only changed their shape."""
     while maker is not None and _name(program, maker) in _SHAPES:
         maker = program.maker(program.flat.jaxpr.eqns[maker].invars[0])
     return maker
 
 
-def _why_fused(program: Program, index: int, name: str) -> str:
+def _why_fused(program: TracedFunction, index: int, name: str) -> str:
     if name in _SUMS:
         return "a sum in another order: compiled with its neighbours, it adds in other groups"
     makers = (_maker_of_numbers(program, maker) for maker in program.operands(index))
@@ -110,5 +124,5 @@ def _why_fused(program: Program, index: int, name: str) -> str:
     return "the compiler rewrote it together with its neighbours"
 
 
-def _name(program: Program, index: int) -> str:
+def _name(program: TracedFunction, index: int) -> str:
     return str(program.flat.jaxpr.eqns[index].primitive.name)

@@ -17,14 +17,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from drumline.numerics.decisions import Flips, flips
-from drumline.numerics.last_places import Difference, difference, is_float
 from drumline.numerics.mistakes import Mistake
-from drumline.numerics.operations import kind
-from drumline.numerics.parting import Parting, Search
-from drumline.numerics.reasons import why
-from drumline.numerics.variants import Variant, Way, variants
-from drumline.numerics.widened import NotWidened, reference
+from drumline.numerics.rounding.decisions import Flips, flips
+from drumline.numerics.rounding.last_places import Difference, difference, is_float
+from drumline.numerics.rounding.operations import kind
+from drumline.numerics.rounding.parting import Parting, PartingSearch
+from drumline.numerics.rounding.reasons import why
+from drumline.numerics.rounding.variants import Variant, Way, variants
+from drumline.numerics.rounding.widened import NotWidened, reference
 
 SET = {
     Way.NO_EXCESS: "jax.jit(f, compiler_options={'xla_allow_excess_precision': False})",
@@ -152,7 +152,7 @@ def precision(
         exact = reference(compiled.program)
     except NotWidened as trouble:
         left_out.append(f"the reference in float64: {trouble}")
-    runs = _Runs(Search(compiled.program, compiled), tuple(others), ours, exact)
+    runs = _Runs(PartingSearch(compiled.program, compiled), tuple(others), ours, exact)
     return PrecisionReport(
         device=jax.devices()[0].device_kind,
         operations=len(compiled.program),
@@ -166,7 +166,7 @@ def precision(
 class _Runs:
     """The ways to run a function, and what they are compared with."""
 
-    search: Search
+    search: PartingSearch
     others: tuple[Variant, ...]
     ours: list[np.ndarray]
     """The outputs as compiled."""

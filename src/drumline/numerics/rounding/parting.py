@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from drumline.numerics.last_places import Difference, difference
-from drumline.numerics.operations import Operation, Program
+from drumline.numerics.rounding.last_places import Difference, difference
+from drumline.numerics.rounding.operations import TracedFunction, TracedOperation
 
 
 class Runs(Protocol):
@@ -32,7 +32,7 @@ class Runs(Protocol):
 class Parting:
     """The first operation that differs, by how much, and why."""
 
-    operation: Operation
+    operation: TracedOperation
     difference: Difference
     why: str
 
@@ -45,10 +45,10 @@ class Parting:
         }
 
 
-class Search:
+class PartingSearch:
     """Looks for partings from one way of running, whose results are kept for the next search."""
 
-    def __init__(self, program: Program, runs: Runs) -> None:
+    def __init__(self, program: TracedFunction, runs: Runs) -> None:
         """Look for where others part from `runs`."""
         self._program = program
         self._runs = runs

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from drumline.numerics.last_places import as_numpy
-from drumline.numerics.operations import Program, flatten
+from drumline.numerics.rounding.last_places import as_numpy
+from drumline.numerics.rounding.operations import TracedFunction, flatten
 
 _ROUNDINGS = ("convert_element_type", "reduce_precision")
 _OPAQUE = ("custom_call", "ffi_call", "io_callback", "pallas_call", "pure_callback")
@@ -28,7 +28,7 @@ class NotWidened(Exception):
     """Its text says which operation cannot be computed in float64."""
 
 
-def reference(program: Program) -> list[np.ndarray]:
+def reference(program: TracedFunction) -> list[np.ndarray]:
     """The outputs in float64; those that are no floats are what follows from such floats.
 
     Raises:

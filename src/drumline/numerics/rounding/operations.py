@@ -43,7 +43,7 @@ _OWN = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of the user's code."""
 
     file: str
@@ -57,7 +57,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Operation:
+class TracedOperation:
     """One operation of a function, as a user can find it again."""
 
     number: int
@@ -66,7 +66,7 @@ class Operation:
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     """Shapes and dtypes, such as `bfloat16[8,512]`."""
-    place: Place | None
+    place: SourceLine | None
     """The line that asked for it, where JAX has kept it."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,12 +82,12 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedFunction:
     """A function's operations, what goes into them and what comes out."""
 
     flat: Any
     """The closed jaxpr without any calls."""
-    places: tuple[Place | None, ...]
+    places: tuple[SourceLine | None, ...]
     """The user's line for each operation."""
     inputs: tuple[Any, ...]
     names: tuple[str, ...]
@@ -138,10 +138,10 @@ class Program:
         ]
         return _closed(constants, self.flat.jaxpr.invars, kept, equations)
 
-    def operation(self, index: int) -> Operation:
+    def operation(self, index: int) -> TracedOperation:
         """What a user is told of it."""
         equation = self.flat.jaxpr.eqns[index]
-        return Operation(
+        return TracedOperation(
             number=index + 1,
             primitive=equation.primitive.name,
             takes=tuple(kind(atom.aval) for atom in equation.invars),
@@ -157,7 +157,7 @@ def kind(value: Any) -> str:
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> Program:
+def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction:
     """The operations of a function on these inputs.
 
     What is no array and no number among the inputs is taken as it is.
@@ -184,10 +184,10 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> Program:
     if not paths:
         raise Mistake("the function returns no array: there is nothing to compare")
     flat, places, options = flatten(closed)
-    return Program(flat, places, taken, tuple(map(_name, paths)), options)
+    return TracedFunction(flat, places, taken, tuple(map(_name, paths)), options)
 
 
-def flatten(closed: Any) -> tuple[Any, tuple[Place | None, ...], dict[str, Any]]:
+def flatten(closed: Any) -> tuple[Any, tuple[SourceLine | None, ...], dict[str, Any]]:
     """A closed jaxpr without calls, a place for each equation, and the options of inner `jit`s."""
     opened = _Opened([], [], [], {})
     inputs = [jex.Var(var.aval) for var in closed.jaxpr.invars]
@@ -201,7 +201,7 @@ class _Opened:
     """The flat list while calls are being opened into it."""
 
     equations: list[Any]
-    places: list[Place | None]
+    places: list[SourceLine | None]
     constants: list[tuple[Any, Any]]
     compiler_options: dict[str, Any]
 
@@ -262,11 +262,11 @@ def _is_of_jax(jaxpr: Any) -> bool:
     return written is not None and written.startswith(_JAX)
 
 
-def _place(equation: Any) -> Place | None:
+def _place(equation: Any) -> SourceLine | None:
     found = _WHERE.match(source_info_util.summarize(equation.source_info))
     if found is None or found["file"].startswith(_OWN):
         return None
-    return Place(found["file"], int(found["line"]))
+    return SourceLine(found["file"], int(found["line"]))
 
 
 def _name(path: Any) -> str:
