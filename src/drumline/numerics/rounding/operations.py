@@ -136,7 +136,7 @@ class TracedFunction:
             for var, value in zip(self.flat.jaxpr.constvars, self.flat.consts, strict=True)
             if var in taken
         ]
-        return _closed(constants, self.flat.jaxpr.invars, kept, equations)
+        return closed_jaxpr(constants, self.flat.jaxpr.invars, kept, equations)
 
     def operation(self, index: int) -> TracedOperation:
         """What a user is told of it."""
@@ -166,7 +166,10 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
         Mistake: JAX cannot trace the function, or it returns nothing.
     """
     leaves, tree = jax.tree.flatten(tuple(inputs))
-    arrays = [jnp.asarray(leaf) if _is_array(leaf) else None for leaf in leaves]
+    try:
+        arrays = [jnp.asarray(leaf) if _is_array(leaf) else None for leaf in leaves]
+    except (TypeError, ValueError) as trouble:
+        raise Mistake(f"an input is no array: {_first_line(trouble)}") from trouble
 
     def call(*given: Any) -> Any:
         filled = iter(given)
@@ -192,8 +195,19 @@ def flatten(closed: Any) -> tuple[Any, tuple[SourceLine | None, ...], dict[str, 
     opened = _Opened([], [], [], {})
     inputs = [jex.Var(var.aval) for var in closed.jaxpr.invars]
     outputs = opened.open(closed.jaxpr, closed.consts, inputs, None)
-    flat = _closed(opened.constants, inputs, outputs, opened.equations)
+    flat = closed_jaxpr(opened.constants, inputs, outputs, opened.equations)
     return flat, tuple(opened.places), opened.compiler_options
+
+
+def closed_jaxpr(
+    constants: Sequence[tuple[Any, Any]], takes: list[Any], gives: list[Any], equations: list[Any]
+) -> Any:
+    """These equations as one that can be run: with its constants, what it takes and gives."""
+    effects = frozenset().union(*(equation.effects for equation in equations))
+    unnamed = jex.DebugInfo("jit", "numerics", None, None)
+    variables = [var for var, _ in constants]
+    jaxpr = jex.Jaxpr(variables, takes, gives, equations, effects, unnamed)
+    return jex.ClosedJaxpr(jaxpr, [value for _, value in constants])
 
 
 @dataclass(frozen=True)
@@ -242,15 +256,6 @@ class _Opened:
 
 def _anew(var: Any) -> Any:
     return jex.DropVar(var.aval) if isinstance(var, jex.DropVar) else jex.Var(var.aval)
-
-
-def _closed(
-    constants: Sequence[tuple[Any, Any]], takes: list[Any], gives: list[Any], equations: list[Any]
-) -> Any:
-    effects = frozenset().union(*(equation.effects for equation in equations))
-    variables = [var for var, _ in constants]
-    jaxpr = jex.Jaxpr(variables, takes, gives, equations, effects)
-    return jex.ClosedJaxpr(jaxpr, [value for _, value in constants])
 
 
 def _is_array(leaf: Any) -> bool:

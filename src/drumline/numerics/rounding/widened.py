@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from drumline.numerics.rounding.last_places import as_numpy
-from drumline.numerics.rounding.operations import TracedFunction, flatten
+from drumline.numerics.rounding.operations import TracedFunction, closed_jaxpr, flatten
 
 _ROUNDINGS = ("convert_element_type", "reduce_precision")
 _OPAQUE = ("custom_call", "ffi_call", "io_callback", "pallas_call", "pure_callback")
@@ -90,7 +90,7 @@ def _step(equation: Any, known: dict[Any, Any]) -> None:
     takes = [jex.Var(atom.aval) for atom in equation.invars]
     alone = equation.replace(invars=takes, params=params)
     kept = [var for var in equation.outvars if not isinstance(var, jex.DropVar)]
-    closed = jex.ClosedJaxpr(jex.Jaxpr([], takes, kept, [alone], equation.effects), [])
+    closed = closed_jaxpr([], takes, kept, [alone])
     results = jex.jaxpr_as_fun(closed)(*values)
     if any(floats) and any(_wide(value.dtype) not in (None, value.dtype) for value in results):
         raise NotImplementedError(name)
