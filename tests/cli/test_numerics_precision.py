@@ -20,7 +20,7 @@ def few():
     return np.ones((2, 2), np.float32), np.float32(2)
 
 def rounded(x, scale):
-    short = (x * scale).astype(jnp.bfloat16)
+    short = x.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
     return {"scores": short.astype(jnp.float32) + 1, "shape": jnp.array(x.shape)}
 
 def sums(x, scale):
@@ -50,8 +50,8 @@ def test_a_change_is_shown_with_its_first_operation_and_what_to_set(
     assert run(f"{sampler}:rounded") == 1
     out = capsys.readouterr().out
     assert "sampler.py:rounded · " in out
-    assert "no excess precision parts at operation 3 of " in out
-    assert "convert_element_type at sampler.py:12" in out
+    assert "no excess precision parts at operation 4 of 5: convert_element_type at " in out
+    assert "at sampler.py:12\n" in out
     assert "bfloat16[8,512] → float32[8,512]" in out
     assert "the rounding at sampler.py:11 never happened" in out
     assert "compiler_options={'xla_allow_excess_precision': False}" in out

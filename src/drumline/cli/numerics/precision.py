@@ -95,6 +95,9 @@ def _far(difference: "Difference") -> tuple[str, str]:
 def _show_first(variant: "VariantReport", operations: int) -> None:
     if not variant.changes:
         return
+    if variant.same_as is not None:
+        typer.echo(f"\n{variant.way.value} gives the same bits as {variant.same_as.value}")
+        return
     first = variant.first
     if first is None:
         typer.echo(f"\n{variant.way.value} parts only as a whole: every operation by itself agrees")

@@ -47,7 +47,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
     ours, theirs = ours[apart], theirs[apart]
     wide = _widest(ours)
     mine, yours = ours.astype(wide), theirs.astype(wide)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(mine - yours)
     # Zero is as large as minus zero, and NaN is away from everything.
     distance = np.where(mine == yours, 0.0, np.where(np.isnan(distance), np.inf, distance))
@@ -66,19 +66,19 @@ def differs(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         return np.asarray((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))
     bits = np.asarray(_bits(ours) != _bits(theirs))
     if bits.ndim > ours.ndim:
-        bits = bits.any(axis=-1)
+        bits = np.asarray(bits.any(axis=-1))
     if is_float(ours):
-        bits &= ~(np.isnan(ours) & np.isnan(theirs))
+        return np.asarray(bits & ~(np.isnan(ours) & np.isnan(theirs)))
     return bits
 
 
 def spacing(size: np.ndarray, dtype: Any) -> np.ndarray:
     """The unit in the last place of numbers of this size; that of zero is the smallest."""
-    facts = jnp.finfo(dtype)
+    facts: Any = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     finite_size = np.where(np.isfinite(size), size, float(facts.max)).astype(np.float64)
     exponents = np.frexp(finite_size)[1] - 1
     lowest = np.where(finite_size > 0, exponents, facts.minexp)
-    return np.ldexp(1.0, np.maximum(lowest, facts.minexp) - facts.nmant)
+    return np.asarray(np.ldexp(1.0, np.maximum(lowest, facts.minexp) - facts.nmant))
 
 
 def is_float(array: np.ndarray) -> bool:

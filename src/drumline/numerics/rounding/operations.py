@@ -8,6 +8,7 @@ operation each. Prints are left out: they would be repeated with every run.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -171,12 +172,13 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
     except (TypeError, ValueError) as trouble:
         raise Mistake(f"an input is no array: {_first_line(trouble)}") from trouble
 
+    inner, options = _before_jit(function)
+
     def call(*given: Any) -> Any:
         filled = iter(given)
         pairs = zip(leaves, arrays, strict=True)
-        return function(
-            *tree.unflatten(leaf if array is None else next(filled) for leaf, array in pairs)
-        )
+        arguments = [leaf if array is None else next(filled) for leaf, array in pairs]
+        return inner(*jax.tree.unflatten(tree, arguments))
 
     taken = tuple(array for array in arrays if array is not None)
     try:
@@ -186,17 +188,17 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(returned)]
     if not paths:
         raise Mistake("the function returns no array: there is nothing to compare")
-    flat, places, options = flatten(closed)
+    flat, places = flatten(closed)
     return TracedFunction(flat, places, taken, tuple(map(_name, paths)), options)
 
 
-def flatten(closed: Any) -> tuple[Any, tuple[SourceLine | None, ...], dict[str, Any]]:
-    """A closed jaxpr without calls, a place for each equation, and the options of inner `jit`s."""
-    opened = _Opened([], [], [], {})
+def flatten(closed: Any) -> tuple[Any, tuple[SourceLine | None, ...]]:
+    """A closed jaxpr without calls, and a place for each of its equations."""
+    opened = _Opened([], [], [])
     inputs = [jex.Var(var.aval) for var in closed.jaxpr.invars]
     outputs = opened.open(closed.jaxpr, closed.consts, inputs, None)
     flat = closed_jaxpr(opened.constants, inputs, outputs, opened.equations)
-    return flat, tuple(opened.places), opened.compiler_options
+    return flat, tuple(opened.places)
 
 
 def closed_jaxpr(
@@ -217,7 +219,6 @@ class _Opened:
     equations: list[Any]
     places: list[SourceLine | None]
     constants: list[tuple[Any, Any]]
-    compiler_options: dict[str, Any]
 
     def open(self, jaxpr: Any, constants: Sequence[Any], given: list[Any], at: Any) -> list[Any]:
         """Append the equations of a jaxpr that is called with these values; its results.
@@ -240,7 +241,6 @@ class _Opened:
             takes = [read(atom) for atom in equation.invars]
             place = at or _place(equation)
             if name in _CALLED and _CALLED[name] in equation.params:
-                self.compiler_options.update(equation.params.get("compiler_options_kvs", ()))
                 called = equation.params[_CALLED[name]]
                 inner = getattr(called, "jaxpr", called)
                 # A function of JAX's own is traced once: its lines are those of the first caller.
@@ -260,6 +260,15 @@ def _anew(var: Any) -> Any:
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+
+
+def _before_jit(function: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A function that is compiled with options of its own, without them, and these.
+
+    JAX lets no function call one that has options of its own, and so cannot trace it inside ours.
+    """
+    settings = getattr(getattr(function, "_jit_info", None), "compiler_options_kvs", ())
+    return (inspect.unwrap(function), dict(settings)) if settings else (function, {})
 
 
 def _is_of_jax(jaxpr: Any) -> bool:

@@ -70,7 +70,7 @@ class PartingSearch:
                 known[index] = self.difference(other, index).differing > 0
             return known[index]
 
-        found = next((end for end in sorted(set(ends)) if apart(end)), None)
+        found = next((end for end in sorted(set(ends)) if left > 0 and apart(end)), None)
         while found is not None:
             found = self._halve(found, apart)
             earlier = (maker for maker in self._program.operands(found) if left > 0)

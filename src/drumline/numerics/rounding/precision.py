@@ -10,7 +10,7 @@ first operation where it parts is searched for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from drumline.numerics.mistakes import Mistake
 from drumline.numerics.rounding.decisions import Flips, flips
-from drumline.numerics.rounding.last_places import Difference, difference, is_float
+from drumline.numerics.rounding.last_places import Difference, difference, differs, is_float
 from drumline.numerics.rounding.operations import kind
 from drumline.numerics.rounding.parting import Parting, PartingSearch
 from drumline.numerics.rounding.reasons import why
@@ -63,6 +63,8 @@ class VariantReport:
     first: Parting | None = None
     """Where it parts from the function as compiled; none where it does not, or only as a whole."""
     flips: tuple[Flips, ...] = ()
+    same_as: Way | None = None
+    """Another way before this one that gives the same bits, although not those as compiled."""
 
     @property
     def changes(self) -> int:
@@ -79,6 +81,7 @@ class VariantReport:
         return {
             "variant": self.way.value,
             "changes": self.changes,
+            "same_as": self.same_as.value if self.same_as else None,
             "outputs": [output.to_dict() for output in self.outputs],
             "first_operation": self.first.to_dict() if self.first else None,
             "flips": [counted.to_dict() for counted in self.flips],
@@ -108,7 +111,8 @@ class PrecisionReport:
         if not self.changes:
             ways = ", ".join(variant.way.value for variant in self.variants)
             return f"nothing changes on this device ({self.device}): {ways} give the same bits"
-        return "; ".join(_advice(variant) for variant in self.variants if variant.changes)
+        told = [variant for variant in self.variants if variant.changes and not variant.same_as]
+        return "\n".join(map(_advice, told))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -157,7 +161,7 @@ def precision(
         device=jax.devices()[0].device_kind,
         operations=len(compiled.program),
         as_compiled=VariantReport(compiled.way, _outputs(names, ours, ours, exact)),
-        variants=tuple(runs.report(variant, decided) for variant in others),
+        variants=tuple(runs.reports(decided)),
         left_out=tuple(left_out),
     )
 
@@ -173,18 +177,22 @@ class _Runs:
     exact: list[np.ndarray] | None
     """The outputs of the reference."""
 
-    def report(self, variant: Variant, decided: list[int]) -> VariantReport:
-        """What one of the ways changes; `decided` are the outputs whose argmax is taken."""
-        names = variant.program.names
-        theirs = variant.outputs()
-        outputs = _outputs(names, self.ours, theirs, self.exact)
-        changed = [number for number, output in enumerate(outputs) if output.change.differing]
-        return VariantReport(
-            variant.way,
-            outputs,
-            self._first(variant, changed) if changed else None,
-            tuple(flips(names[i], self.ours[i], theirs[i]) for i in decided),
-        )
+    def reports(self, decided: list[int]) -> Iterator[VariantReport]:
+        """What each of the ways changes; `decided` are the outputs whose argmax is taken."""
+        seen: dict[Way, list[np.ndarray]] = {}
+        for variant in self.others:
+            names, theirs = variant.program.names, variant.outputs()
+            outputs = _outputs(names, self.ours, theirs, self.exact)
+            changed = [number for number, output in enumerate(outputs) if output.change.differing]
+            twins = [way for way, other in seen.items() if changed and _same(other, theirs)]
+            seen[variant.way] = theirs
+            yield VariantReport(
+                variant.way,
+                outputs,
+                self._first(variant, changed) if changed else None,
+                tuple(flips(names[i], self.ours[i], theirs[i]) for i in decided),
+                twins[0] if twins else None,
+            )
 
     def _first(self, variant: Variant, changed: list[int]) -> Parting | None:
         program = variant.program
@@ -203,8 +211,11 @@ class _Runs:
         if variant.way is not Way.OP_BY_OP:
             return False
         strict = next(other for other in self.others if other.way is Way.NO_EXCESS)
-        pairs = zip(strict.results(index), variant.results(index), strict=True)
-        return not any(difference(ours, theirs).differing for ours, theirs in pairs)
+        return _same(strict.results(index), variant.results(index))
+
+
+def _same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
+    return not any(differs(*pair).any() for pair in zip(ours, theirs, strict=True))
 
 
 def _outputs(
@@ -213,7 +224,7 @@ def _outputs(
     theirs: list[np.ndarray],
     exact: list[np.ndarray] | None,
 ) -> tuple[OutputReport, ...]:
-    truths = exact or [None] * len(names)
+    truths = exact if exact is not None else [None] * len(names)
     return tuple(
         OutputReport(
             name,
@@ -227,7 +238,11 @@ def _outputs(
 
 def _decided(names: tuple[str, ...], ours: list[np.ndarray], output: str | None) -> list[int]:
     """The outputs whose argmax is taken."""
-    able = [i for i, array in enumerate(ours) if is_float(array) and array.ndim and array.size]
+    able = [
+        number
+        for number, array in enumerate(ours)
+        if is_float(array) and array.dtype.kind != "c" and array.ndim and array.size
+    ]
     if output is None:
         if not able:
             raise Mistake("there is no array of floats among the outputs to take the argmax of")
@@ -247,7 +262,7 @@ def _advice(variant: VariantReport) -> str:
             f"excess precision changes {counted}: to have every rounding happen, {SET[variant.way]}"
         )
     if variant.way is Way.HIGHEST:
-        return f"matmul precision changes {counted}: to have full products, {SET[variant.way]}"
+        return f"matmul precision changes {counted}: to have full products, set {SET[variant.way]}"
     units = max((output.change.units or 0.0 for output in variant.outputs), default=0.0)
     return (
         f"compiled together or op by op, {counted} differ by up to {units:.3g} units of the last "

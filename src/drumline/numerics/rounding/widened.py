@@ -8,7 +8,7 @@ are traced again with their bodies widened. It runs on the CPU: a TPU has no flo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -50,7 +50,8 @@ def reference(program: TracedFunction) -> list[np.ndarray]:
         return [as_numpy(_read(atom, known)) for atom in jaxpr.outvars]
 
 
-def _on_the_cpu() -> AbstractContextManager[Any]:
+def _on_the_cpu() -> Any:
+    """Whatever runs inside runs on the CPU, where there is one."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:
@@ -71,15 +72,15 @@ def _read(atom: Any, known: dict[Any, Any]) -> Any:
     if not isinstance(atom, jex.Literal):
         return known[atom]
     # As the function has it: rounded to its own dtype first.
-    return _widen(np.asarray(atom.val, atom.aval.dtype))
+    return _widen(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
 
 
 def _step(equation: Any, known: dict[Any, Any]) -> None:
     """Compute one equation's results in float64, and keep them."""
     values = [_read(atom, known) for atom in equation.invars]
     name = equation.primitive.name
-    floats = [_wide(value.dtype) is not None for value in values]
-    if name in _ROUNDINGS and floats[0] and _wide(equation.outvars[0].aval.dtype) is not None:
+    floats = [_is_float(value.dtype) for value in values]
+    if name in _ROUNDINGS and floats[0] and _is_float(equation.outvars[0].aval.dtype):
         known[equation.outvars[0]] = values[0]
         return
     if name in _OPAQUE or (name == "bitcast_convert_type" and floats[0]):
@@ -92,29 +93,32 @@ def _step(equation: Any, known: dict[Any, Any]) -> None:
     kept = [var for var in equation.outvars if not isinstance(var, jex.DropVar)]
     closed = closed_jaxpr([], takes, kept, [alone])
     results = jex.jaxpr_as_fun(closed)(*values)
-    if any(floats) and any(_wide(value.dtype) not in (None, value.dtype) for value in results):
+    if any(floats) and any(_wide(value.dtype) != value.dtype for value in results):
         raise NotImplementedError(name)
     known.update(zip(kept, map(_widen, results), strict=True))
 
 
+def _is_float(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
 def _wide(dtype: Any) -> Any:
-    """The widest dtype of its kind, or None for what is no float."""
+    """The widest float for a float of any width; another dtype as it is."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.dtype(np.complex128)
-    return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else None
+    return np.dtype(np.float64) if _is_float(dtype) else dtype
 
 
 def _widen(value: Any) -> Any:
-    wide = _wide(value.dtype)
     if isinstance(value, np.ndarray):
-        return jnp.asarray(value if wide is None else value.astype(wide))
-    return value if wide in (None, value.dtype) else value.astype(wide)
+        return jnp.asarray(value.astype(_wide(value.dtype)))
+    return value.astype(_wide(value.dtype)) if _is_float(value.dtype) else value
 
 
 def _widened(value: Any) -> Any:
     """A parameter of an equation: a dtype, a loop's body, several of these, or anything else."""
     if isinstance(value, np.dtype):
-        return _wide(value) or value
+        return _wide(value)
     if isinstance(value, jex.ClosedJaxpr):
         return _widened_body(value)
     if isinstance(value, jex.Jaxpr):
@@ -125,7 +129,7 @@ def _widened(value: Any) -> Any:
 
 
 def _widened_body(closed: Any) -> Any:
-    flat, _, _ = flatten(closed)
+    flat, _ = flatten(closed)
 
     def body(*inputs: Any) -> list[Any]:
         known = _start(flat.jaxpr, flat.consts, inputs)
@@ -134,6 +138,7 @@ def _widened_body(closed: Any) -> Any:
         return [_read(atom, known) for atom in flat.jaxpr.outvars]
 
     shapes = [
-        jax.ShapeDtypeStruct(aval.shape, _wide(aval.dtype) or aval.dtype) for aval in flat.in_avals
+        jax.ShapeDtypeStruct(aval.shape, _wide(aval.dtype))  # type: ignore[no-untyped-call]
+        for aval in flat.in_avals
     ]
     return jax.make_jaxpr(body)(*shapes)
