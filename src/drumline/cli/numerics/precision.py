@@ -70,7 +70,12 @@ def _show(target: str, report: "PrecisionReport") -> None:
 def _worst(variant: "VariantReport") -> list["OutputReport"]:
     if len(variant.outputs) <= SHOWN:
         return list(variant.outputs)
-    return sorted(variant.outputs, key=lambda o: -(o.change.units or o.change.differing))[:SHOWN]
+    return sorted(variant.outputs, key=_size, reverse=True)[:SHOWN]
+
+
+def _size(output: "OutputReport") -> tuple[float, float]:
+    change, error = output.change, output.error
+    return (change.units or change.differing, (error.units or 0.0) if error else 0.0)
 
 
 def _row(variant: "VariantReport", output: "OutputReport") -> list[str]:
@@ -118,12 +123,14 @@ def _show_first(variant: "VariantReport", operations: int) -> None:
 
 
 def _show_flips(report: "PrecisionReport") -> None:
-    rows = [_flip_row(variant, flips) for variant in report.variants for flips in variant.flips]
+    rows = []
+    for variant in report.variants:
+        most = sorted(variant.flips, key=lambda flips: flips.flipped, reverse=True)
+        rows += [_flip_row(variant, flips) for flips in most[:SHOWN]]
     if rows:
         typer.echo("")
-        print_table(
-            ["VARIANT", "ARGMAX OF", "FLIPS", "LARGEST MARGIN", "MEDIAN"], rows, right="  rrr"
-        )
+        headings = ["VARIANT", "ARGMAX OF", "FLIPS", "LARGEST MARGIN", "MEDIAN"]
+        print_table(headings, rows, right="  rrr")
 
 
 def _flip_row(variant: "VariantReport", flips: "Flips") -> list[str]:

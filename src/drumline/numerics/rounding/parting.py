@@ -11,7 +11,7 @@ that differs although everything it takes agrees, as seen at the ends of such pr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,33 +54,31 @@ class PartingSearch:
         self._runs = runs
         self._kept: dict[int, list[np.ndarray]] = {}
 
-    def first(self, other: Runs, ends: Sequence[int]) -> int | None:
-        """The first operation where the other parts on its way to one of these.
+    def first(self, other: Runs, ends: Sequence[int]) -> tuple[int, Difference] | None:
+        """The first operation where the other parts on its way to one of these, and how far.
 
         None where none of these differs at the end of a program of its own.
         """
-        known: dict[int, bool] = {}
+        known: dict[int, Difference] = {}
         # Two searches' worth: the first, and those along the branches it may have missed.
-        left = 2 * math.ceil(math.log2(len(self._program) + 1)) + 4
+        most = 2 * math.ceil(math.log2(len(self._program) + 1)) + 4
 
         def apart(index: int) -> bool:
-            nonlocal left
             if index not in known:
-                left -= 1
-                known[index] = self.difference(other, index).differing > 0
-            return known[index]
+                known[index] = self._difference(other, index)
+            return known[index].differing > 0
 
-        found = next((end for end in sorted(set(ends)) if left > 0 and apart(end)), None)
+        found = next((end for end in sorted(set(ends)) if len(known) < most and apart(end)), None)
         while found is not None:
             found = self._halve(found, apart)
-            earlier = (maker for maker in self._program.operands(found) if left > 0)
+            earlier = (maker for maker in self._program.operands(found) if len(known) < most)
             branch = next((maker for maker in earlier if apart(maker)), None)
             if branch is None:
-                return found
+                return found, known[found]
             found = branch
         return None
 
-    def _halve(self, differs: int, apart: Any) -> int:
+    def _halve(self, differs: int, apart: Callable[[int], bool]) -> int:
         path = self._program.ancestors(differs)
         agreed, parted = -1, len(path) - 1
         while parted - agreed > 1:
@@ -91,7 +89,7 @@ class PartingSearch:
                 agreed = middle
         return path[parted]
 
-    def difference(self, other: Runs, index: int) -> Difference:
+    def _difference(self, other: Runs, index: int) -> Difference:
         """How far the results of one operation are apart; of several, the one farthest."""
         if index not in self._kept:
             self._kept[index] = self._runs.results(index)

@@ -10,7 +10,7 @@ first operation where it parts is searched for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,34 +177,39 @@ class _Runs:
     exact: list[np.ndarray] | None
     """The outputs of the reference."""
 
-    def reports(self, decided: list[int]) -> Iterator[VariantReport]:
+    def reports(self, decided: list[int]) -> list[VariantReport]:
         """What each of the ways changes; `decided` are the outputs whose argmax is taken."""
-        seen: dict[Way, list[np.ndarray]] = {}
+        reports: list[VariantReport] = []
+        seen: list[list[np.ndarray]] = []
         for variant in self.others:
             names, theirs = variant.program.names, variant.outputs()
             outputs = _outputs(names, self.ours, theirs, self.exact)
             changed = [number for number, output in enumerate(outputs) if output.change.differing]
-            twins = [way for way, other in seen.items() if changed and _same(other, theirs)]
-            seen[variant.way] = theirs
-            yield VariantReport(
-                variant.way,
-                outputs,
-                self._first(variant, changed) if changed else None,
-                tuple(flips(names[i], self.ours[i], theirs[i]) for i in decided),
-                twins[0] if twins else None,
+            twin = None
+            if changed:
+                pairs = zip(reports, seen, strict=True)
+                twin = next((report for report, other in pairs if _same(other, theirs)), None)
+            seen.append(theirs)
+            reports.append(
+                VariantReport(
+                    variant.way,
+                    outputs,
+                    twin.first if twin else self._first(variant, changed),
+                    tuple(flips(names[i], self.ours[i], theirs[i]) for i in decided),
+                    twin.way if twin else None,
+                )
             )
+        return reports
 
     def _first(self, variant: Variant, changed: list[int]) -> Parting | None:
         program = variant.program
         made = [program.maker(program.flat.jaxpr.outvars[number]) for number in changed]
-        index = self.search.first(variant, [maker for maker in made if maker is not None])
-        if index is None:
+        found = self.search.first(variant, [maker for maker in made if maker is not None])
+        if found is None:
             return None
-        return Parting(
-            program.operation(index),
-            self.search.difference(variant, index),
-            why(program, index, variant.way, self._is_excess(variant, index)),
-        )
+        index, apart = found
+        reason = why(program, index, variant.way, self._is_excess(variant, index))
+        return Parting(program.operation(index), apart, reason)
 
     def _is_excess(self, variant: Variant, index: int) -> bool:
         """Whether, without excess precision, the compiler's result is the one op by op."""
