@@ -2,7 +2,17 @@
 
     drumline numerics precision examples/numerics/dropped_token.py:sample --argmax
 
-What to see: TO BE MEASURED
+What to see: on a CPU, 27 of 64 decisions flip, whose winner was ahead by up to 14.2 and by 2.25 at
+the median. Everything agrees up to the line of `kept`, where the logits become float32: the
+rounding to bfloat16 in the line of the logits never happened there. The other side of the
+comparison has gone through `top_k` and is rounded. Wherever that rounding went up, the best token
+of a block does not reach its own value, and is dropped.
+
+    python examples/numerics/dropped_token.py
+
+What to see: as compiled, 26 of 64 rows lose their most probable token; one more takes another that
+is as probable. With the compiler option none does, nor where the rounding is spelled out, nor where
+the threshold comes from the same float32 numbers as the logits.
 """
 
 import jax
@@ -17,10 +27,13 @@ Sampled = dict[str, jax.Array]
 
 
 def inputs() -> tuple[jax.Array, jax.Array]:
-    """The last hidden state of each row, and the matrix that makes logits of it."""
+    """The last hidden state of each row, and the matrix that makes logits of it.
+
+    Eighths: their products add up to the same sum in every order, and so on every machine.
+    """
     draw = np.random.default_rng(0)
-    states = draw.standard_normal((ROWS, WIDTH), np.float32)
-    head = draw.standard_normal((WIDTH, VOCABULARY), np.float32)
+    states = draw.integers(-16, 17, (ROWS, WIDTH)) / 8
+    head = draw.integers(-16, 17, (WIDTH, VOCABULARY)) / 8
     return jnp.asarray(states, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16)
 
 

@@ -156,18 +156,18 @@ def precision(
         exact = reference(compiled.program)
     except NotWidened as trouble:
         left_out.append(f"the reference in float64: {trouble}")
-    runs = _Runs(PartingSearch(compiled.program, compiled), tuple(others), ours, exact)
+    comparison = _Comparison(PartingSearch(compiled.program, compiled), tuple(others), ours, exact)
     return PrecisionReport(
         device=jax.devices()[0].device_kind,
         operations=len(compiled.program),
         as_compiled=VariantReport(compiled.way, _outputs(names, ours, ours, exact)),
-        variants=tuple(runs.reports(decided)),
+        variants=tuple(comparison.reports(decided)),
         left_out=tuple(left_out),
     )
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _Comparison:
     """The ways to run a function, and what they are compared with."""
 
     search: PartingSearch
@@ -264,10 +264,14 @@ def _advice(variant: VariantReport) -> str:
     counted = f"{variant.changes:,} of {variant.elements:,} elements"
     if variant.way is Way.NO_EXCESS:
         return (
-            f"excess precision changes {counted}: to have every rounding happen, {SET[variant.way]}"
+            f"excess precision changes {counted}; to have every rounding happen, write "
+            f"{SET[variant.way]}"
         )
     if variant.way is Way.HIGHEST:
-        return f"matmul precision changes {counted}: to have full products, set {SET[variant.way]}"
+        return (
+            f"matmul precision changes {counted}; to multiply with every bit, write "
+            f"{SET[variant.way]}"
+        )
     units = max((output.change.units or 0.0 for output in variant.outputs), default=0.0)
     return (
         f"compiled together or op by op, {counted} differ by up to {units:.3g} units of the last "

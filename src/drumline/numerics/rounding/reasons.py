@@ -118,7 +118,7 @@ def _why_fused(program: TracedFunction, index: int, name: str) -> str:
             "one rounding"
         )
     if name in _APPROXIMATED:
-        return f"fused with its neighbours, {name} is computed by another approximation"
+        return f"fused with its neighbours: the multiplies and adds of {name} round otherwise"
     if name in _LOOPS:
         return "inside it, operations are fused otherwise than in the whole program"
     return "the compiler rewrote it together with its neighbours"
