@@ -247,6 +247,47 @@ def test_calls_are_opened_and_compute_what_jit_computes() -> None:
     assert selected.line == line(inspect.unwrap(inner), "inner")
 
 
+def test_a_function_that_is_called_twice_is_opened_twice() -> None:
+    x = normal(8)
+    traced = trace(lambda x: inner(inner(x)), [x])
+    [output] = Variant(Way.OP_BY_OP, traced).outputs()
+    np.testing.assert_array_equal(output, jnp.where(x > 0, x, np.float32(0.1) * (0.1 * x)))
+
+
+def test_a_rounding_inside_a_loop_is_found_at_the_loop() -> None:
+    def loop(x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            short = x.astype(jnp.bfloat16) * jnp.bfloat16(1.1)
+            return short.astype(jnp.float32), None
+
+        return lax.scan(body, jnp.sin(x), None, length=3)[0]  # looped
+
+    strict = run_in(precision(loop, normal(64)), Way.NO_EXCESS)
+    assert strict.first is not None
+    assert strict.first.operation.primitive == "scan"
+    assert strict.first.operation.place is not None
+    assert strict.first.operation.place.line == line(loop, "looped")
+    assert "inside it, values were kept in float32" in strict.first.why
+
+
+def test_a_changed_index_is_an_output_that_changes() -> None:
+    def choice(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        short = x * jnp.bfloat16(1.1)
+        best = short.max(axis=-1, keepdims=True)
+        reached = short.astype(jnp.float32) >= best.astype(jnp.float32)  # compared
+        return jnp.argmax(reached, axis=-1), reached
+
+    report = precision(choice, normal(64, 32).astype(jnp.bfloat16))
+    strict = run_in(report, Way.NO_EXCESS)
+    indices, reached = strict.outputs
+    assert (indices.kind, reached.kind) == ("int32[64]", "bool[64,32]")
+    assert indices.change.differing > 0
+    assert indices.change.units is None
+    assert strict.first is not None
+    assert strict.first.operation.place is not None
+    assert strict.first.operation.place.line == line(choice, "compared")
+
+
 def test_nested_functions_have_a_reference_in_float64() -> None:
     x, w = normal(4, 8), normal(8, 8, seed=1)
     exact = reference(trace(nested, [x, w]))

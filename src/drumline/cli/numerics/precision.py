@@ -105,7 +105,7 @@ def _show_first(variant: "VariantReport", operations: int) -> None:
         return
     first = variant.first
     if first is None:
-        typer.echo(f"\n{variant.way.value} parts only as a whole: every operation by itself agrees")
+        typer.echo(f"\n{variant.way.value} parts only as a whole: each output alone agrees")
         return
     operation, difference = first.operation, first.difference
     where = f" at {operation.place}" if operation.place else ""

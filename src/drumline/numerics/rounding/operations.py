@@ -8,7 +8,6 @@ operation each. Prints are left out: they would be repeated with every run.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -262,13 +261,13 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
-def _before_jit(function: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _before_jit(function: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A function that is compiled with options of its own, without them, and these.
 
     JAX lets no function call one that has options of its own, and so cannot trace it inside ours.
     """
     settings = getattr(getattr(function, "_jit_info", None), "compiler_options_kvs", ())
-    return (inspect.unwrap(function), dict(settings)) if settings else (function, {})
+    return (function.__wrapped__, dict(settings)) if settings else (function, {})
 
 
 def _is_of_jax(jaxpr: Any) -> bool:
