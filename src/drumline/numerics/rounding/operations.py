@@ -121,6 +121,23 @@ class TracedFunction:
                 needed.update(self.operands(earlier))
         return sorted(needed)
 
+    @cached_property
+    def from_floats(self) -> frozenset[int]:
+        """The operations that depend on a float from outside: a mask, or an index, does not."""
+        jaxpr = self.flat.jaxpr
+        floats = {
+            var
+            for var in (*jaxpr.invars, *jaxpr.constvars)
+            if jnp.issubdtype(var.aval.dtype, jnp.inexact)
+        }
+        found = set()
+        for index, equation in enumerate(jaxpr.eqns):
+            taken = (atom for atom in equation.invars if not isinstance(atom, jex.Literal))
+            if any(atom in floats for atom in taken):
+                found.add(index)
+                floats.update(equation.outvars)
+        return frozenset(found)
+
     def up_to(self, index: int) -> Any:
         """The closed jaxpr that computes this operation's results and nothing else."""
         equations = [self.flat.jaxpr.eqns[earlier] for earlier in self.ancestors(index)]

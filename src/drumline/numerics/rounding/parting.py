@@ -79,7 +79,9 @@ class PartingSearch:
         return None
 
     def _halve(self, differs: int, apart: Callable[[int], bool]) -> int:
-        path = self._program.ancestors(differs)
+        # A mask between two layers always agrees, and would send the search down to its branch.
+        before = self._program.ancestors(differs)[:-1]
+        path = [*(index for index in before if index in self._program.from_floats), differs]
         agreed, parted = -1, len(path) - 1
         while parted - agreed > 1:
             middle = (agreed + parted) // 2
