@@ -307,6 +307,21 @@ def test_nested_functions_have_a_reference_in_float64() -> None:
     assert exact[3] == np.argmax(sums)
 
 
+def test_complex_numbers_and_a_solver_have_a_reference() -> None:
+    def solved(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.linalg.solve(x, x[0]), jnp.fft.fft(x[1]) * (1 + 2j)
+
+    x = normal(6, 6)
+    wide = np.asarray(x, np.float64)
+    solution, waves = reference(trace(solved, [x]))
+    np.testing.assert_allclose(solution, np.linalg.solve(wide, wide[0]), rtol=1e-9)
+    np.testing.assert_allclose(waves, np.fft.fft(wide[1]) * (1 + 2j), rtol=1e-12)
+    error = precision(solved, x).as_compiled.outputs[1].error
+    assert error is not None
+    assert error.units is not None
+    assert 0 < error.units < 100
+
+
 def test_random_numbers_are_the_same_in_the_reference() -> None:
     def drawn(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.random.uniform(key, (16,)), jax.random.split(key)
@@ -366,6 +381,7 @@ def test_a_value_that_is_passed_on_and_one_that_is_constant() -> None:
     [
         (lambda x: x.nonsense, [1.0], "cannot be traced: AttributeError"),
         (lambda: None, [], "returns no array"),
+        (lambda x: x if x > 0 else -x, [1.0], "bind that input with functools.partial"),
         (lambda x: x, [np.array(["a"])], "no array"),
     ],
 )

@@ -199,6 +199,11 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
     taken = tuple(array for array in arrays if array is not None)
     try:
         closed, returned = jax.make_jaxpr(call, return_shape=True)(*taken)
+    except jax.errors.ConcretizationTypeError as trouble:
+        raise Mistake(
+            "the function decides by the value of an input, which jit does not know: bind that "
+            "input with functools.partial"
+        ) from trouble
     except Exception as trouble:  # whatever the user's code raises
         raise Mistake(f"the function cannot be traced: {_first_line(trouble)}") from trouble
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(returned)]

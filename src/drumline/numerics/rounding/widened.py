@@ -80,9 +80,11 @@ def _step(equation: Any, known: dict[Any, Any]) -> None:
     values = [_read(atom, known) for atom in equation.invars]
     name = equation.primitive.name
     floats = [_is_float(value.dtype) for value in values]
-    if name in _ROUNDINGS and floats[0] and _is_float(equation.outvars[0].aval.dtype):
-        known[equation.outvars[0]] = values[0]
-        return
+    if name in _ROUNDINGS and floats[0]:
+        rounded = equation.outvars[0]
+        if _wide(rounded.aval.dtype) == values[0].dtype:
+            known[rounded] = values[0]
+            return
     if name in _OPAQUE or (name == "bitcast_convert_type" and floats[0]):
         raise NotImplementedError(name)
     params = equation.params
@@ -123,6 +125,8 @@ def _widened(value: Any) -> Any:
         return _widened_body(value)
     if isinstance(value, jex.Jaxpr):
         return _widened_body(jex.ClosedJaxpr(value, [])).jaxpr
+    if hasattr(value, "_make"):
+        return value._make(map(_widened, value))
     if type(value) in (tuple, list):
         return type(value)(map(_widened, value))
     return value
