@@ -17,6 +17,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ported.divergence": ("Cause", "Divergence", "LayerError", "trace_divergence"),
     "ported.names": ("LLAMA", "TIMM_VIT", "Rename"),
     "repetition": ("Repeated", "repeat"),
+    "rounding.precision": ("PrecisionReport", "precision"),
     "targets": ("Target", "load_target"),
     "topk": ("TopKWarning", "Violation", "top_k", "violations"),
     "topk_survey": ("TopKGrid", "TopKSurvey", "survey"),

@@ -3,6 +3,7 @@
 import typer
 
 from drumline.cli.numerics.matmul import matmul
+from drumline.cli.numerics.precision import precision
 from drumline.cli.numerics.repeat import repeat
 from drumline.cli.numerics.topk import topk
 
@@ -14,5 +15,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("matmul")(matmul)
+app.command("precision")(precision)
 app.command("topk")(topk)
 app.command("repeat")(repeat)

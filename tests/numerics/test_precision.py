@@ -1,0 +1,446 @@
+"""One function run in several ways: what changes, where it begins, and why."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.extend import core as jex
+
+from drumline.numerics import Mistake, precision
+from drumline.numerics.rounding.decisions import Margin, flips
+from drumline.numerics.rounding.last_places import difference
+from drumline.numerics.rounding.operations import TracedFunction, closed_jaxpr, trace
+from drumline.numerics.rounding.parting import PartingSearch, Runs
+from drumline.numerics.rounding.precision import PrecisionReport, VariantReport
+from drumline.numerics.rounding.reasons import why
+from drumline.numerics.rounding.variants import Variant, Way, variants
+from drumline.numerics.rounding.widened import NotWidened, reference
+
+LENGTH = 30
+
+
+def normal(*shape: int, seed: int = 0) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def line(function: Callable[..., Any], marked: str) -> int:
+    """The number of the function's line that ends with `# marked`."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, text in enumerate(lines) if text.rstrip().endswith(f"# {marked}"))
+
+
+def run_in(report: PrecisionReport, way: Way) -> VariantReport:
+    return next(variant for variant in report.variants if variant.way is way)
+
+
+# Where it parts -----------------------------------------------------------------------------------
+
+
+def rounded_on_the_way(x: jax.Array) -> jax.Array:
+    short = x * jnp.bfloat16(3.1)  # rounded
+    wide = short.astype(jnp.float32)  # wide again
+    return jnp.tanh(wide)
+
+
+def test_a_rounding_that_the_compiler_drops_is_found_at_its_line() -> None:
+    report = precision(rounded_on_the_way, normal(64, 64).astype(jnp.bfloat16))
+    strict = run_in(report, Way.NO_EXCESS)
+    assert 0 < strict.changes <= 64 * 64
+    assert strict.first is not None
+    found = strict.first.operation
+    assert found.primitive == "convert_element_type"
+    assert (found.takes, found.gives) == (("bfloat16[64,64]",), ("float32[64,64]",))
+    assert found.place is not None
+    assert found.place.file == __file__
+    assert found.place.line == line(rounded_on_the_way, "wide again")
+    assert "its bfloat16 operand was kept in float32" in strict.first.why
+    assert f":{line(rounded_on_the_way, 'rounded')} never happened" in strict.first.why
+    # As compiled it is closer to exact arithmetic, and not what was written.
+    compiled, rounded = report.as_compiled.outputs[0].error, strict.outputs[0].error
+    assert compiled is not None
+    assert rounded is not None
+    assert compiled.largest < rounded.largest
+    assert "xla_allow_excess_precision" in report.verdict
+
+
+def test_op_by_op_a_dropped_rounding_is_told_from_fusion() -> None:
+    report = precision(rounded_on_the_way, normal(64, 64).astype(jnp.bfloat16))
+    alone = run_in(report, Way.OP_BY_OP)
+    assert alone.same_as is Way.NO_EXCESS
+    assert alone.first == run_in(report, Way.NO_EXCESS).first
+    assert "op by op" not in report.verdict
+
+
+def test_a_function_that_nothing_changes() -> None:
+    report = precision(lambda x, y: x + y, normal(8), normal(8, seed=1))
+    assert not report.changes
+    assert [variant.first for variant in report.variants] == [None, None, None]
+    assert report.verdict.startswith("nothing changes on this device (")
+    assert report.as_compiled.outputs[0].error is not None
+    assert report.as_compiled.outputs[0].error.units is not None
+    assert 0 < report.as_compiled.outputs[0].error.units <= 0.5
+
+
+def additions(x: jax.Array) -> jax.Array:
+    for number in range(LENGTH):
+        x = x + (number + 0.5)
+    return x
+
+
+@pytest.fixture(scope="module")
+def chain() -> TracedFunction:
+    traced = trace(additions, [normal(4)])
+    assert len(traced) == LENGTH
+    return traced
+
+
+def planted(traced: TracedFunction, index: int) -> Variant:
+    """The same, but one addition is a subtraction."""
+    equations = list(traced.flat.jaxpr.eqns)
+    equations[index] = equations[index].replace(primitive=jex.primitives.sub_p)
+    jaxpr = traced.flat.jaxpr
+    flat = closed_jaxpr([], jaxpr.invars, jaxpr.outvars, equations)
+    return Variant(Way.OP_BY_OP, replace(traced, flat=flat))
+
+
+def first(search: PartingSearch, other: Runs, end: int) -> int | None:
+    found = search.first(other, [end])
+    return None if found is None else found[0]
+
+
+@dataclass
+class Counted:
+    """A variant that counts what is asked of it."""
+
+    variant: Variant
+    asked: int = 0
+
+    def results(self, index: int) -> list[np.ndarray]:
+        self.asked += 1
+        return self.variant.results(index)
+
+
+@pytest.mark.parametrize("index", range(LENGTH))
+def test_a_change_is_found_wherever_it_is_planted(chain: TracedFunction, index: int) -> None:
+    other = Counted(planted(chain, index))
+    search = PartingSearch(chain, Variant(Way.OP_BY_OP, chain))
+    assert first(search, other, LENGTH - 1) == index
+    assert other.asked <= math.ceil(math.log2(LENGTH)) + 2
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Results that differ from nought at some operations."""
+
+    at: frozenset[int] = frozenset()
+
+    def results(self, index: int) -> list[np.ndarray]:
+        return [floats(index in self.at)]
+
+
+@given(st.frozensets(st.integers(0, LENGTH - 1), min_size=1))
+@settings(deadline=None, max_examples=200)
+def test_a_difference_that_comes_and_goes_ends_at_a_neighbouring_pair(at: frozenset[int]) -> None:
+    traced = trace(additions, [np.float32(1)])
+    found = first(PartingSearch(traced, Dots()), Dots(at), max(at))
+    assert found is not None
+    assert found in at
+    assert found == 0 or found - 1 not in at
+
+
+def test_the_branch_where_it_began_is_found_behind_one_that_agrees() -> None:
+    def branches(x: jax.Array) -> jax.Array:
+        left = jnp.sin(x)
+        right = jnp.cos(jnp.cos(jnp.cos(x)))
+        return left + right
+
+    traced = trace(branches, [normal(4)])
+    assert [e.primitive.name for e in traced.flat.jaxpr.eqns] == ["sin", "cos", "cos", "cos", "add"]
+    assert first(PartingSearch(traced, Dots()), Dots(frozenset({0, 4})), 4) == 0
+
+
+def test_what_agrees_at_the_end_of_a_program_of_its_own_has_no_first_operation(
+    chain: TracedFunction,
+) -> None:
+    assert first(PartingSearch(chain, Dots()), Dots(), LENGTH - 1) is None
+
+
+def test_the_reason_for_a_product_is_its_precision() -> None:
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x @ y
+
+    tried = {variant.way: variant for variant in variants(product, [normal(4, 4), normal(4, 4)])}
+    equation = tried[Way.HIGHEST].program.flat.jaxpr.eqns[0]
+    assert equation.params["precision"] == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+    assert tried[Way.AS_COMPILED].program.flat.jaxpr.eqns[0].params["precision"] is None
+    told = why(tried[Way.HIGHEST].program, 0, Way.HIGHEST, excess=False)
+    assert told.startswith("a matmul at default precision")
+
+
+def test_a_multiply_and_an_add_are_named_as_one_rounding() -> None:
+    def fused(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x * y - x
+
+    told = why(trace(fused, [normal(4), normal(4)]), 1, Way.OP_BY_OP, excess=False)
+    assert "a multiply and an add became one rounding" in told
+    assert f"{__name__.rpartition('.')[2]}.py:" in told
+
+
+# Every function that JAX can trace ----------------------------------------------------------------
+
+
+@jax.jit
+def inner(x: jax.Array) -> jax.Array:
+    return jnp.where(x > 0, x, 0.1 * x)  # inner
+
+
+@jax.custom_vjp
+def with_own_gradient(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x)
+
+
+with_own_gradient.defvjp(
+    lambda x: (with_own_gradient(x), x),
+    lambda x, g: (g * (1 - jnp.tanh(x) ** 2),),
+)
+
+
+def nested(x: jax.Array, w: jax.Array) -> dict[str, Any]:
+    def layer(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = with_own_gradient(inner(x @ w) * scale)
+        return x, x.sum()
+
+    x, sums = lax.scan(jax.checkpoint(layer), inner(x), jnp.arange(1.0, 4.0))
+    x = lax.cond(sums[0] > 0, jnp.sin, jnp.cos, jax.nn.relu(x))
+    return {"state": x, "sums": (sums, sums.argmax()), "ended": lax.stop_gradient(x)}
+
+
+def test_calls_are_opened_and_compute_what_jit_computes() -> None:
+    x, w = normal(4, 8), normal(8, 8, seed=1)
+    traced = trace(nested, [x, w])
+    assert not {"jit", "checkpoint", "custom_vjp_call", "custom_jvp_call"} & {
+        equation.primitive.name for equation in traced.flat.jaxpr.eqns
+    }
+    outputs = Variant(Way.AS_COMPILED, traced).outputs()
+    expected = jax.tree.leaves(jax.jit(nested)(x, w))
+    pairs = zip(outputs, expected, strict=True)
+    assert not any(difference(ours, np.asarray(theirs)).differing for ours, theirs in pairs)
+    assert traced.names == ("ended", "state", "sums.0", "sums.1")
+    names = [equation.primitive.name for equation in traced.flat.jaxpr.eqns]
+    selected = traced.places[names.index("select_n")]
+    assert selected is not None
+    assert selected.line == line(inspect.unwrap(inner), "inner")
+
+
+def test_a_function_that_is_called_twice_is_opened_twice() -> None:
+    x = normal(8)
+    traced = trace(lambda x: inner(inner(x)), [x])
+    [output] = Variant(Way.OP_BY_OP, traced).outputs()
+    np.testing.assert_array_equal(output, jnp.where(x > 0, x, np.float32(0.1) * (0.1 * x)))
+
+
+def test_a_rounding_inside_a_loop_is_found_at_the_loop() -> None:
+    def loop(x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            short = x.astype(jnp.bfloat16) * jnp.bfloat16(1.1)
+            return short.astype(jnp.float32), None
+
+        return lax.scan(body, jnp.sin(x), None, length=3)[0]  # looped
+
+    strict = run_in(precision(loop, normal(64)), Way.NO_EXCESS)
+    assert strict.first is not None
+    assert strict.first.operation.primitive == "scan"
+    assert strict.first.operation.place is not None
+    assert strict.first.operation.place.line == line(loop, "looped")
+    assert "inside it, values were kept in float32" in strict.first.why
+
+
+def test_a_changed_index_is_an_output_that_changes() -> None:
+    def choice(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        short = x * jnp.bfloat16(1.1)
+        best = short.max(axis=-1, keepdims=True)
+        reached = short.astype(jnp.float32) >= best.astype(jnp.float32)  # compared
+        return jnp.argmax(reached, axis=-1), reached
+
+    report = precision(choice, normal(64, 32).astype(jnp.bfloat16))
+    strict = run_in(report, Way.NO_EXCESS)
+    indices, reached = strict.outputs
+    assert (indices.kind, reached.kind) == ("int32[64]", "bool[64,32]")
+    assert indices.change.differing > 0
+    assert indices.change.units is None
+    assert strict.first is not None
+    assert strict.first.operation.place is not None
+    assert strict.first.operation.place.line == line(choice, "compared")
+
+
+def test_nested_functions_have_a_reference_in_float64() -> None:
+    x, w = normal(4, 8), normal(8, 8, seed=1)
+    exact = reference(trace(nested, [x, w]))
+    wide = [np.asarray(array, np.float64) for array in (x, w)]
+    state = np.where(wide[0] > 0, wide[0], np.float64(np.float32(0.1)) * wide[0])
+    sums = []
+    for scale in (1.0, 2.0, 3.0):
+        product = state @ wide[1]
+        slope = np.where(product > 0, product, np.float64(np.float32(0.1)) * product)
+        state = np.tanh(slope * scale)
+        sums.append(state.sum())
+    positive = np.maximum(state, 0)
+    state = np.sin(positive) if sums[0] > 0 else np.cos(positive)
+    assert exact[1].dtype == np.float64
+    np.testing.assert_allclose(exact[1], state, rtol=1e-13)
+    np.testing.assert_allclose(exact[2], sums, rtol=1e-13)
+    assert exact[3] == np.argmax(sums)
+
+
+def test_complex_numbers_and_a_solver_have_a_reference() -> None:
+    def solved(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.linalg.solve(x, x[0]), jnp.fft.fft(x[1]) * (1 + 2j)
+
+    x = normal(6, 6)
+    wide = np.asarray(x, np.float64)
+    solution, waves = reference(trace(solved, [x]))
+    np.testing.assert_allclose(solution, np.linalg.solve(wide, wide[0]), rtol=1e-9)
+    np.testing.assert_allclose(waves, np.fft.fft(wide[1]) * (1 + 2j), rtol=1e-12)
+    error = precision(solved, x).as_compiled.outputs[1].error
+    assert error is not None
+    assert error.units is not None
+    assert 0 < error.units < 100
+
+
+def test_random_numbers_are_the_same_in_the_reference() -> None:
+    def drawn(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.random.uniform(key, (16,)), jax.random.split(key)
+
+    key = jax.random.key(3)
+    uniform, keys = reference(trace(drawn, [key]))
+    np.testing.assert_array_equal(uniform, np.asarray(drawn(key)[0], np.float64))
+    np.testing.assert_array_equal(keys, jax.random.key_data(jax.random.split(key)))
+    assert not precision(drawn, key).changes
+
+
+def test_an_operation_that_cannot_be_widened_leaves_the_reference_out() -> None:
+    def of_bits(x: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(x, jnp.int32) & 7
+
+    with pytest.raises(NotWidened, match=r"bitcast_convert_type at .*test_precision.py:\d+ cannot"):
+        reference(trace(of_bits, [normal(8)]))
+    report = precision(of_bits, normal(8))
+    assert report.as_compiled.outputs[0].error is None
+    assert "bitcast_convert_type" in report.left_out[0]
+
+
+def test_prints_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    def talks(x: jax.Array) -> jax.Array:
+        jax.debug.print("x is {}", x)
+        return x * 2
+
+    assert precision(talks, normal(4)).operations == 1
+    jax.effects_barrier()  # type: ignore[no-untyped-call]
+    assert capfd.readouterr().out == ""
+
+
+def test_the_options_of_the_users_own_jit_are_kept() -> None:
+    own = jax.jit(rounded_on_the_way, compiler_options={"xla_allow_excess_precision": False})
+    assert not run_in(precision(own, normal(64, 64).astype(jnp.bfloat16)), Way.NO_EXCESS).changes
+
+
+def test_inputs_that_are_no_arrays_are_passed_on() -> None:
+    def scaled(x: jax.Array, how: dict[str, Any]) -> jax.Array:
+        return x * how["by"] if how["mode"] == "times" else x
+
+    assert precision(scaled, normal(4), {"mode": "times", "by": 2.0}).operations == 2
+
+
+def test_a_value_that_is_passed_on_and_one_that_is_constant() -> None:
+    def passed(x: jax.Array) -> tuple[Any, ...]:
+        return x, jnp.ones(3), np.arange(4), True
+
+    report = precision(passed, normal(4))
+    assert not report.changes
+    kinds = [output.kind for output in report.as_compiled.outputs]
+    assert kinds == ["float32[4]", "float32[3]", "int32[4]", "bool[]"]
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "said"),
+    [
+        (lambda x: x.nonsense, [1.0], "cannot be traced: AttributeError"),
+        (lambda: None, [], "returns no array"),
+        (lambda x: x if x > 0 else -x, [1.0], "bind that input with functools.partial"),
+        (lambda x: x, [np.array(["a"])], "no array"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(
+    function: Callable[..., Any], inputs: Sequence[Any], said: str
+) -> None:
+    with pytest.raises(Mistake, match=said) as raised:
+        precision(function, *inputs)
+    assert "\n" not in str(raised.value)
+
+
+# Numbers ------------------------------------------------------------------------------------------
+
+
+def test_units_of_the_last_place_are_those_of_the_dtype() -> None:
+    ours = np.array([1.0, 2.0, 0.0, np.nan, np.inf], np.float32)
+    theirs = np.array([1.0, np.nextafter(np.float32(2), np.float32(3)), 0.0, np.nan, np.inf])
+    found = difference(ours, theirs.astype(np.float32))
+    assert (found.elements, found.differing, found.units) == (5, 1, 1.0)
+    assert found.largest == 2.0**-22
+    short = difference(jnp.bfloat16([1.0]).__array__(), jnp.bfloat16([1.0078125]).__array__())
+    assert short.units == 1.0
+    across = difference(floats(1e-45), floats(-1e-45))
+    assert across.units == 2.0
+    assert difference(floats(1.0), floats(np.inf)).largest == np.inf
+    assert difference(floats(1.0), floats(np.nan)).units == np.inf
+    signed = difference(floats(0.0), floats(-0.0))
+    assert (signed.differing, signed.largest) == (1, 0.0)
+    whole = difference(np.array([1, 2, 3]), np.array([1, 5, 3]))
+    assert (whole.differing, whole.largest, whole.units) == (1, 3.0, None)
+
+
+def test_flipped_decisions_are_counted_with_their_margins() -> None:
+    ours = np.array([[[1, 2, 4], [8, 1, 1], [2, 3, 1]], [[0, 1, 0], [5, 5, 1], [9, 1, 8]]])
+    theirs = ours.copy()
+    theirs[0, 0] = [5, 2, 4]
+    theirs[1, 1] = [5, 6, 1]
+    theirs[1, 2] = [9, 1, 8.5]
+    found = flips("logits", ours.astype(np.float32), theirs.astype(np.float32))
+    assert (found.output, found.decisions, found.flipped) == ("logits", 6, 2)
+    assert found.largest == Margin(2.0, 2.0 * 2**21)
+    assert found.median == Margin(1.0, 2**21)
+    same = flips("logits", ours.astype(np.float32), ours.astype(np.float32))
+    assert (same.flipped, same.largest, same.median) == (0, None, None)
+
+
+def test_a_decision_among_nothing_has_no_margin() -> None:
+    ours, theirs = np.full((1, 3), -np.inf, np.float32), floats(-np.inf, 1, -np.inf)[None]
+    assert flips("scores", ours, theirs).largest == Margin(0.0, 0.0)
+
+
+def test_the_output_for_the_argmax_is_named() -> None:
+    def two(x: jax.Array) -> dict[str, jax.Array]:
+        return {"scores": x * 2, "token": jnp.argmax(x, axis=-1)}
+
+    report = precision(two, normal(3, 5), argmax=True)
+    assert [counted.output for counted in report.variants[0].flips] == ["scores"]
+    assert report.variants[0].flips[0].decisions == 3
+    with pytest.raises(Mistake, match="there is no output logits; there is scores, token"):
+        precision(two, normal(3, 5), output="logits")
+    with pytest.raises(Mistake, match=r"the output token is int32\[3\]"):
+        precision(two, normal(3, 5), output="token")
