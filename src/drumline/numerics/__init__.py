@@ -20,7 +20,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "rounding.precision": ("PrecisionReport", "precision"),
     "targets": ("Target", "load_target"),
     "topk": ("TopKWarning", "Violation", "top_k", "violations"),
-    "topk_survey": ("TopKGrid", "TopKSurvey", "survey"),
+    "topk_survey": ("TopKGrid", "TopKSurvey", "survey_topk"),
 }
 """Module → the names it gives; no module has the name of one of them, which it would hide."""
 _ELSEWHERE = {"tap": "drumline.parallel.taps", "scope": "drumline.parallel.taps"}

@@ -59,8 +59,11 @@ class ErrorStatistics:
     true: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON, which has no infinity and no NaN: they become strings."""
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
 
 
 def error_statistics(got: Any, true: Any) -> ErrorStatistics:
@@ -183,7 +186,7 @@ def _unit_exponent(size: Numbers, kind: np.dtype[Any]) -> Any:
     """The power of two that is the unit of the last place at numbers of this size."""
     info = ml_dtypes.finfo(kind)
     digits, least, most = int(info.nmant), int(info.minexp), int(info.maxexp) - 1
-    _, exponent = np.frexp(np.where(np.isfinite(size) & (size > 0), size, 1.0))
+    _, exponent = np.frexp(np.where(np.isfinite(size), size, float(info.max)))
     exponent = np.where(size == 0, least, exponent - 1)
     return np.clip(exponent, least, most) - digits
 

@@ -60,7 +60,7 @@ def svg_of(chart: Chart) -> str:
     spots = [spot for points in curves.values() for spot in points] or [(1.0, 1.0)]
     across = _Axis.around([x for x, _ in spots], LEFT, WIDTH - RIGHT, whole=False)
     up = _Axis.around([y for _, y in spots], HEIGHT - BOTTOM, TOP, whole=True)
-    ticks = chart.labels or {x: f"{x:,g}" for x in sorted({x for x, _ in spots})}
+    ticks = chart.labels or _ticks(sorted({x for x, _ in spots}))
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}'"
         f" height='{HEIGHT}' font-family='Helvetica, Arial, sans-serif' font-size='13'"
@@ -98,6 +98,15 @@ class _Axis:
     def at(self, value: float) -> float:
         share = (math.log10(value) - self.low) / (self.high - self.low)
         return self.begin + share * (self.end - self.begin)
+
+
+def _ticks(places: Sequence[float]) -> dict[float, str]:
+    """Those that have room: of many, every so many times the one before."""
+    kept: dict[float, str] = {}
+    for place in places:
+        if len(places) <= 10 or not kept or place >= 1.5 * max(kept) or place == places[-1]:
+            kept[place] = f"{place:,g}"
+    return kept
 
 
 def _grid(up: _Axis, across: _Axis, ticks: Mapping[float, str]) -> Iterator[str]:

@@ -228,7 +228,7 @@ class TopKSurvey:
         }
 
 
-def survey(grid: TopKGrid) -> TopKSurvey:
+def survey_topk(grid: TopKGrid) -> TopKSurvey:
     """Run `lax.approx_max_k` on every case, on the default device."""
     cases = itertools.product(
         grid.dtypes, grid.shapes, grid.ks, grid.recall_targets, grid.distributions

@@ -285,7 +285,7 @@ def test_another_padding_is_found(padding: Any, cause: str | None) -> None:
         assert found.first.name == "conv"
 
 
-def test_intermediates_can_be_returned_by_name() -> None:
+def test_intermediates_can_be_returned_by_name(tmp_path: Path) -> None:
     torch.manual_seed(1)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     weights = {name: value.detach().numpy() for name, value in layers.named_parameters()}
@@ -303,6 +303,8 @@ def test_intermediates_can_be_returned_by_name() -> None:
     assert (found.first.name, found.cause.kind) == ("z", "epsilon")
     assert "0.001, and PyTorch with 1e-05" in found.cause.words
     assert found.to_dict()["first"]["torch"] == "1"
+    found.plot(tmp_path / "layers.svg")
+    assert "first: z" in (tmp_path / "layers.svg").read_text()
 
 
 def test_an_unknown_difference_is_not_given_a_name() -> None:

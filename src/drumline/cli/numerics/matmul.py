@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from drumline.numerics.matmul import MatmulSurvey
 
 SIZES = "64,256,1024,4096"
-SQUARES = "256,1024"
+SQUARES = {"cpu": "256,1024"}
+"""By platform; a CPU takes minutes for what others do at once."""
+LARGE_SQUARES = "1024,4096"
 LARGEST = 16384
 
 
@@ -23,8 +25,8 @@ def matmul(
         int, typer.Option("--inner", help="The inner length of the thin products.")
     ] = 4,
     squares: Annotated[
-        str, typer.Option("--squares", metavar="D,D,…", help="d of the square products.")
-    ] = SQUARES,
+        str | None, typer.Option("--squares", metavar="D,D,…", help="d of the square products.")
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE.svg", help="Draw the thin products' errors, too."),
@@ -33,6 +35,8 @@ def matmul(
 ) -> None:
     """Multiply in every precision of JAX and PyTorch, against float64."""
     need("jax")
+    import jax
+
     from drumline.cli.connect import echo_json
     from drumline.numerics.matmul import survey_matmul
     from drumline.numerics.mistakes import Mistake
@@ -42,6 +46,8 @@ def matmul(
         raise Mistake(f"--inner {inner}: it can be 1 to {LARGEST}")
     if plot is not None and plot.suffix.lower() != ".svg":
         raise Mistake(f"--plot {plot}: it is drawn as SVG; name it {plot.stem}.svg")
+    if squares is None:
+        squares = SQUARES.get(jax.default_backend(), LARGE_SQUARES)
     survey = survey_matmul(_read("--sizes", sizes), inner, squares=_read("--squares", squares))
     if plot is not None:
         write(plot, survey.chart())

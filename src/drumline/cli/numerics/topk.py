@@ -26,7 +26,7 @@ def topk(
     need("jax")
     ks, lengths = _numbers("k", k, int), _numbers("length", length, int)
     recalls = _numbers("recall", recall, float)
-    from drumline.numerics.topk_survey import TopKGrid, survey
+    from drumline.numerics.topk_survey import TopKGrid, survey_topk
 
     grid = TopKGrid(
         shapes=tuple((ROWS, each) for each in lengths),
@@ -34,7 +34,7 @@ def topk(
         recall_targets=recalls,
         dtypes=tuple(dtype.split(",")),
     )
-    found = survey(grid)
+    found = survey_topk(grid)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:

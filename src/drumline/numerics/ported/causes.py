@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0)
-BASES = (1e4, 1e5, 5e5, 1e6)
 NARROW = {"bfloat16": rounded_to.bfloat16, "float16": rounded_to.float16, "TF32": rounded_to.tf32}
 
 
@@ -38,19 +36,6 @@ class Candidate:
     words: str
     """What JAX seems to do, as the end of a sentence that begins with "JAX computes"."""
     value: Numbers
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Attention as it may be computed."""
-
-    scale: float
-    causal: bool
-    rotary: str = "none"
-    """`none`, `halves` (a pair is i and i + H/2) or `neighbours` (2i and 2i + 1)."""
-    base: float = 1e4
-    shared: str = "repeated"
-    """Which queries share a key: neighbours (`repeated`), or every K-th (`tiled`)."""
 
 
 def of_module(module: torch.nn.Module, x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
@@ -195,7 +180,7 @@ def activation(x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
         "tanh": np.tanh(x),
         "nothing": x,
     }
-    own = min(kinds, key=lambda kind: _off(kinds[kind], theirs))
+    own = min(kinds, key=lambda kind: off(kinds[kind], theirs))
     yield Candidate("", "as PyTorch does", kinds[own])
     for kind, value in kinds.items():
         if kind != own:
@@ -207,59 +192,6 @@ def activation(x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
         yield Candidate("activation in another dtype", f"the activation in {name}", rounded)
 
 
-def attention(query: Numbers, key: Numbers, value: Numbers, theirs: Numbers) -> Iterator[Candidate]:
-    """Attention over `[B, S, heads, H]`: first how PyTorch computes it, then with one change.
-
-    How that is, nobody says: of all ways we know the one that comes closest to `theirs` is taken.
-    """
-    size = query.shape[-1]
-    scales = {
-        "1/√H": size**-0.5,
-        "1": 1.0,
-        "1/H": 1.0 / size,
-        "1/√D": (query.shape[2] * size) ** -0.5,
-        "√H": size**0.5,
-    }
-    grouped = query.shape[2] != key.shape[2]
-    ways = [
-        Heads(scale, causal, rotary, base, shared)
-        for scale, causal, (rotary, base), shared in product(
-            scales.values(),
-            (False, True),
-            [("none", 1e4), *product(("halves", "neighbours") if size % 2 == 0 else (), BASES)],
-            ("repeated", "tiled") if grouped else ("repeated",),
-        )
-    ]
-    # A look at one sequence tells the ways apart.
-    few = query[:1], key[:1], value[:1]
-    told = theirs[:1].reshape(1, query.shape[1], -1)
-    base = min(ways, key=lambda way: _off(_mixed(*few, way), told))
-    same = _mixed(query, key, value, base)
-    yield Candidate("", "as PyTorch does", same)
-    names = {scale: name for name, scale in scales.items()}
-    for way in ways:
-        changed = [
-            name
-            for name in ("scale", "causal", "rotary", "base", "shared")
-            if getattr(way, name) != getattr(base, name)
-        ]
-        cause, words = _told(way, base, changed, names)
-        if cause:
-            yield Candidate(cause, words, _mixed(query, key, value, way))
-    for name in ("bfloat16", "float16", "TF32"):
-        narrow = NARROW[name]
-        softmaxed = _mixed(query, key, value, base, probabilities=narrow)
-        words = f"with softmax in {name}"
-        yield Candidate("attention in another dtype", words, softmaxed)
-        rounded = _mixed(narrow(query), narrow(key), narrow(value), base, probabilities=narrow)
-        if name != "float16":
-            words = f"attention's products with operands rounded to {name}"
-            yield Candidate("precision default", words, rounded)
-        yield Candidate(
-            "attention in another dtype", f"attention to {name} at the end", narrow(same)
-        )
-
-
 def residual(x: Numbers, branch: Numbers) -> Iterator[Candidate]:
     """The sum of a block's input and what a branch makes of it."""
     yield Candidate("", "as PyTorch does", x + branch)
@@ -268,64 +200,6 @@ def residual(x: Numbers, branch: Numbers) -> Iterator[Candidate]:
     for name in ("bfloat16", "float16"):
         narrow = NARROW[name]
         yield Candidate("residual in another dtype", f"the sum in {name}", narrow(x + branch))
-
-
-def _told(way: Heads, base: Heads, changed: list[str], scales: dict[float, str]) -> tuple[str, str]:
-    """The cause and its words, where exactly one thing is otherwise; otherwise nothing."""
-    if changed == ["scale"]:
-        ours, theirs = scales[way.scale], scales[base.scale]
-        return "attention scale", f"scores times {ours}, and PyTorch times {theirs}"
-    if changed == ["causal"]:
-        sees = "only those before it" if way.causal else "those behind it too"
-        return "attention mask", f"attention where a token sees {sees}"
-    if changed in (["rotary"], ["base"]) and way.rotary != "none":
-        ours = f"{way.rotary} turned with base {way.base:g}"
-        return "rotary positions", f"{ours}, and PyTorch {base.rotary} with base {base.base:g}"
-    if changed == ["rotary"]:
-        return "rotary positions", "without rotary positions"
-    if changed == ["shared"]:
-        return "shared keys", f"with keys {way.shared}, and PyTorch with keys {base.shared}"
-    return "", ""
-
-
-def _mixed(
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    way: Heads,
-    probabilities: Callable[[Numbers], Numbers] = lambda x: x,
-) -> Numbers:
-    """Attention, `[B, S, heads · H]`."""
-    if way.rotary != "none":
-        query, key = (_turned(x, way) for x in (query, key))
-    times = query.shape[2] // key.shape[2]
-    if times > 1:
-        spread: Any = np.repeat if way.shared == "repeated" else _tiled
-        key, value = spread(key, times, 2), spread(value, times, 2)
-    scores = np.einsum("bqnh,bknh->bnqk", query, key) * way.scale
-    if way.causal:
-        later = np.triu(np.ones(scores.shape[-2:], bool), 1)
-        scores = np.where(later, -np.inf, scores)
-    scores = np.exp(scores - scores.max(-1, keepdims=True))
-    shares = probabilities(scores / scores.sum(-1, keepdims=True))
-    mixed = np.einsum("bnqk,bknh->bqnh", shares, value)
-    return mixed.reshape(*mixed.shape[:2], -1)
-
-
-def _tiled(x: Numbers, times: int, axis: int) -> Numbers:
-    return np.concatenate([x] * times, axis=axis)
-
-
-def _turned(x: Numbers, way: Heads) -> Numbers:
-    half = x.shape[-1] // 2
-    angle = np.arange(x.shape[1])[:, None, None] * way.base ** (-np.arange(half) / half)
-    cos, sin = np.cos(angle), np.sin(angle)
-    if way.rotary == "halves":
-        first, second = x[..., :half], x[..., half:]
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-    first, second = x[..., ::2], x[..., 1::2]
-    turned = np.stack([first * cos - second * sin, second * cos + first * sin], -1)
-    return turned.reshape(x.shape)
 
 
 def _convolution(
@@ -400,5 +274,6 @@ def _numbers(parameter: Any) -> Numbers | None:
     return None if parameter is None else parameter.detach().to("cpu").double().numpy()
 
 
-def _off(value: Numbers, told: Numbers) -> float:
+def off(value: Numbers, told: Numbers) -> float:
+    """The root mean square of a difference."""
     return float(np.sqrt(np.mean(np.square(value - told))))

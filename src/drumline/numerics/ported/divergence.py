@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,7 +23,9 @@ import numpy as np
 
 from drumline.numerics.errors import Numbers
 from drumline.numerics.mistakes import Mistake
+from drumline.numerics.plots import Chart, write
 from drumline.numerics.ported import causes
+from drumline.numerics.ported.attention import attention
 from drumline.numerics.ported.causes import Candidate
 from drumline.numerics.ported.names import Place, Rename, counterpart
 from drumline.numerics.ported.recorded import OUTPUT, Recording, in_float64, record
@@ -94,6 +97,19 @@ class Divergence:
         for layer, errors in zip(found["layers"], self.layers, strict=True):
             layer["ratio"] = errors.ratio
         return found
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the errors of both sides, layer by layer, into an SVG file."""
+        numbered = list(enumerate(self.layers, start=1))
+        curves = {
+            "JAX": [(float(n), max(layer.jax_error, layer.floor)) for n, layer in numbered],
+            "PyTorch": [(float(n), max(layer.torch_error, layer.floor)) for n, layer in numbered],
+        }
+        if self.first is not None:
+            at = self.layers.index(self.first) + 1
+            curves[f"first: {self.first.name}"] = [(float(at), self.first.jax_error)]
+        title = "Error against float64, over the size of each layer's values"
+        write(path, Chart(title, "layer, in the order of computation", "error", curves))
 
     def __str__(self) -> str:
         """The report for a reader."""
@@ -298,7 +314,7 @@ def _candidates(
     if last == "mixed":
         query, key, value = near("query"), near("key"), near("value")
         if query is not None and key is not None and value is not None and query.ndim == 4:
-            yield from causes.attention(query, key, value, theirs)
+            yield from attention(query, key, value, theirs)
         return
     # The two sums of a block: what it was given and the branch of attention; then that of the
     # feed-forward part.

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from drumline.numerics.rounding.last_places import finite, spacing
+from drumline.numerics.errors import spacing
+from drumline.numerics.rounding.last_places import finite
 
 
 @dataclass(frozen=True)

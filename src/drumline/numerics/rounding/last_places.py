@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from drumline.numerics.errors import spacing
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -70,15 +72,6 @@ def differs(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     if is_float(ours):
         return np.asarray(bits & ~(np.isnan(ours) & np.isnan(theirs)))
     return bits
-
-
-def spacing(size: np.ndarray, dtype: Any) -> np.ndarray:
-    """The unit in the last place of numbers of this size; that of zero is the smallest."""
-    facts: Any = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
-    finite_size = np.where(np.isfinite(size), size, float(facts.max)).astype(np.float64)
-    exponents = np.frexp(finite_size)[1] - 1
-    lowest = np.where(finite_size > 0, exponents, facts.minexp)
-    return np.asarray(np.ldexp(1.0, np.maximum(lowest, facts.minexp) - facts.nmant))
 
 
 def is_float(array: np.ndarray) -> bool:

@@ -1,0 +1,75 @@
+"""`MODULE:FUNCTION`, as users write it, and as they mistake it."""
+
+from pathlib import Path
+
+import pytest
+
+from drumline.numerics import Mistake, load_target
+
+SAMPLER = """
+import math
+
+NOTHING = 3
+
+
+def inputs():
+    return 2.0, 3.0
+
+
+def other():
+    return [5.0, 7.0]
+
+
+def product(a, b):
+    return a * b
+
+
+def alone(a=4):
+    return math.sqrt(a)
+"""
+
+
+@pytest.fixture
+def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_sampler.py").write_text(SAMPLER)
+    return tmp_path / "my_sampler.py"
+
+
+def test_a_file_and_a_module_name_the_same_function(sampler: Path) -> None:
+    for name in (str(sampler), "my_sampler.py", "my_sampler"):
+        target = load_target(f"{name}:product")
+        assert target.function(*target.inputs) == 6.0
+        assert target.name == f"{name}:product"
+
+
+def test_arguments_come_from_inputs_or_from_who_is_named(sampler: Path) -> None:
+    del sampler
+    assert load_target("my_sampler.py:product", "other").inputs == (5.0, 7.0)
+    assert load_target("my_sampler.py:alone").inputs == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("my_sampler.py", "write it as MODULE:FUNCTION"),
+        (":product", "write it as MODULE:FUNCTION"),
+        ("nowhere.py:f", "nowhere.py: there is no such file"),
+        ("nowhere:f", "nowhere: there is no such module here"),
+        ("my_sampler.py:f", "my_sampler.py has no f; it has inputs, other, product, alone"),
+        ("my_sampler.py:NOTHING", "my_sampler.py:NOTHING is no function"),
+        ("broken.py:f", "broken.py:2: "),
+        ("needy.py:f", "needy.py imports absent_package, which is not installed"),
+        ("needy:f", "needy imports absent_package, which is not installed"),
+        ("bare.py:f", "bare.py:f takes x: define inputs() in bare.py"),
+    ],
+)
+def test_a_mistake_is_one_sentence(given: str, sentence: str, sampler: Path) -> None:
+    folder = sampler.parent
+    (folder / "broken.py").write_text("x = 1\ndef f(:\n")
+    (folder / "needy.py").write_text("import absent_package\n")
+    (folder / "bare.py").write_text("def f(x):\n    return x\n")
+    with pytest.raises(Mistake) as told:
+        load_target(given)
+    assert sentence in str(told.value)
+    assert "\n" not in str(told.value)
