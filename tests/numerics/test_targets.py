@@ -1,5 +1,6 @@
 """`MODULE:FUNCTION`, as users write it, and as they mistake it."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,12 @@ def test_a_mistake_is_one_sentence(given: str, sentence: str, sampler: Path) -> 
         load_target(given)
     assert sentence in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_a_file_with_the_name_of_another_module_hides_nothing(sampler: Path) -> None:
+    (sampler.parent / "json.py").write_text(SAMPLER)
+    import json
+
+    assert load_target("json.py:product").inputs == (2.0, 3.0)
+    assert json.loads("[1]") == [1]
+    assert sys.modules["json"] is json

@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import Any
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "comparison": ("Comparison", "compare"),
+    "comparison": ("ErrorComparison", "compare"),
     "errors": ("ErrorStatistics", "error_statistics"),
     "finite": ("FirstNotFinite", "NotFinite", "check_finite", "first_not_finite"),
     "implementations": ("UnderJax", "UnderTorch"),
     "matmul": ("MatmulSurvey", "survey_matmul"),
     "mistakes": ("Mistake",),
-    "ported.divergence": ("Cause", "Divergence", "LayerError", "trace_divergence"),
+    "ported.divergence": ("DivergenceCause", "Divergence", "LayerError", "trace_divergence"),
     "ported.names": ("LLAMA", "TIMM_VIT", "Rename"),
     "repetition": ("Repeated", "repeat"),
     "rounding.precision": ("PrecisionReport", "precision"),

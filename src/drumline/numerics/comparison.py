@@ -28,7 +28,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ErrorComparison:
     """All of them, in the order in which they were given."""
 
     rows: tuple[Row, ...]
@@ -88,7 +88,7 @@ def compare(
     fns: Mapping[str, Callable[..., Any]],
     *inputs: Any,
     reference: Callable[..., Any] | None = None,
-) -> Comparison:
+) -> ErrorComparison:
     """Run each function on the same inputs and measure its results against a reference.
 
     Args:
@@ -116,7 +116,7 @@ def compare(
         for output, value in found.items():
             errors = error_statistics(value, truth[output])
             rows.append(Row(name, output, str(value.dtype), errors))
-    return Comparison(tuple(rows))
+    return ErrorComparison(tuple(rows))
 
 
 def _in_float64(function: Callable[..., Any], inputs: tuple[Numbers, ...]) -> Any:

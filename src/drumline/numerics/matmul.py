@@ -34,7 +34,7 @@ TORCH = "PyTorch highest"
 
 
 @dataclass(frozen=True)
-class Product:
+class MeasuredProduct:
     """One product by one implementation.
 
     Attributes:
@@ -66,7 +66,7 @@ class MatmulSurvey:
 
     device: str
     inner: int
-    products: tuple[Product, ...]
+    products: tuple[MeasuredProduct, ...]
     operands: Mapping[str, float]
 
     @property
@@ -74,7 +74,7 @@ class MatmulSurvey:
         """The type in which JAX multiplies float32 unless told otherwise."""
         return min(self.operands, key=lambda name: self.operands[name])
 
-    def of(self, shape: str, implementation: str) -> list[Product]:
+    def of(self, shape: str, implementation: str) -> list[MeasuredProduct]:
         """By size."""
         return [p for p in self.products if p.shape == shape and p.implementation == implementation]
 
@@ -171,7 +171,7 @@ def survey_matmul(
             for name, multiply in implementations().items():
                 result = multiply(a, b)
                 errors = error_statistics(result, true)
-                found.append(Product(shape, size, name, errors, multiply.seconds(a, b)))
+                found.append(MeasuredProduct(shape, size, name, errors, multiply.seconds(a, b)))
                 if shape == THIN and name == DEFAULT:
                     coarse = _operands(a, b, result)
     device = jax.local_devices()[0]

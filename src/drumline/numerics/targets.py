@@ -82,19 +82,24 @@ def _module(where: str) -> ModuleType:
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise Mistake(f"{path}: there is no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Not under a name that stands for something else already: a user's file may be called json.py.
+    name = path.stem if path.stem not in sys.modules else f"target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise Mistake(f"{path}: not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     # As Python does for a script: what lies beside it can be imported, and finds it by name.
     sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except ModuleNotFoundError as missing:
-        raise Mistake(f"{path} imports {missing.name}, which is not installed") from None
-    except SyntaxError as wrong:
-        raise Mistake(f"{path}:{wrong.lineno}: {wrong.msg}") from None
+    except BaseException as wrong:
+        del sys.modules[name]
+        if isinstance(wrong, ModuleNotFoundError):
+            raise Mistake(f"{path} imports {wrong.name}, which is not installed") from None
+        if isinstance(wrong, SyntaxError):
+            raise Mistake(f"{wrong.filename}:{wrong.lineno}: {wrong.msg}") from None
+        raise
     return module
 
 

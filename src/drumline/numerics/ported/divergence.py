@@ -27,7 +27,7 @@ from drumline.numerics.plots import Chart, write
 from drumline.numerics.ported import causes
 from drumline.numerics.ported.attention import attention
 from drumline.numerics.ported.causes import Candidate
-from drumline.numerics.ported.names import Place, Rename, counterpart
+from drumline.numerics.ported.names import Rename, TorchPlace, counterpart
 from drumline.numerics.ported.recorded import OUTPUT, Recording, in_float64, record
 from drumline.parallel.taps import collecting
 
@@ -63,7 +63,7 @@ class LayerError:
 
 
 @dataclass(frozen=True)
-class Cause:
+class DivergenceCause:
     """Why a layer differs."""
 
     kind: str
@@ -87,7 +87,7 @@ class Divergence:
 
     layers: tuple[LayerError, ...]
     first: LayerError | None
-    cause: Cause | None
+    cause: DivergenceCause | None
     unmatched: tuple[str, ...]
     bound: float
 
@@ -119,6 +119,7 @@ class Divergence:
             return (
                 f"all {count} layers agree: none is further from float64 than {self.bound:g} times "
                 f"the other side's own error; the furthest is {worst.name} at {worst.ratio:.1f}"
+                + self._alone()
             )
         assert self.cause is not None
         first = self.first
@@ -130,9 +131,16 @@ class Divergence:
                 f" {before} before it agree",
                 f"  error against float64: JAX {first.jax_error:.2e}, PyTorch"
                 f" {first.torch_error:.2e} of its size; {further} is the one further away",
-                f"  likely cause: {self.cause.kind}: {self.cause.words}",
+                f"  likely cause: {self.cause.kind}: {self.cause.words}{self._alone()}",
             ]
         )
+
+    def _alone(self) -> str:
+        """A line about what could not be compared, which may be a slip in `rename`."""
+        if not self.unmatched:
+            return ""
+        listed = _some(dict.fromkeys(self.unmatched))
+        return f"\n  not compared, for want of a counterpart: {listed}"
 
 
 def trace_divergence(
@@ -214,13 +222,13 @@ def _plain(given: Any) -> Numbers:
 
 def _matched(
     ours: Mapping[str, Numbers], exact: Recording, rename: Rename | None
-) -> Iterator[tuple[str, Place]]:
+) -> Iterator[tuple[str, TorchPlace]]:
     """The names that both sides have, and where on PyTorch's side they are."""
     for name, value in ours.items():
         theirs = counterpart(name, rename)
-        place = Place.read(theirs) if theirs is not None else None
+        place = TorchPlace.read(theirs) if theirs is not None else None
         if place is None and name == OUTPUT:
-            place = Place(OUTPUT)
+            place = TorchPlace(OUTPUT)
         found = exact.at(place) if place is not None else None
         if place is None or found is None:
             continue
@@ -233,7 +241,7 @@ def _matched(
 
 
 def _layer_error(
-    name: str, place: Place, value: Numbers, original: Recording, exact: Recording
+    name: str, place: TorchPlace, value: Numbers, original: Recording, exact: Recording
 ) -> LayerError:
     theirs, true = original.at(place), exact.at(place)
     assert theirs is not None
@@ -251,11 +259,14 @@ def _layer_error(
 
 
 def _cause(
-    first: LayerError, ours: Mapping[str, Numbers], pairs: Mapping[str, Place], exact: Recording
-) -> Cause:
+    first: LayerError,
+    ours: Mapping[str, Numbers],
+    pairs: Mapping[str, TorchPlace],
+    exact: Recording,
+) -> DivergenceCause:
     """The known cause under which the layer would be what JAX, or PyTorch, made of it."""
     if first.ratio < 1:
-        return Cause(
+        return DivergenceCause(
             "precision default",
             "PyTorch is the one that computes less precisely; look for autocast, TF32 "
             "(torch.backends.cuda.matmul.allow_tf32) or a module in a narrower dtype",
@@ -264,7 +275,9 @@ def _cause(
     place, value = pairs[first.name], ours[first.name]
     if not np.isfinite(value.astype(np.float64)).all():
         bad = int((~np.isfinite(value.astype(np.float64))).sum())
-        return Cause("not finite", f"JAX has {bad} values that are NaN or infinite", math.inf)
+        return DivergenceCause(
+            "not finite", f"JAX has {bad} values that are NaN or infinite", math.inf
+        )
     tried = list(_candidates(first.name, place, ours, pairs, exact))
     scored = [
         (_relative(value, candidate.value), candidate)
@@ -274,22 +287,26 @@ def _cause(
     # An activation is known by what PyTorch's returns; everything else says what it is.
     plain = next((error for error, candidate in scored if not candidate.cause), first.jax_error)
     if not scored:
-        return Cause("unknown", "no cause is known for what lies between these layers", plain)
+        return DivergenceCause(
+            "unknown", "no cause is known for what lies between these layers", plain
+        )
     error, best = min(scored, key=lambda entry: entry[0])
     if not best.cause or error * EXPLAINED > min(plain, first.jax_error):
-        return Cause(
+        return DivergenceCause(
             "unknown",
             f"of {len(scored)} causes that were tried none explains it; the layers before it agree",
             plain,
         )
-    return Cause(best.cause, f"JAX computes {best.words} (then the error is {error:.1e})", error)
+    return DivergenceCause(
+        best.cause, f"JAX computes {best.words} (then the error is {error:.1e})", error
+    )
 
 
 def _candidates(
     name: str,
-    place: Place,
+    place: TorchPlace,
     ours: Mapping[str, Numbers],
-    pairs: Mapping[str, Place],
+    pairs: Mapping[str, TorchPlace],
     exact: Recording,
 ) -> Iterator[Candidate]:
     """What the layer would return under each known cause, as the place has it."""
@@ -352,7 +369,7 @@ def _is_float(kind: np.dtype[Any]) -> bool:
     return bool(np.issubdtype(kind, np.floating)) or kind == ml_dtypes.bfloat16
 
 
-def _written(place: Place) -> str:
+def _written(place: TorchPlace) -> str:
     part = "" if place.part is None else f"[{place.part[0]}/{place.part[1]}]"
     token = "" if place.token is None else f"[:,{place.token}]"
     return f"{place.module}{part}{token}{':input' if place.given else ''}"

@@ -67,7 +67,7 @@ LLAMA: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class TorchPlace:
     """Where on the PyTorch side a value is found.
 
     Attributes:
@@ -83,7 +83,7 @@ class Place:
     token: int | None = None
 
     @staticmethod
-    def read(name: str) -> Place:
+    def read(name: str) -> TorchPlace:
         """A place as it is written."""
         found = re.fullmatch(r"(.*?)(?:\[(\d+)/(\d+)\]|\[:, ?(\d+)\])?(:input)?", name)
         assert found is not None  # every group may be empty
@@ -93,7 +93,7 @@ class Place:
                 f"rename: {name}: of {count} parts the last is [{int(count) - 1}/{count}]"
             )
         part = None if number is None else (int(number), int(count))
-        return Place(module, bool(given), part, None if token is None else int(token))
+        return TorchPlace(module, bool(given), part, None if token is None else int(token))
 
     def pick(self, whole: Numbers) -> Numbers:
         """What this place means of all that the module returned or was given."""

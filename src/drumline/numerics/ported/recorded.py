@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from drumline.numerics.errors import Numbers
-from drumline.numerics.ported.names import Place
+from drumline.numerics.ported.names import TorchPlace
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +38,14 @@ class Recording:
     given: dict[str, torch.Tensor] = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def at(self, place: Place) -> Numbers | None:
+    def at(self, place: TorchPlace) -> Numbers | None:
         """The value at a place, in float64; None if there is none."""
         found = (self.given if place.given else self.returned).get(place.module)
         if found is None:
             return None
         return place.pick(found.detach().to("cpu").double().numpy())
 
-    def dtype_at(self, place: Place) -> np.dtype[Any]:
+    def dtype_at(self, place: TorchPlace) -> np.dtype[Any]:
         """The type in which PyTorch has it."""
         found = (self.given if place.given else self.returned)[place.module]
         name = str(found.dtype).removeprefix("torch.")
@@ -60,7 +60,7 @@ class Recording:
         """What a module returned, in float64."""
         return self.returned[name].detach().to("cpu").double().numpy()
 
-    def module_at(self, place: Place) -> torch.nn.Module | None:
+    def module_at(self, place: TorchPlace) -> torch.nn.Module | None:
         """The module whose result a place is; None if it is something between modules."""
         if place.given or place.module == OUTPUT:
             return None
