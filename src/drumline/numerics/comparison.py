@@ -80,7 +80,7 @@ class ErrorComparison:
         labels = {float(1 + i): name for i, name in enumerate(outputs)}
         write(
             path,
-            Chart("Largest error by output", "", "units in the last place", curves, labels=labels),
+            Chart("Largest error by output", "", "units in the last place", curves, labels, False),
         )
 
 

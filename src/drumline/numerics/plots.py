@@ -1,9 +1,9 @@
-"""Errors as curves in an SVG file: both axes by powers of ten, for browsers and papers."""
+"""Errors as curves in an SVG file, for browsers and papers; upwards by powers of ten."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -13,8 +13,8 @@ from drumline.numerics.mistakes import Mistake
 WIDTH, HEIGHT = 860, 460
 LEFT, RIGHT, TOP, BOTTOM = 84, 210, 52, 56
 COLOURS = ("#1a5fb4", "#c64600", "#26a269", "#813d9c", "#986a44", "#5e5c64", "#e5a50a", "#0e7a8a")
-DASHES = ("", "6 4", "2 3")
-"""Curves may lie on each other: by their dashes all of them are seen."""
+TICK_ROOM = 48
+"""The width of a number under the x axis."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Chart:
         y: what goes up.
         curves: by name, points with both numbers above zero; others are left out.
         labels: names for places on the x axis, instead of numbers.
+        by_powers: whether the x axis goes by powers, too.
     """
 
     title: str
@@ -34,6 +35,7 @@ class Chart:
     y: str
     curves: Mapping[str, Sequence[tuple[float, float]]]
     labels: Mapping[float, str] = field(default_factory=dict)
+    by_powers: bool = True
 
 
 def write(path: str | Path, chart: Chart) -> None:
@@ -58,9 +60,10 @@ def svg_of(chart: Chart) -> str:
         for name, points in chart.curves.items()
     }
     spots = [spot for points in curves.values() for spot in points] or [(1.0, 1.0)]
-    across = _Axis.around([x for x, _ in spots], LEFT, WIDTH - RIGHT, whole=False)
-    up = _Axis.around([y for _, y in spots], HEIGHT - BOTTOM, TOP, whole=True)
-    ticks = chart.labels or _ticks(sorted({x for x, _ in spots}))
+    scale = math.log10 if chart.by_powers else float
+    across = _Axis.around([x for x, _ in spots], LEFT, WIDTH - RIGHT, scale)
+    up = _Axis.of_powers([y for _, y in spots], HEIGHT - BOTTOM, TOP)
+    ticks = chart.labels or _ticks(across, sorted({x for x, _ in spots}))
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}'"
         f" height='{HEIGHT}' font-family='Helvetica, Arial, sans-serif' font-size='13'"
@@ -75,38 +78,47 @@ def svg_of(chart: Chart) -> str:
         f" 20 {(TOP + HEIGHT - BOTTOM) / 2})'>{escape(chart.y)}</text>",
     ]
     for number, (name, points) in enumerate(curves.items()):
-        parts += _curve(number, name, [(across.at(x), up.at(y)) for x, y in points])
+        spots = [(across.at(x), up.at(y)) for x, y in points]
+        parts += _curve(number, len(curves) - 1 - number, name, spots)
     return "\n".join([*parts, "</svg>", ""])
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """Logarithms from `low` to `high` between two places."""
+    """From `low` to `high`, as `scale` has them, between two places."""
 
     low: float
     high: float
     begin: float
     end: float
+    scale: Callable[[float], float]
 
     @staticmethod
-    def around(values: Sequence[float], begin: float, end: float, *, whole: bool) -> _Axis:
-        low, high = math.log10(min(values)), math.log10(max(values))
-        if whole:
-            low, high = math.floor(low), math.ceil(high)
-        return _Axis(low, high if high > low else low + 1, begin, end)
+    def around(
+        values: Sequence[float], begin: float, end: float, scale: Callable[[float], float]
+    ) -> _Axis:
+        low, high = scale(min(values)), scale(max(values))
+        return _Axis(low, high if high > low else low + 1, begin, end, scale)
+
+    @staticmethod
+    def of_powers(values: Sequence[float], begin: float, end: float) -> _Axis:
+        """From one power of ten to another."""
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        return _Axis(low, high if high > low else low + 1, begin, end, math.log10)
 
     def at(self, value: float) -> float:
-        share = (math.log10(value) - self.low) / (self.high - self.low)
+        share = (self.scale(value) - self.low) / (self.high - self.low)
         return self.begin + share * (self.end - self.begin)
 
 
-def _ticks(places: Sequence[float]) -> dict[float, str]:
-    """Those that have room: of many, every so many times the one before."""
-    kept: dict[float, str] = {}
-    for place in places:
-        if len(places) <= 10 or not kept or place >= 1.5 * max(kept) or place == places[-1]:
-            kept[place] = f"{place:,g}"
-    return kept
+def _ticks(across: _Axis, places: Sequence[float]) -> dict[float, str]:
+    """Those that have room, the first and the last among them."""
+    kept = [places[0]]
+    for place in places[1:-1]:
+        room = across.at(place) - across.at(kept[-1]), across.at(places[-1]) - across.at(place)
+        if min(room) >= TICK_ROOM:
+            kept.append(place)
+    return {place: f"{place:,g}" for place in dict.fromkeys([*kept, places[-1]])}
 
 
 def _grid(up: _Axis, across: _Axis, ticks: Mapping[float, str]) -> Iterator[str]:
@@ -120,13 +132,16 @@ def _grid(up: _Axis, across: _Axis, ticks: Mapping[float, str]) -> Iterator[str]
         yield f"<text x='{x:.1f}' y='{y}' text-anchor='middle'>{escape(text)}</text>"
 
 
-def _curve(number: int, name: str, spots: Sequence[tuple[float, float]]) -> Iterator[str]:
-    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-    style = f"stroke='{colour}' stroke-width='2' stroke-dasharray='{dash}' fill='none'"
+def _curve(
+    number: int, above: int, name: str, spots: Sequence[tuple[float, float]]
+) -> Iterator[str]:
+    """One of several; it is wider than the `above` that are drawn over it, so all are seen."""
+    colour = COLOURS[number % len(COLOURS)]
+    style = f"stroke='{colour}' stroke-width='{1.5 + 1.5 * above:g}' fill='none'"
     if len(spots) > 1:
         yield f"<polyline points='{' '.join(f'{x:.1f},{y:.1f}' for x, y in spots)}' {style}/>"
     for x, y in spots:
-        yield f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.5' fill='{colour}'/>"
+        yield f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{3 + above}' fill='{colour}'/>"
     x, y = WIDTH - RIGHT + 16, TOP + 8 + 20 * number
     yield f"<line x1='{x}' x2='{x + 26}' y1='{y}' y2='{y}' {style}/>"
     yield f"<text x='{x + 34}' y='{y + 4}'>{escape(name)}</text>"

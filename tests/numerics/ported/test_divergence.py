@@ -304,7 +304,7 @@ def test_intermediates_can_be_returned_by_name(tmp_path: Path) -> None:
     assert "0.001, and PyTorch with 1e-05" in found.cause.words
     assert found.to_dict()["first"]["torch"] == "1"
     found.plot(tmp_path / "layers.svg")
-    assert "first: z" in (tmp_path / "layers.svg").read_text()
+    assert "parts at z" in (tmp_path / "layers.svg").read_text()
 
 
 def test_an_unknown_difference_is_not_given_a_name() -> None:

@@ -105,11 +105,13 @@ class Divergence:
             "JAX": [(float(n), max(layer.jax_error, layer.floor)) for n, layer in numbered],
             "PyTorch": [(float(n), max(layer.torch_error, layer.floor)) for n, layer in numbered],
         }
+        title = "Error against PyTorch in float64"
         if self.first is not None:
             at = self.layers.index(self.first) + 1
-            curves[f"first: {self.first.name}"] = [(float(at), self.first.jax_error)]
-        title = "Error against float64, over the size of each layer's values"
-        write(path, Chart(title, "layer, in the order of computation", "error", curves))
+            curves["first to part"] = [(float(at), self.first.jax_error)]
+            title += f": parts at {self.first.name}"
+        across = "layer, in the order of computation"
+        write(path, Chart(title, across, "error, of its size", curves, by_powers=False))
 
     def __str__(self) -> str:
         """The report for a reader."""
@@ -129,7 +131,7 @@ class Divergence:
             [
                 f"{first.name} (PyTorch: {first.torch}) is the first of {count} layers that parts;"
                 f" {before} before it agree",
-                f"  error against float64: JAX {first.jax_error:.2e}, PyTorch"
+                f"  error against PyTorch in float64: JAX {first.jax_error:.2e}, PyTorch"
                 f" {first.torch_error:.2e} of its size; {further} is the one further away",
                 f"  likely cause: {self.cause.kind}: {self.cause.words}{self._alone()}",
             ]
