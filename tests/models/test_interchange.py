@@ -95,3 +95,19 @@ def test_the_names_are_the_other_libraries(tmp_path: Path) -> None:
     assert found["model.layers.0.self_attn.o_proj.weight"].shape == (32, 24)
     assert found["model.layers.0.mlp.down_proj.weight"].shape == (32, 48)
     assert export(VIT, drawn(VIT))["patch_embed.proj.weight"].shape == (32, 3, 4, 4)
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "vit.safetensors", VIT, drawn(VIT))
+
+    def fills_up(_tensors: Any, name: str, **_: Any) -> None:
+        Path(name).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fills_up)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path / "vit.safetensors", VIT, drawn(VIT))
+    assert [file.name for file in tmp_path.iterdir()] == ["vit.safetensors"]
+    same(load(tmp_path / "vit.safetensors", VIT), drawn(VIT))

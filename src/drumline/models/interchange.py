@@ -11,6 +11,7 @@ layers of a stack in one array. No number is changed on the way.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +101,16 @@ def adopt(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
 
 
 def save(path: str | Path, model: ViT | LM, params: Params) -> None:
-    """Write the weights as one `safetensors` file."""
+    """Write the weights as one `safetensors` file; one that was there stays until that is done."""
     from safetensors.numpy import save_file
 
-    save_file(export(model, params), str(path), metadata={"format": "pt"})
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(export(model, params), str(draft), metadata={"format": "pt"})
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def load(path: str | Path, model: ViT | LM) -> Params:
