@@ -142,7 +142,10 @@ def test_the_program_finds_it(tmp_path: Path, kind: Any) -> None:
 def test_what_training_needs_is_installed_where_the_environment_is_ours() -> None:
     wanted = training_requirements()
     names = {entry.split(">")[0].split("<")[0].split("=")[0] for entry in wanted}
-    assert names == {"equinox", "grain", "jax", "jaxtyping", "optax", "orbax-checkpoint", "rich"}
+    assert names == {
+        "equinox", "grain", "jax", "jaxtyping", "mpmath", "optax", "orbax-checkpoint", "rich",
+        "safetensors",
+    }  # fmt: skip
     for kind in ("uv", "venv", "conda"):
         asked = PythonEnvironment(kind, requirements=("jax[tpu]",), drumline="training")
         (step,) = python_steps(asked, "1")
