@@ -21,6 +21,16 @@ def others():
 def clean(x):
     return {"y": jnp.sin(x)}
 
+def talking(x):
+    print("hello from the function")
+    return x
+
+def empty(x):
+    return None
+
+def raising(x):
+    raise ValueError("no such thing")
+
 def noisy(x):
     told = jax.pure_callback(lambda: np.float32(next(calls)), jax.ShapeDtypeStruct((), "float32"))
     return {"y": x, "noise": x[2:4] + told}
@@ -78,3 +88,26 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert captured.out == ""
     assert captured.err.startswith(said.format(script=script))
     assert len(captured.err.splitlines()) == 1
+
+
+def test_what_a_function_prints_is_not_in_the_report(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("numerics", "repeat", f"{script}:talking", "--json") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["identical"] is True
+    assert "hello from the function" in told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("empty", "repeat: the function returns no array"),
+        ("raising", "repeat: the function cannot be run: ValueError: no such thing"),
+    ],
+)
+def test_a_function_that_cannot_be_compared_is_one_sentence(
+    name: str, sentence: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("numerics", "repeat", f"{script}:{name}") == 2
+    assert capsys.readouterr().err.startswith(sentence)

@@ -111,3 +111,29 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         save(tmp_path / "vit.safetensors", VIT, drawn(VIT))
     assert [file.name for file in tmp_path.iterdir()] == ["vit.safetensors"]
     same(load(tmp_path / "vit.safetensors", VIT), drawn(VIT))
+
+
+def test_weights_of_another_model_are_not_written(tmp_path: Path) -> None:
+    deeper = replace(DECODER, depth=3)
+    with pytest.raises(ValueError, match=r"LM: blocks\.\w+ is \(2, .*but the model has \(3, "):
+        save(tmp_path / "lm.safetensors", deeper, drawn(DECODER))
+    with pytest.raises(ValueError, match="not there"):
+        save(tmp_path / "lm.safetensors", DECODER, {"blocks": {}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_not_one_models_weights_are_refused(tmp_path: Path) -> None:
+    tensors = export(VIT, drawn(VIT))
+    whole = {name: value.astype(np.int8) for name, value in tensors.items()}
+    save_file(whole, str(tmp_path / "int8.safetensors"))
+    with pytest.raises(ValueError, match="is int8; weights that were quantized"):
+        load(tmp_path / "int8.safetensors", VIT)
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"junk\.safetensors: no whole safetensors file"):
+        load(tmp_path / "junk.safetensors", VIT)
+    twice = tmp_path / "twice"
+    twice.mkdir()
+    for name in ("a", "b"):
+        save(twice / f"{name}.safetensors", VIT, drawn(VIT))
+    with pytest.raises(ValueError, match="is in another file of"):
+        load(twice, VIT)

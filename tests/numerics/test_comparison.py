@@ -47,6 +47,7 @@ def test_precisions_and_compiler_options_are_settings_of_one_function() -> None:
             "strict": UnderJax(shares, options={"xla_allow_excess_precision": False}),
         },
         A,
+        reference=lambda x: (x.astype(np.float64) * 2.01).sum(-1),
     )
     assert [row.implementation for row in found.rows] == ["default", "highest", "strict"]
     assert all(np.isfinite(row.errors.max_ulp) for row in found.rows)
@@ -98,6 +99,8 @@ def test_it_is_told_as_a_table_a_plot_and_a_dictionary(tmp_path: Path) -> None:
         ({}, "there is no function"),
         ({"one": lambda x: x, "two": lambda x: (x, x)}, r"two returns \[0\], \[1\]"),
         ({"one": lambda x: x, "two": lambda x: x[:1]}, "the result is"),
+        ({"one": lambda _: {}}, "returns nothing"),
+        ({"one": lambda x: x.astype(np.float32)}, "one computes result in float32 all the same"),
     ],
 )
 def test_what_cannot_be_compared_is_told_in_a_sentence(fns: Any, sentence: str) -> None:
@@ -111,3 +114,17 @@ def test_a_plot_is_an_svg_that_can_be_written(tmp_path: Path) -> None:
         found.plot(tmp_path / "errors.png")
     with pytest.raises(Mistake, match="cannot be written: No such file"):
         found.plot(tmp_path / "nowhere" / "errors.svg")
+
+
+def test_complex_numbers_have_a_wider_reference() -> None:
+    z = (5 * (A[0] + 1j * A[1])).astype(np.complex64)
+    (row,) = compare({"exp": UnderJax(jnp.exp)}, z).rows
+    assert row.errors.max_abs > 0
+    assert row.errors.max_abs >= np.abs((np.exp(z) - np.exp(z.astype(complex))).real).max() / 100
+
+
+def test_narrow_inputs_reach_pytorch_as_they_are() -> None:
+    pytest.importorskip("torch")
+    narrow = A.astype(ml_dtypes.bfloat16)
+    (row,) = compare({"PyTorch": UnderTorch(lambda x: x + x)}, narrow).rows
+    assert (row.dtype, row.errors.max_abs) == ("bfloat16", 0.0)

@@ -149,6 +149,8 @@ def test_a_cast_to_bfloat16_that_rounds_twice_is_not_trusted() -> None:
 
 def test_integers_count_by_ones_and_complex_by_their_parts() -> None:
     assert error_statistics(np.array([3, 5]), np.array([3.0, 7.0])).max_ulp == 2.0
+    huge = error_statistics(np.array([2**62 + 1]), np.array([2**62]))
+    assert (huge.max_abs, huge.differ) == (1.0, 1.0), "float64 has neither of them"
     got = np.array([1 + 1j], np.complex64)
     assert error_statistics(got, np.array([1 + 2j])).max_abs == 1.0
 
@@ -178,6 +180,8 @@ def test_softmax_to_many_bits() -> None:
 def test_other_shapes_and_types_are_refused() -> None:
     with pytest.raises(Mistake, match=r"\(2,\) and the reference \(3,\)"):
         error_statistics(np.zeros(2), np.zeros(3))
+    with pytest.raises(Mistake, match="the reference is complex128"):
+        error_statistics(np.zeros(2), np.zeros(2, complex))
     with pytest.raises(Mistake, match="float8_e4m3fn"):
         error_statistics(np.zeros(2, ml_dtypes.float8_e4m3fn), np.zeros(2))
 

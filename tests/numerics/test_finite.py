@@ -100,7 +100,7 @@ def test_random_positions_are_the_first_of_the_first_leaf() -> None:
         {},
         None,
         [jnp.zeros((0, 3)), np.zeros(0, np.float32)],
-        {"step": jnp.arange(3), "name": "vit", "rate": float("nan"), "flag": jnp.array(True)},
+        {"step": jnp.arange(3), "name": "vit", "rate": 0.1, "flag": jnp.array(True)},
         [jax.random.key(0), jnp.ones(2)],
         jnp.float32(3),
     ],
@@ -306,3 +306,11 @@ def test_one_program_for_each_structure() -> None:
     for number in range(5):
         check_finite({"a": jnp.full(3, float(number)), "b": jnp.ones((2, 2))}, wait=True)
     assert reduction._cache_size() == 1
+
+
+def test_numbers_of_the_host_are_judged_as_they_are() -> None:
+    check_finite({"a": np.array([1e300, -1e300]), "b": 1e300, "c": np.float64(1e200)}, wait=True)
+    with pytest.raises(NotFinite, match=r"tree\.loss is nan"):
+        check_finite({"loss": float("nan")}, wait=True)
+    with pytest.raises(NotFinite, match=r"tree\.a\[1\] is -inf"):
+        check_finite({"a": np.array([1e300, -np.inf])}, wait=True)

@@ -25,6 +25,10 @@ def product(a, b):
     return a * b
 
 
+def many(*all_of_them):
+    return sum(all_of_them)
+
+
 def alone(a=4):
     return math.sqrt(a)
 """
@@ -48,6 +52,7 @@ def test_arguments_come_from_inputs_or_from_who_is_named(sampler: Path) -> None:
     del sampler
     assert load_target("my_sampler.py:product", "other").inputs == (5.0, 7.0)
     assert load_target("my_sampler.py:alone").inputs == ()
+    assert load_target("my_sampler.py:many").inputs == (2.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -57,18 +62,28 @@ def test_arguments_come_from_inputs_or_from_who_is_named(sampler: Path) -> None:
         (":product", "write it as MODULE:FUNCTION"),
         ("nowhere.py:f", "nowhere.py: there is no such file"),
         ("nowhere:f", "nowhere: there is no such module here"),
-        ("my_sampler.py:f", "my_sampler.py has no f; it has inputs, other, product, alone"),
+        ("my_sampler.py:f", "my_sampler.py has no f; it has inputs, other, product, many, alone"),
         ("my_sampler.py:NOTHING", "my_sampler.py:NOTHING is no function"),
         ("broken.py:f", "broken.py:2: "),
         ("needy.py:f", "needy.py imports absent_package, which is not installed"),
         ("needy:f", "needy imports absent_package, which is not installed"),
         ("bare.py:f", "bare.py:f takes x: define inputs() in bare.py"),
+        ("raising.py:f", "raising.py cannot be imported: ValueError: two at "),
+        ("raising:f", "raising cannot be imported: ValueError: two at "),
+        ("leaving.py:f", "leaving.py leaves when it is imported"),
+        ("nulls.py:f", "nulls.py cannot be imported: "),
+        ("..:f", "..: write the module's whole name"),
+        ("failing.py:f", "failing.py:inputs() fails: ZeroDivisionError: division by zero at "),
     ],
 )
 def test_a_mistake_is_one_sentence(given: str, sentence: str, sampler: Path) -> None:
     folder = sampler.parent
     (folder / "broken.py").write_text("x = 1\ndef f(:\n")
     (folder / "needy.py").write_text("import absent_package\n")
+    (folder / "raising.py").write_text("raise ValueError('two\\nlines')\n")
+    (folder / "leaving.py").write_text("raise SystemExit(5)\n")
+    (folder / "nulls.py").write_bytes(b"x = 1\0")
+    (folder / "failing.py").write_text("def inputs():\n    1 / 0\n\ndef f(x):\n    pass\n")
     (folder / "bare.py").write_text("def f(x):\n    return x\n")
     with pytest.raises(Mistake) as told:
         load_target(given)

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from jax import lax
 
 from drumline.numerics.mistakes import Mistake
-from drumline.numerics.topk import TopKCheck, allowed_misses, recalls, violations
-from drumline.numerics.topk_survey import DISTRIBUTIONS
+from drumline.numerics.topk import TopKCheck, allowed_misses, recalls, top_k, violations
+from drumline.numerics.topk_survey import DISTRIBUTIONS, TopKGrid
 from tests.numerics.planted import DTYPES, PLANTED, ROWS, Result, results
 
 
@@ -114,3 +114,13 @@ def test_how_jax_orders_what_has_no_order() -> None:
     values, indices = jax.jit(lambda x: lax.top_k(x, 7))(odd)
     assert indices.tolist() == [1, 2, 0, 5, 4, 3, 6]
     assert np.isnan(np.asarray(values)[[0, -1]]).all()
+
+
+def test_arguments_of_other_kinds_are_told_in_a_sentence() -> None:
+    x = np.arange(4.0, dtype=np.float32)
+    with pytest.raises(Mistake, match=r"k is 2\.5; it has to be a whole number"):
+        top_k(x, 2.5)  # type: ignore[arg-type]
+    with pytest.raises(Mistake, match="indices float64"):
+        violations(x, x[:2], np.array([0.0, 1.0]))
+    with pytest.raises(Mistake, match="length: 99999999999 elements"):
+        TopKGrid(shapes=((1, 99_999_999_999),))

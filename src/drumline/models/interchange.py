@@ -52,9 +52,14 @@ class Shared:
 
 
 def export(model: ViT | LM, params: Params) -> Tensors:
-    """The weights under the other library's names, as NumPy arrays."""
-    found: Tensors = {}
-    for shared in _table(model):
+    """The weights under the other library's names, as NumPy arrays.
+
+    Raises:
+        ValueError: they are not this model's.
+    """
+    table, found = _table(model), Tensors()
+    _check_weights(model, params)
+    for shared in table:
         for block in range(model.depth) if shared.in_blocks else (None,):
             parts = [shared.export(np.asarray(_ours(params, name, block))) for name in shared.ours]
             found[shared.theirs.format(block)] = np.ascontiguousarray(np.concatenate(parts))
@@ -83,6 +88,11 @@ def adopt(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
             if name not in left:
                 raise ValueError(f"{_kind(model)}: {name} is not there; {_what_there_is(left)}")
             given = np.asarray(left.pop(name))
+            if not jnp.issubdtype(given.dtype, jnp.floating):
+                raise ValueError(
+                    f"{_kind(model)}: {name} is {given.dtype}; weights that were quantized have to "
+                    "be floats again first"
+                )
             wanted = [_ours(shapes, ours, None).shape for ours in shared.ours]
             wanted = [shape[1:] if shared.in_blocks else shape for shape in wanted]
             parts = _divided(model, name, given, shared, wanted)
@@ -120,18 +130,28 @@ def load(path: str | Path, model: ViT | LM) -> Params:
         FileNotFoundError: there is none.
         ValueError: they are not this model's.
     """
-    from safetensors import safe_open
-
     path = Path(path)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"{path}: there is no .safetensors file")
     tensors: Tensors = {}
     for file in files:
+        for name, value in _read(file).items():
+            if name in tensors:
+                raise ValueError(f"{file}: {name} is in another file of {path}, too")
+            tensors[name] = value
+    return adopt(model, tensors)
+
+
+def _read(file: Path) -> Tensors:
+    from safetensors import SafetensorError, safe_open
+
+    try:
         # Through JAX: NumPy alone has no bfloat16.
         with safe_open(file, framework="flax") as opened:
-            tensors |= {name: np.asarray(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
-    return adopt(model, tensors)
+            return {name: np.asarray(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
+    except SafetensorError as wrong:
+        raise ValueError(f"{file}: no whole safetensors file: {wrong}") from None
 
 
 # The tables -----------------------------------------------------------------------------------
@@ -225,6 +245,24 @@ def _llama() -> list[Shared]:
         _as_it_is("model.norm.weight", "norm"),
         _kernel("lm_head.weight", "head"),
     ]
+
+
+def _check_weights(model: ViT | LM, params: Params) -> None:
+    """Refuse weights of another model: indexing would take the last block for all that lack."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    wanted, given = (
+        {
+            jax.tree_util.keystr(path, simple=True, separator="."): np.shape(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (shapes, params)
+    )
+    for name in [*wanted, *given]:
+        if wanted.get(name) != given.get(name):
+            raise ValueError(
+                f"{_kind(model)}: {name} is {given.get(name, 'not there')}, but the model has "
+                f"{wanted.get(name, 'none')}"
+            )
 
 
 def _ours(params: Mapping[str, Any], name: str, block: int | None) -> Any:

@@ -104,8 +104,16 @@ def compare(
     if not fns:
         raise Mistake("compare: there is no function to compare")
     given = tuple(np.asarray(x) for x in inputs)
-    first = next(iter(fns.values()))
+    name, first = next(iter(fns.items()))
     truth = dict(_outputs(reference(*given) if reference else _in_float64(first, given)))
+    if not truth:
+        raise Mistake("compare: the reference returns nothing that could be compared")
+    for output, value in truth.items():
+        if reference is None and value.dtype.itemsize < 8 and value.dtype.kind not in "biu":
+            raise Mistake(
+                f"compare: given float64, {name} computes {output} in {value.dtype} all the same; "
+                "give a reference"
+            )
     rows = []
     for name, function in fns.items():
         found = dict(_outputs(function(*given)))
@@ -120,7 +128,7 @@ def compare(
 
 
 def _in_float64(function: Callable[..., Any], inputs: tuple[Numbers, ...]) -> Any:
-    wide = tuple(x.astype(np.float64) if _is_float(x) else x for x in inputs)
+    wide = tuple(_widest(x) for x in inputs)
     if isinstance(function, UnderTorch):
         return UnderTorch(function.function, device="cpu")(*wide)
     import jax
@@ -132,8 +140,11 @@ def _in_float64(function: Callable[..., Any], inputs: tuple[Numbers, ...]) -> An
         return function(*wide)
 
 
-def _is_float(x: Numbers) -> bool:
-    return bool(np.issubdtype(x.dtype, np.floating)) or x.dtype.name == "bfloat16"
+def _widest(x: Numbers) -> Numbers:
+    if np.iscomplexobj(x):
+        return x.astype(np.complex128)
+    # Narrow floats are of no kind that NumPy knows.
+    return x if x.dtype.kind in "biuOUS" else x.astype(np.float64)
 
 
 def _outputs(value: Any, path: str = "") -> Iterator[tuple[str, Numbers]]:

@@ -77,10 +77,12 @@ def error_statistics(got: Any, true: Any) -> ErrorStatistics:
         raise Mistake(f"the result is {got.shape} and the reference {true.shape}")
     if np.iscomplexobj(got):
         got, true = _parts(got), _parts(true)
+    elif np.iscomplexobj(true):
+        raise Mistake(f"the reference is {true.dtype} and the result {got.dtype}, which is real")
     judge = _exactly if true.dtype == object else _in_float64
     nearest_true, distance, units, scale = judge(got, true)
     finite = np.isfinite(_wide(got)) & _is_number(nearest_true)
-    same = _same(got, nearest_true)
+    same = _same(got, nearest_true) if _is_float(got.dtype) else distance == 0
     misplaced = ~finite & ~same
     distance = np.where(finite, distance, np.where(misplaced, math.inf, 0.0))
     units = np.where(finite, units, np.where(misplaced, math.inf, 0.0))
@@ -127,9 +129,9 @@ def nearest(true: Any, dtype: Any) -> Numbers:
 
 
 def _in_float64(got: Numbers, true: Numbers) -> tuple[Numbers, Numbers, Numbers, float]:
-    true = true.astype(np.float64)
     if not _is_float(got.dtype):
         return _whole_numbers(got, true)
+    true = true.astype(np.float64)
     wide = got.astype(np.float64)
     exponent = _unit_exponent(np.abs(true), got.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -143,10 +145,14 @@ def _in_float64(got: Numbers, true: Numbers) -> tuple[Numbers, Numbers, Numbers,
 
 
 def _whole_numbers(got: Numbers, true: Numbers) -> tuple[Numbers, Numbers, Numbers, float]:
-    """Integers and booleans: a unit is one."""
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(got.astype(np.float64) - true)
-    return true, distance, distance, _rms(np.abs(true[np.isfinite(true)]))
+    """Integers and booleans: a unit is one. Python's integers, as float64 has not all of them."""
+    wide = true.astype(np.float64)
+    if true.dtype.kind in "biu":
+        distance = np.abs(got.astype(object) - true.astype(object)).astype(np.float64)
+    else:
+        with np.errstate(invalid="ignore"):
+            distance = np.abs(got.astype(np.float64) - wide)
+    return wide, distance, distance, _rms(np.abs(wide[np.isfinite(wide)]))
 
 
 def _exactly(got: Numbers, true: Numbers) -> tuple[Numbers, Numbers, Numbers, float]:

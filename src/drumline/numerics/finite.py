@@ -115,8 +115,8 @@ def first_not_finite(tree: Any) -> FirstNotFinite:
         if _is_floating(leaf)
     ]
     return FirstNotFinite(
-        found=_reduce(tuple(leaf for _, leaf in floating)),
-        leaves=tuple((path, leaf.shape) for path, leaf in floating),
+        found=_reduce(tuple(_as_jax_takes_it(leaf) for _, leaf in floating)),
+        leaves=tuple((path, np.shape(leaf)) for path, leaf in floating),
     )
 
 
@@ -125,7 +125,7 @@ def check_finite(
 ) -> None:
     """Raise for this tree, or for one of an earlier call, as soon as the device has told.
 
-    Integers and whatever is no array are passed over. Each thread has its own queue; an error
+    Integers and whatever is no number are passed over. Each thread has its own queue; an error
     empties it, so that one that is caught is not followed by others of the same cause.
 
     Args:
@@ -257,7 +257,18 @@ def _paths(structure: Any) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths)
 
 
+def _as_jax_takes_it(leaf: Any) -> Any:
+    """A leaf of the host's may be wider than JAX's numbers, which would make 1e300 infinite."""
+    if isinstance(leaf, jax.Array) or np.dtype(getattr(leaf, "dtype", float)).itemsize <= 4:
+        return leaf
+    wide = np.asarray(leaf)
+    kind = np.complex64 if wide.dtype.kind == "c" else np.float32
+    return np.where(np.isfinite(wide), 0, wide).astype(kind)
+
+
 def _is_floating(leaf: Any) -> bool:
+    if isinstance(leaf, float | complex):
+        return True
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and _is_inexact(dtype) and 0 not in leaf.shape
 

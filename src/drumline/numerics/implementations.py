@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -27,6 +26,24 @@ TorchPrecision = Literal["medium", "high", "highest"]
 ENOUGH = 0.2
 """Seconds after which a time is known well enough, if there were `LEAST` runs."""
 LEAST, MOST = 5, 200
+
+
+def has_torch() -> bool:
+    """Whether PyTorch can be imported, which is more than that it is there."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def need_torch() -> Any:
+    """PyTorch, or a sentence."""
+    if not has_torch():
+        raise Mistake("PyTorch is not installed, and this needs it: pip install 'drumline[torch]'")
+    import torch
+
+    return torch
 
 
 class Implementation(Protocol):
@@ -99,7 +116,7 @@ class UnderTorch:
     def __call__(self, *inputs: Numbers) -> Any:
         """As `Implementation` has it."""
         with self._settings() as device:
-            return _to_numpy(self.function(*self._there(inputs, device)))
+            return from_torch(self.function(*self._there(inputs, device)))
 
     def seconds(self, *inputs: Numbers) -> float:
         """As `Implementation` has it."""
@@ -116,18 +133,11 @@ class UnderTorch:
             return _median(run)
 
     def _there(self, inputs: Sequence[Numbers], device: str) -> list[Any]:
-        import torch
-
-        return [torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in inputs]
+        return [as_tensor(x).to(device) for x in inputs]
 
     @contextmanager
     def _settings(self) -> Iterator[str]:
-        if find_spec("torch") is None:
-            raise Mistake(
-                "PyTorch is not installed, and this needs it: pip install 'drumline[torch]'"
-            )
-        import torch
-
+        torch = need_torch()
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         before = torch.get_float32_matmul_precision()
         try:
@@ -143,11 +153,21 @@ def _precision(jax: Any, name: str) -> Any:
     return jax.default_matmul_precision(name)
 
 
-def _to_numpy(value: Any) -> Any:
+def as_tensor(x: Numbers) -> Any:
+    """An array as PyTorch has it, also in bfloat16, which it does not take from NumPy."""
+    import torch
+
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.astype(np.float32)).bfloat16()
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def from_torch(value: Any) -> Any:
+    """Tensors, in whatever they are, as NumPy's arrays; all else as it is taken for one."""
     if isinstance(value, dict):
-        return {name: _to_numpy(part) for name, part in value.items()}
+        return {name: from_torch(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_to_numpy(part) for part in value)
+        return tuple(from_torch(part) for part in value)
     if not hasattr(value, "detach"):
         return np.asarray(value)
     plain = value.detach().cpu()

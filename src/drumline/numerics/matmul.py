@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, get_args
 
 import numpy as np
@@ -24,6 +23,7 @@ from drumline.numerics.implementations import (
     TorchPrecision,
     UnderJax,
     UnderTorch,
+    has_torch,
 )
 from drumline.numerics.plots import Chart
 
@@ -185,7 +185,7 @@ def implementations() -> dict[str, Implementation]:
     found: dict[str, Implementation] = {
         f"JAX {precision}": UnderJax(jnp.matmul, precision) for precision in get_args(JaxPrecision)
     }
-    if find_spec("torch") is not None:
+    if has_torch():
         import torch
 
         for precision in get_args(TorchPrecision)[::-1]:

@@ -145,7 +145,15 @@ def repeat(
     for device in chosen:
         told = marks.setdefault(f"{device.platform}:{device.id}", [])
         for _ in range(runs):
-            outputs = _Outputs.of(run(compiled, tuple(inputs), device))
+            try:
+                outputs = _Outputs.of(run(compiled, tuple(inputs), device))
+            except Exception as wrong:  # whatever the user's code raises
+                said = (str(wrong).splitlines() or [""])[0]
+                raise Mistake(
+                    f"repeat: the function cannot be run: {type(wrong).__name__}: {said}"
+                ) from wrong
+            if not outputs.leaves:
+                raise Mistake("repeat: the function returns no array: there is nothing to compare")
             mark = outputs.mark()
             seen.setdefault(mark, outputs)
             told.append(mark)

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,18 +46,24 @@ def load_target(given: str, inputs: str | None = None) -> Target:
     module = _module(where)
     function = _function(module, where, name)
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        parameters = {}.values()
+        parameters = []
     takes = [p.name for p in parameters if p.default is p.empty and p.kind not in _MANY]
-    if inputs is None and not takes:
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters) and hasattr(module, INPUTS)
+    if inputs is None and not takes and not takes_any:
         return Target(given, function, ())
     if inputs is None and not hasattr(module, INPUTS):
         raise Mistake(
             f"{given} takes {', '.join(takes)}: define {INPUTS}() in {where}, which returns them "
             "as a tuple, or name another function there with --inputs"
         )
-    made = _function(module, where, inputs or INPUTS)()
+    name = inputs or INPUTS
+    make = _function(module, where, name)
+    try:
+        made = make()
+    except Exception as wrong:  # whatever the user's code raises
+        raise Mistake(f"{where}:{name}() fails: {_told(wrong)}") from wrong
     return Target(given, function, tuple(made) if isinstance(made, tuple | list) else (made,))
 
 
@@ -69,14 +76,18 @@ def _module(where: str) -> ModuleType:
     # As `python -m` does: what lies in the current folder can be imported.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    if where.startswith("."):
+        raise Mistake(f"{where}: write the module's whole name, or the file's path with .py")
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as missing:
-        if missing.name is None or not f"{where}.".startswith(f"{missing.name}."):
-            raise Mistake(f"{where} imports {missing.name}, which is not installed") from None
-        raise Mistake(
-            f"{where}: there is no such module here; a file is named with its path and .py"
-        ) from None
+        if missing.name is not None and f"{where}.".startswith(f"{missing.name}."):
+            raise Mistake(
+                f"{where}: there is no such module here; a file is named with its path and .py"
+            ) from None
+        raise Mistake(_why_not(where, missing)) from None
+    except (Exception, SystemExit) as wrong:  # whatever the user's code raises
+        raise Mistake(_why_not(where, wrong)) from wrong
 
 
 def _file(path: Path) -> ModuleType:
@@ -93,14 +104,29 @@ def _file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException as wrong:
+    except (Exception, SystemExit) as wrong:  # whatever the user's code raises
         del sys.modules[name]
-        if isinstance(wrong, ModuleNotFoundError):
-            raise Mistake(f"{path} imports {wrong.name}, which is not installed") from None
-        if isinstance(wrong, SyntaxError):
-            raise Mistake(f"{wrong.filename}:{wrong.lineno}: {wrong.msg}") from None
-        raise
+        raise Mistake(_why_not(str(path), wrong)) from wrong
     return module
+
+
+def _why_not(where: str, wrong: BaseException) -> str:
+    """Why a module cannot be imported."""
+    if isinstance(wrong, ModuleNotFoundError):
+        return f"{where} imports {wrong.name}, which is not installed"
+    if isinstance(wrong, SyntaxError) and wrong.filename:
+        return f"{wrong.filename}:{wrong.lineno}: {wrong.msg}"
+    if isinstance(wrong, SystemExit):
+        return f"{where} leaves when it is imported; guard that with if __name__ == '__main__'"
+    return f"{where} cannot be imported: {_told(wrong)}"
+
+
+def _told(wrong: BaseException) -> str:
+    """An exception of the user's code in one line, with the place that raised it."""
+    raised = traceback.extract_tb(wrong.__traceback__)[-1:]
+    place = f" at {raised[0].filename}:{raised[0].lineno}" if raised else ""
+    said = (str(wrong).splitlines() or [""])[0]
+    return f"{type(wrong).__name__}: {said}{place}"
 
 
 def _function(module: ModuleType, where: str, name: str) -> Callable[..., Any]:

@@ -270,6 +270,11 @@ def violations(x: Any, values: Any, indices: Any, *, recall_target: float = 1.0)
     With a target of 1 that is every missing element, up to ties: any of equal elements will do.
     """
     x, values, indices = np.asarray(x), np.asarray(values), np.asarray(indices)
+    if indices.dtype.kind not in "iu" or x.dtype.kind == "c":
+        raise Mistake(
+            f"violations: rows are {x.dtype} and indices {indices.dtype}; rows have to have an "
+            "order, and indices to be whole numbers"
+        )
     k = values.shape[-1] if values.ndim else 0
     _check_arguments("violations", x.shape, k, recall_target)
     if values.shape != (*x.shape[:-1], k) or indices.shape != values.shape:
@@ -380,6 +385,8 @@ def _host_keys(x: np.ndarray) -> np.ndarray:
 
 
 def _check_arguments(caller: str, shape: tuple[int, ...], k: int, recall_target: float) -> None:
+    if not isinstance(k, int | np.integer) or isinstance(k, bool):
+        raise Mistake(f"{caller}: k is {k!r}; it has to be a whole number, known before it runs")
     if not shape:
         raise Mistake(f"{caller}: x is a single number; it needs a last axis to choose from")
     if not 0 <= k <= shape[-1]:

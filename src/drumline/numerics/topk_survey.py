@@ -125,6 +125,10 @@ DISTRIBUTIONS: dict[str, Draw] = {
 """Kinds of rows, by name."""
 
 
+LONGEST = 2**24
+"""Elements in a row, beyond which memory ends before a vocabulary does."""
+
+
 @dataclass(frozen=True)
 class TopKGrid:
     """The cases of a survey: every combination of these."""
@@ -139,6 +143,9 @@ class TopKGrid:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
+        for _, length in self.shapes:
+            if not 1 <= length <= LONGEST:
+                raise Mistake(f"length: {length} elements in a row; use 1 to {LONGEST}")
         for (_, length), k in itertools.product(self.shapes, self.ks):
             if not 1 <= k <= length:
                 raise Mistake(f"k: {k} of {length} elements cannot be chosen; use 1 to {length}")

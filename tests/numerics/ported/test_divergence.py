@@ -1,5 +1,7 @@
 """A port that is right raises no alarm; whatever is wrong with it is found, and called by name."""
 
+import copy
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -358,7 +360,7 @@ def test_the_model_is_left_as_it_was() -> None:
     [
         ({"nothing": "head"}, "no intermediate has a counterpart: JAX has patch, embedding"),
         ({"norm": "norm"}, "these are not the same values"),
-        ({"head": "head[3/3]"}, "of 3 parts the last is [2/3]"),
+        ({"head": "head[3/3]"}, "counted from nought"),
         ({"head(": "head"}, "is no regular expression"),
         ({"head": "head[0/3]"}, "are not 3 equal parts"),
     ],
@@ -412,3 +414,114 @@ def test_weights_load_both_ways(tmp_path: Path) -> None:
         after = peer(torch.as_tensor(given))
         after = getattr(after, "logits", after).detach().numpy()
         np.testing.assert_allclose(ours(model, other)(given), after, rtol=1e-4, atol=1e-4)
+
+
+def said(plant: Callable[[Any], None], ours: LM = DECODER) -> tuple[str, str, str]:
+    """Layer, cause and words of what is planted in a Llama."""
+    params = drawn(DECODER, 0)
+    peer = given_to(llama(), DECODER, params)
+    plant(peer)
+    found = trace_divergence(lm_on(ours, params), peer, tokens(0), rename=LLAMA)
+    assert found.first is not None
+    assert found.cause is not None
+    return found.first.name, found.cause.kind, found.cause.words
+
+
+def test_a_scale_that_nobody_knows_is_not_taken_for_one_that_is_known() -> None:
+    for scale in (0.5, 2.5):
+        layer, cause, words = said(plant_in_torch("model.layers.0.self_attn", scaling=scale))
+        assert (layer, cause) == ("blocks.0.mixed", "attention")
+        assert "scores times 1/√H" in words
+        assert "PyTorch in a way that is not among those we know" in words
+
+
+def test_a_base_of_jax_that_nobody_knows_is_unknown() -> None:
+    layer, cause, _ = said(nothing, replace(DECODER, rotary_base=2e6))
+    assert (layer, cause) == ("blocks.0.mixed", "unknown")
+
+
+def test_an_activation_that_nobody_knows_is_not_taken_for_one_that_is_known() -> None:
+    params = drawn(VIT, 0)
+    for odd in (torch.nn.ELU(), torch.nn.Mish(), torch.nn.Softplus()):
+        peer = given_to(timm_vit(), VIT, params)
+        peer.blocks[0].mlp.act = odd
+        found = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
+        assert found.cause is not None
+        assert found.cause.kind == "another activation"
+        assert "gelu by the normal distribution, and PyTorch something that is not" in str(found)
+
+
+def test_a_mask_that_both_sides_have_is_no_difference() -> None:
+    class Masked(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(8, 8)
+            self.i = torch.nn.Identity()
+
+        def forward(self, x: Any) -> Any:
+            seen = torch.tril(torch.ones(8, 8, dtype=torch.bool))
+            return self.i(torch.where(seen, self.a(x), -torch.inf))
+
+    torch.manual_seed(0)
+    peer = Masked()
+    weight, bias = (value.detach().numpy() for value in peer.a.parameters())
+    x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+
+    def ours(x: jax.Array, wrong: float = 0.0) -> jax.Array:
+        scores = tap("a", x @ weight.T + bias)
+        seen = jnp.tril(jnp.ones((8, 8), bool))
+        masked: jax.Array = tap("i", jnp.where(seen, scores + wrong, -jnp.inf))
+        return masked
+
+    assert trace_divergence(ours, peer, x).first is None
+    found = trace_divergence(partial(ours, wrong=np.nan), peer, x)
+    assert found.cause is not None
+    assert found.cause.kind == "not finite"
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_pytorch_in_bfloat16_is_told_apart_from_jax_in_float32() -> None:
+    params = drawn(VIT, 0)
+    peer = given_to(timm_vit(), VIT, params).bfloat16()
+    found = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
+    assert found.first is found.layers[0]
+    assert "bfloat16" in str(found)
+
+
+def test_convolutions_and_norms_of_every_kind_end_in_words() -> None:
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)
+    for layer, cause in (
+        (torch.nn.Conv2d(4, 6, 3, stride=2, padding=1), "bias"),
+        (torch.nn.Conv2d(4, 6, 3, padding="same", dilation=2), "bias"),
+        (torch.nn.Conv2d(4, 4, 3, groups=2), "bias"),
+        (torch.nn.GroupNorm(2, 4), "unknown"),
+        (torch.nn.BatchNorm2d(4), "unknown"),
+    ):
+        bare = copy.deepcopy(layer).eval()
+        if isinstance(layer, torch.nn.Conv2d):
+            torch.nn.init.zeros_(bare.bias)
+        told = bare(torch.from_numpy(x)).detach().numpy()
+        if not isinstance(layer, torch.nn.Conv2d):
+            told = told * 1.01
+        wrong = partial(lambda told, x: tap("0", jnp.asarray(told) + 0 * x.sum()), told)
+        found = trace_divergence(wrong, torch.nn.Sequential(layer), x)
+        assert found.cause is not None
+        assert found.cause.kind == cause, str(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"torch_module": object()}, "torch_module is object, no torch.nn.Module"),
+        ({"bound": 0}, "bound is 0; it has to be more than 1"),
+        ({"bound": float("nan")}, "bound is nan"),
+        ({"inputs": {"x": 1}}, "an input is dict"),
+        ({"rename": lambda _: 3}, "becomes 3, which is no name"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_told_in_a_sentence(changes: Any, sentence: str) -> None:
+    given = {"torch_module": torch.nn.Sequential(torch.nn.Linear(2, 2)), "inputs": np.ones((1, 2))}
+    with pytest.raises(Mistake, match=re.escape(sentence)):
+        trace_divergence(lambda x: tap("0", x), **{**given, **changes})

@@ -75,9 +75,8 @@ def _read(option: str, text: str) -> list[int]:
 
 
 def _show(survey: "MatmulSurvey") -> None:
-    from importlib.util import find_spec
-
     from drumline.cli.rendering.table import print_table
+    from drumline.numerics.implementations import has_torch
     from drumline.numerics.matmul import DEFAULT, SQUARE, THIN
 
     typer.echo(f"float32 on {survey.device}, largest error against float64\n")
@@ -98,5 +97,5 @@ def _show(survey: "MatmulSurvey") -> None:
         typer.echo("")
     for sentence in survey.verdict():
         typer.echo(sentence)
-    if find_spec("torch") is None:
+    if not has_torch():
         typer.echo("PyTorch is not installed; with it, it is compared too: pip install torch")

@@ -1,5 +1,8 @@
 """Options that several of the commands share, and what they need to be installed."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -30,3 +33,10 @@ def need(*packages: str) -> None:
             raise Mistake(
                 f"{package} is not installed, and this needs it: pip install 'drumline[{extra}]'"
             )
+
+
+@contextmanager
+def prints_aside() -> Iterator[None]:
+    """What the user's own code prints meanwhile goes to stderr: stdout is for the report."""
+    with redirect_stdout(sys.stderr):
+        yield

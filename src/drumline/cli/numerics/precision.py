@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need
+from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need, prints_aside
 from drumline.cli.rendering.table import print_table
 from drumline.cli.rendering.text import harmless
 
@@ -35,8 +35,9 @@ def precision(
     from drumline.numerics.rounding.precision import precision as compare
     from drumline.numerics.targets import load_target
 
-    loaded = load_target(target, inputs)
-    report = compare(loaded.function, *loaded.inputs, argmax=argmax, output=output)
+    with prints_aside():
+        loaded = load_target(target, inputs)
+        report = compare(loaded.function, *loaded.inputs, argmax=argmax, output=output)
     if as_json:
         typer.echo(json.dumps({"function": target, **report.to_dict()}, indent=2))
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need
+from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need, prints_aside
 from drumline.cli.rendering.table import print_table
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ def repeat(
     from drumline.numerics.repetition import repeat as run_repeatedly
     from drumline.numerics.targets import load_target
 
-    named = load_target(target, inputs)
-    found = run_repeatedly(named.function, named.inputs, runs=runs)
+    with prints_aside():
+        named = load_target(target, inputs)
+        found = run_repeatedly(named.function, named.inputs, runs=runs)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:

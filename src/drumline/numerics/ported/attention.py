@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from drumline.numerics.errors import Numbers
-from drumline.numerics.ported.causes import NARROW, Candidate, off
+from drumline.numerics.ported.causes import NARROW, Candidate, off, reproduces
 
 BASES = (1e4, 1e5, 5e5, 1e6)
 """Of rotary positions, as published models have them."""
@@ -59,9 +59,15 @@ def attention(query: Numbers, key: Numbers, value: Numbers, theirs: Numbers) -> 
     few = query[:1], key[:1], value[:1]
     told = theirs[:1].reshape(1, query.shape[1], -1)
     base = min(ways, key=lambda way: off(_mixed(*few, way), told))
-    same = _mixed(query, key, value, base)
-    yield Candidate("", "as PyTorch does", same)
     names = {scale: name for name, scale in scales.items()}
+    same = theirs.reshape(*query.shape[:2], -1)
+    yield Candidate("", "as PyTorch does", same)
+    if not reproduces(_mixed(*few, base), told):
+        # PyTorch's own way is none of these, so that only JAX's can be told.
+        for way in ways:
+            words = f"{_whole(way, names)}, and PyTorch in a way that is not among those we know"
+            yield Candidate("attention", words, _mixed(query, key, value, way))
+        return
     for way in ways:
         changed = [
             name
@@ -83,6 +89,13 @@ def attention(query: Numbers, key: Numbers, value: Numbers, theirs: Numbers) -> 
         yield Candidate(
             "attention in another dtype", f"attention to {name} at the end", narrow(same)
         )
+
+
+def _whole(way: Heads, scales: dict[float, str]) -> str:
+    """All there is to say of a way."""
+    sees = "those before it" if way.causal else "all"
+    turned = "" if way.rotary == "none" else f", {way.rotary} turned with base {way.base:g}"
+    return f"scores times {scales[way.scale]}, each token seeing {sees}{turned}"
 
 
 def _told(way: Heads, base: Heads, changed: list[str], scales: dict[float, str]) -> tuple[str, str]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,13 +21,14 @@ import ml_dtypes
 import numpy as np
 
 from drumline.numerics.errors import Numbers
+from drumline.numerics.implementations import from_torch, need_torch
 from drumline.numerics.mistakes import Mistake
-from drumline.numerics.plots import Chart, write
 from drumline.numerics.ported import causes
 from drumline.numerics.ported.attention import attention
 from drumline.numerics.ported.causes import Candidate
 from drumline.numerics.ported.names import Rename, TorchPlace, counterpart
 from drumline.numerics.ported.recorded import OUTPUT, Recording, in_float64, record
+from drumline.numerics.ported.report import Divergence, DivergenceCause, LayerError, some
 from drumline.parallel.taps import collecting
 
 if TYPE_CHECKING:
@@ -41,108 +41,6 @@ UNITS = 4.0
 """Roundings that any layer may have, in units of its type: some have none in PyTorch, by luck."""
 EXPLAINED = 3.0
 """A cause must bring the error down to one part in so many."""
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """How far a layer is from the truth on either side, each over the root mean square of it."""
-
-    name: str
-    """On the JAX side."""
-    torch: str
-    """On PyTorch's."""
-    jax_error: float
-    torch_error: float
-    floor: float
-    """What roundings alone may come to."""
-
-    @property
-    def ratio(self) -> float:
-        """How many times further away JAX is; less than one where PyTorch is further."""
-        return max(self.jax_error, self.floor) / max(self.torch_error, self.floor)
-
-
-@dataclass(frozen=True)
-class DivergenceCause:
-    """Why a layer differs."""
-
-    kind: str
-    """One of the known ones; `unknown` if none of them explains it."""
-    words: str
-    error_left: float
-    """JAX's error if that is taken into account."""
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """What was found.
-
-    Attributes:
-        layers: those that both sides have, in the order of the JAX function.
-        first: the first that is beyond the bound; None where all agree.
-        cause: its likely cause; None where all agree.
-        unmatched: names of the JAX side without a counterpart.
-        bound: how many times further from the truth than the other side a layer may be.
-    """
-
-    layers: tuple[LayerError, ...]
-    first: LayerError | None
-    cause: DivergenceCause | None
-    unmatched: tuple[str, ...]
-    bound: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = asdict(self)
-        for layer, errors in zip(found["layers"], self.layers, strict=True):
-            layer["ratio"] = errors.ratio
-        return found
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the errors of both sides, layer by layer, into an SVG file."""
-        numbered = list(enumerate(self.layers, start=1))
-        curves = {
-            "JAX": [(float(n), max(layer.jax_error, layer.floor)) for n, layer in numbered],
-            "PyTorch": [(float(n), max(layer.torch_error, layer.floor)) for n, layer in numbered],
-        }
-        title = "Error against PyTorch in float64"
-        if self.first is not None:
-            at = self.layers.index(self.first) + 1
-            curves["first to part"] = [(float(at), self.first.jax_error)]
-            title += f": parts at {self.first.name}"
-        across = "layer, in the order of computation"
-        write(path, Chart(title, across, "error, of its size", curves, by_powers=False))
-
-    def __str__(self) -> str:
-        """The report for a reader."""
-        count = len(self.layers)
-        if self.first is None:
-            worst = max(self.layers, key=lambda layer: layer.ratio)
-            return (
-                f"all {count} layers agree: none is further from float64 than {self.bound:g} times "
-                f"the other side's own error; the furthest is {worst.name} at {worst.ratio:.1f}"
-                + self._alone()
-            )
-        assert self.cause is not None
-        first = self.first
-        before = self.layers.index(first)
-        further = "JAX" if first.ratio > 1 else "PyTorch"
-        return "\n".join(
-            [
-                f"{first.name} (PyTorch: {first.torch}) is the first of {count} layers that parts;"
-                f" {before} before it agree",
-                f"  error against PyTorch in float64: JAX {first.jax_error:.2e}, PyTorch"
-                f" {first.torch_error:.2e} of its size; {further} is the one further away",
-                f"  likely cause: {self.cause.kind}: {self.cause.words}{self._alone()}",
-            ]
-        )
-
-    def _alone(self) -> str:
-        """A line about what could not be compared, which may be a slip in `rename`."""
-        if not self.unmatched:
-            return ""
-        listed = _some(dict.fromkeys(self.unmatched))
-        return f"\n  not compared, for want of a counterpart: {listed}"
 
 
 def trace_divergence(
@@ -168,23 +66,35 @@ def trace_divergence(
         Mistake: nothing could be matched, or shapes differ.
     """
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    _check(torch_module, given, bound)
     ours = _intermediates(jax_fn, given)
     original, exact = record(torch_module, given), record(in_float64(torch_module), given)
     pairs = dict(_matched(ours, exact, rename))
     if not pairs:
         raise Mistake(
-            f"no intermediate has a counterpart: JAX has {_some(ours)}, PyTorch "
-            f"{_some(exact.returned)}; say with rename which is which"
+            f"no intermediate has a counterpart: JAX has {some(ours)}, PyTorch "
+            f"{some(exact.returned)}; say with rename which is which"
         )
     layers = tuple(
         _layer_error(name, place, ours[name], original, exact) for name, place in pairs.items()
     )
-    first = next((e for e in layers if not 1 / bound <= e.ratio <= bound), None)
-    cause = None
-    if first is not None:
-        cause = _cause(first, ours, pairs, exact)
+    first = next((layer for layer in layers if layer.parts(bound)), None)
+    cause = _cause(first, bound, ours, pairs, exact) if first is not None else None
     unmatched = tuple(name for name in ours if name not in pairs)
     return Divergence(layers, first, cause, unmatched, bound)
+
+
+def _check(torch_module: Any, inputs: Sequence[Any], bound: float) -> None:
+    torch = need_torch()
+    if not isinstance(torch_module, torch.nn.Module):
+        raise Mistake(f"torch_module is {type(torch_module).__name__}, no torch.nn.Module")
+    if not 1 < bound < math.inf:
+        raise Mistake(f"bound is {bound}; it has to be more than 1, and finite")
+    for given in inputs:
+        if isinstance(given, Mapping | str) or given is None:
+            raise Mistake(
+                f"an input is {type(given).__name__}: give arrays, in the order of the arguments"
+            )
 
 
 def _intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, Numbers]:
@@ -219,7 +129,7 @@ def _intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) -> dict[st
 
 def _plain(given: Any) -> Numbers:
     """An input as JAX takes it, also if it is PyTorch's."""
-    return np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
+    return np.asarray(from_torch(given))
 
 
 def _matched(
@@ -228,6 +138,8 @@ def _matched(
     """The names that both sides have, and where on PyTorch's side they are."""
     for name, value in ours.items():
         theirs = counterpart(name, rename)
+        if theirs is not None and not isinstance(theirs, str):
+            raise Mistake(f"rename: {name} becomes {theirs!r}, which is no name")
         place = TorchPlace.read(theirs) if theirs is not None else None
         if place is None and name == OUTPUT:
             place = TorchPlace(OUTPUT)
@@ -249,7 +161,8 @@ def _layer_error(
     assert theirs is not None
     assert true is not None
     # Of the finer of both types: a side that computes in a coarser one is to be told.
-    types = [kind for kind in (value.dtype, original.dtype_at(place)) if _is_float(kind)]
+    both = value.dtype, original.dtype_at(place)
+    types = [kind for kind in both if _is_float(kind)]
     unit = min((float(ml_dtypes.finfo(kind).eps) / 2 for kind in types), default=2.0**-24)
     return LayerError(
         name,
@@ -257,51 +170,57 @@ def _layer_error(
         _relative(value, true),
         _relative(theirs, true),
         UNITS * unit,
+        (str(both[0]), str(both[1])),
     )
 
 
 def _cause(
     first: LayerError,
+    bound: float,
     ours: Mapping[str, Numbers],
     pairs: Mapping[str, TorchPlace],
     exact: Recording,
 ) -> DivergenceCause:
     """The known cause under which the layer would be what JAX, or PyTorch, made of it."""
-    if first.ratio < 1:
+    place = pairs[first.name]
+    theirs = exact.at(place)
+    assert theirs is not None
+    value = _aligned(ours[first.name].astype(np.float64), theirs)
+    odd = int((~np.isfinite(value) & ~_same(value, theirs)).sum())
+    if odd:
+        words = f"JAX has {odd} values that are NaN or infinite, and PyTorch has numbers there"
+        return DivergenceCause("not finite", words, math.inf)
+    if first.ratio * bound < 1:
         return DivergenceCause(
             "precision default",
             "PyTorch is the one that computes less precisely; look for autocast, TF32 "
             "(torch.backends.cuda.matmul.allow_tf32) or a module in a narrower dtype",
             first.jax_error,
         )
-    place, value = pairs[first.name], ours[first.name]
-    if not np.isfinite(value.astype(np.float64)).all():
-        bad = int((~np.isfinite(value.astype(np.float64))).sum())
-        return DivergenceCause(
-            "not finite", f"JAX has {bad} values that are NaN or infinite", math.inf
-        )
-    tried = list(_candidates(first.name, place, ours, pairs, exact))
-    scored = [
+    tried = [
         (_relative(value, candidate.value), candidate)
-        for candidate in tried
+        for candidate in _candidates(first.name, place, ours, pairs, exact)
         if candidate.value.size == value.size
     ]
-    # An activation is known by what PyTorch's returns; everything else says what it is.
-    plain = next((error for error, candidate in scored if not candidate.cause), first.jax_error)
-    if not scored:
-        return DivergenceCause(
-            "unknown", "no cause is known for what lies between these layers", plain
-        )
-    error, best = min(scored, key=lambda entry: entry[0])
-    if not best.cause or error * EXPLAINED > min(plain, first.jax_error):
-        return DivergenceCause(
-            "unknown",
-            f"of {len(scored)} causes that were tried none explains it; the layers before it agree",
-            plain,
-        )
-    return DivergenceCause(
-        best.cause, f"JAX computes {best.words} (then the error is {error:.1e})", error
+    plain = min(first.jax_error, *(error for error, c in tried if not c.cause), math.inf)
+    met = bound * max(first.torch_error, first.floor)
+    explained = [
+        (error, candidate)
+        for error, candidate in tried
+        if candidate.cause and error * EXPLAINED <= plain and (candidate.rounds or error <= met)
+    ]
+    if explained:
+        error, best = min(explained, key=lambda entry: entry[0])
+        words = f"JAX computes {best.words} (then the error is {error:.1e})"
+        return DivergenceCause(best.cause, words, error)
+    if first.ratio <= bound:
+        kinds = f"JAX has {first.dtypes[0]} and PyTorch {first.dtypes[1]}"
+        words = f"{kinds}: both are off by what the narrower rounds; give both the same"
+        return DivergenceCause("computed in another dtype", words, plain)
+    words = (
+        f"of {len(tried)} ways to compute it none is JAX's; no layer before it is beyond the bound"
     )
+    return DivergenceCause("unknown", words, plain)
 
 
 def _candidates(
@@ -315,10 +234,13 @@ def _candidates(
     module, given, theirs = exact.module_at(place), exact.whole(place.module), exact.at(place)
     assert theirs is not None
     if module is not None and given is not None:
-        found = [
-            Candidate(candidate.cause, candidate.words, place.pick(candidate.value))
-            for candidate in causes.of_module(module, given, exact.whole_result(place.module))
-        ]
+        whole = exact.whole_result(place.module)
+        found = []
+        # A module of a kind that we only seem to know is one that we do not know.
+        with suppress(ArithmeticError, IndexError, RuntimeError, TypeError, ValueError):
+            for candidate in causes.of_module(module, given, whole):
+                value = place.pick(_shaped_like(candidate.value, whole))
+                found.append(Candidate(candidate.cause, candidate.words, value))
         if found:
             yield from found
             return
@@ -331,9 +253,9 @@ def _candidates(
         return None if value is None else value.reshape(ours[key].shape)
 
     if last == "mixed":
-        query, key, value = near("query"), near("key"), near("value")
-        if query is not None and key is not None and value is not None and query.ndim == 4:
-            yield from attention(query, key, value, theirs)
+        query, key, values = near("query"), near("key"), near("value")
+        if query is not None and key is not None and values is not None and query.ndim == 4:
+            yield from attention(query, key, values, theirs)
         return
     # The two sums of a block: what it was given and the branch of attention; then that of the
     # feed-forward part.
@@ -356,15 +278,29 @@ def _aligned(value: Numbers, like: Numbers) -> Numbers:
     return value.reshape(like.shape)
 
 
+def _shaped_like(value: Numbers, whole: Numbers) -> Numbers:
+    """A candidate for what a convolution returns, which has positions and then channels."""
+    if value.ndim == 3 and whole.ndim == 4 and value.size == whole.size:
+        return value.swapaxes(1, 2).reshape(whole.shape)
+    return value
+
+
 def _relative(value: Numbers, true: Numbers) -> float:
-    """The root mean square of the difference, over that of the true values."""
+    """The root mean square of the difference, over that of the true values that are finite."""
     wide = _aligned(value.astype(np.float64), true)
-    size = math.sqrt(float(np.mean(np.square(true)))) if true.size else 0.0
+    numbers = true[np.isfinite(true)]
+    size = math.sqrt(float(np.mean(np.square(numbers)))) if numbers.size else 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        error = math.sqrt(float(np.mean(np.square(wide - true)))) if true.size else 0.0
+        apart = np.where(_same(wide, true), 0.0, wide - true)
+        error = math.sqrt(float(np.mean(np.square(apart)))) if true.size else 0.0
     if not math.isfinite(error):
         return math.inf
     return error / size if size else (math.inf if error else 0.0)
+
+
+def _same(value: Numbers, true: Numbers) -> Numbers:
+    """Whether each is the same, infinities and NaN included: a mask is no difference."""
+    return (value == true) | (np.isnan(value) & np.isnan(true))
 
 
 def _is_float(kind: np.dtype[Any]) -> bool:
@@ -375,9 +311,3 @@ def _written(place: TorchPlace) -> str:
     part = "" if place.part is None else f"[{place.part[0]}/{place.part[1]}]"
     token = "" if place.token is None else f"[:,{place.token}]"
     return f"{place.module}{part}{token}{':input' if place.given else ''}"
-
-
-def _some(names: Mapping[str, Any]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""
-    return (", ".join(listed[:4]) or "nothing") + more

@@ -90,7 +90,7 @@ class TorchPlace:
         module, number, count, token, given = found.groups()
         if number is not None and int(number) >= int(count):
             raise Mistake(
-                f"rename: {name}: of {count} parts the last is [{int(count) - 1}/{count}]"
+                f"rename: {name}: parts are counted from nought, so of 3 they are [0/3] to [2/3]"
             )
         part = None if number is None else (int(number), int(count))
         return TorchPlace(module, bool(given), part, None if token is None else int(token))

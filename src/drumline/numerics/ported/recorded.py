@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from drumline.numerics.errors import Numbers
+from drumline.numerics.implementations import as_tensor
 from drumline.numerics.ported.names import TorchPlace
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _tensors(module: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[torch.T
 
     some = next(module.parameters(), torch.empty(0))
     for given in inputs:
-        tensor = given if isinstance(given, torch.Tensor) else torch.tensor(np.asarray(given))
+        tensor = given if isinstance(given, torch.Tensor) else as_tensor(np.asarray(given))
         kind = some.dtype if tensor.is_floating_point() else torch.long
         yield tensor.to(device=some.device, dtype=kind)
 
