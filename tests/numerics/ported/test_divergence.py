@@ -474,6 +474,9 @@ def test_a_mask_that_both_sides_have_is_no_difference() -> None:
         return masked
 
     assert trace_divergence(ours, peer, x).first is None
+    jitted = jax.jit(ours)
+    jitted(x)
+    assert len(trace_divergence(jitted, peer, x).layers) == 3, "what is traced already too"
     found = trace_divergence(partial(ours, wrong=np.nan), peer, x)
     assert found.cause is not None
     assert found.cause.kind == "not finite"

@@ -100,8 +100,9 @@ def _check(torch_module: Any, inputs: Sequence[Any], bound: float) -> None:
 def _intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, Numbers]:
     """Everything that the function taps or returns by name, its result as the last."""
     names: list[str] = []
-    # One that is compiled already was traced when nobody looked.
-    jax_fn = getattr(jax_fn, "__wrapped__", jax_fn)
+    if hasattr(jax_fn, "lower"):
+        # What is jitted may have been traced when nobody looked, and would not be traced again.
+        jax_fn = getattr(jax_fn, "__wrapped__", jax_fn)
 
     def run(*inputs: Any) -> list[Any]:
         with collecting() as seen:
