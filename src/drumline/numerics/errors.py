@@ -81,7 +81,7 @@ def error_statistics(got: Any, true: Any) -> ErrorStatistics:
         raise Mistake(f"the reference is {true.dtype} and the result {got.dtype}, which is real")
     judge = _exactly if true.dtype == object else _in_float64
     nearest_true, distance, units, scale = judge(got, true)
-    finite = np.isfinite(_wide(got)) & _is_number(nearest_true)
+    finite = np.isfinite(_wide(got)) & np.isfinite(nearest_true)
     same = _same(got, nearest_true) if _is_float(got.dtype) else distance == 0
     misplaced = ~finite & ~same
     distance = np.where(finite, distance, np.where(misplaced, math.inf, 0.0))
@@ -213,10 +213,6 @@ def _is_float(kind: np.dtype[Any]) -> bool:
 
 def _wide(got: Numbers) -> Numbers:
     return got.astype(np.float64)
-
-
-def _is_number(nearest_true: Numbers) -> Numbers:
-    return np.isfinite(nearest_true)
 
 
 def _same(got: Numbers, nearest_true: Numbers) -> Numbers:

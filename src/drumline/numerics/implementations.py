@@ -1,7 +1,7 @@
 """One computation by several implementations: JAX or PyTorch, each under its settings.
 
 Each takes NumPy arrays and returns NumPy arrays, so that all get the same numbers and can be
-compared. `prepared` leaves both on the device, for measuring time.
+compared; `seconds` leaves both on the device and measures the time.
 """
 
 # NumPy's functions promise less than they return.
@@ -96,7 +96,9 @@ class UnderJax:
     def _settings(self) -> Any:
         import jax
 
-        return nullcontext() if self.precision == "default" else _precision(jax, self.precision)
+        if self.precision == "default":
+            return nullcontext()
+        return jax.default_matmul_precision(self.precision)
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,6 @@ class UnderTorch:
                 yield device
         finally:
             torch.set_float32_matmul_precision(before)
-
-
-def _precision(jax: Any, name: str) -> Any:
-    return jax.default_matmul_precision(name)
 
 
 def as_tensor(x: Numbers) -> Any:

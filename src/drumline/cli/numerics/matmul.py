@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, need
+from drumline.cli.numerics.options import AsJson, need_jax
 
 if TYPE_CHECKING:
     from drumline.numerics.matmul import MatmulSurvey
@@ -34,7 +34,7 @@ def matmul(
     as_json: AsJson = False,
 ) -> None:
     """Multiply in every precision of JAX and PyTorch, against float64."""
-    need("jax")
+    need_jax()
     import jax
 
     from drumline.cli.connect import echo_json

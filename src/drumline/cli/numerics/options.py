@@ -23,16 +23,12 @@ InputsName = Annotated[
 ]
 
 
-def need(*packages: str) -> None:
-    """Refuse, in one sentence, to go on without these packages."""
+def need_jax() -> None:
+    """Refuse, in one sentence, to go on without JAX."""
     from drumline.numerics.mistakes import Mistake
 
-    for package in packages:
-        if find_spec(package) is None:
-            extra = "torch" if package == "torch" else "jax"
-            raise Mistake(
-                f"{package} is not installed, and this needs it: pip install 'drumline[{extra}]'"
-            )
+    if find_spec("jax") is None:
+        raise Mistake("jax is not installed, and this needs it: pip install 'drumline[jax]'")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need, prints_aside
+from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need_jax, prints_aside
 from drumline.cli.rendering.table import print_table
 from drumline.cli.rendering.text import harmless
 
@@ -31,7 +31,7 @@ def precision(
     as_json: AsJson = False,
 ) -> None:
     """Show which outputs change with the compiler's rounding, and the first operation at fault."""
-    need("jax")
+    need_jax()
     from drumline.numerics.rounding.precision import precision as compare
     from drumline.numerics.targets import load_target
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need, prints_aside
+from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need_jax, prints_aside
 from drumline.cli.rendering.table import print_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def repeat(
     as_json: AsJson = False,
 ) -> None:
     """Run a function several times on every local device, and compare the bits it returns."""
-    need("jax")
+    need_jax()
     from drumline.numerics.repetition import repeat as run_repeatedly
     from drumline.numerics.targets import load_target
 

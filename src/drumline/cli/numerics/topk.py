@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, need
+from drumline.cli.numerics.options import AsJson, need_jax
 from drumline.cli.rendering.table import print_table
 
 ROWS = 8
@@ -23,7 +23,7 @@ def topk(
     as_json: AsJson = False,
 ) -> None:
     """Measure the recall of lax.approx_max_k, and whether its results can be true."""
-    need("jax")
+    need_jax()
     ks, lengths = _numbers("k", k, int), _numbers("length", length, int)
     recalls = _numbers("recall", recall, float)
     from drumline.numerics.topk_survey import TopKGrid, survey_topk
