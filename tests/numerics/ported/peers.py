@@ -99,3 +99,17 @@ def vit_on(model: ViT, params: Params) -> Callable[[Any], Any]:
 
 def lm_on(model: LM, params: Params) -> Callable[[Any], Any]:
     return lambda x: model.logits(params, x)
+
+
+def plant_in_torch(path: str, **values: Any) -> Callable[[Any], None]:
+    """Set attributes of one module of the peer."""
+
+    def plant(peer: Any) -> None:
+        for name, value in values.items():
+            setattr(peer.get_submodule(path), name, value)
+
+    return plant
+
+
+def nothing(peer: Any) -> None:
+    del peer
