@@ -1,0 +1,322 @@
+"""The collectives of a compiled program: what each sends, along which axes, how often, and whether
+anything is computed meanwhile.
+
+`sent` is what one device sends in one execution by the ring algorithm, which is also the least that
+any algorithm on a ring can do: an all-gather n−1 times its shard, a reduce-scatter (n−1)/n of its
+input, an all-reduce twice that, a permute its operand, an all-to-all (n−1)/n of its operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drumline.inspect.hlo.groups import axes_of, read_groups, read_pairs
+from drumline.inspect.hlo.loops import trips
+from drumline.inspect.hlo.text import BITS, Computation, Instruction, Module, Shape, dtype_name
+
+KINDS = {
+    "all-gather": "all-gather",
+    "all-reduce": "all-reduce",
+    "reduce-scatter": "reduce-scatter",
+    "all-to-all": "all-to-all",
+    "ragged-all-to-all": "all-to-all",
+    "collective-permute": "collective-permute",
+    "collective-broadcast": "collective-broadcast",
+}
+"""HLO's instructions, and how a report names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective of the compiled program."""
+
+    kind: str
+    axes: tuple[str, ...]
+    """Names of mesh axes, in the mesh's order."""
+    dtype: str
+    """The type of the values, as the program means it; several with a plus."""
+    sent: int
+    """Bytes that one device sends in one execution, by the ring algorithm."""
+    count: int
+    """Executions in one call."""
+    at_least: bool = False
+    """Whether a loop around it runs an unknown number of times, counted once here."""
+    conditional: bool = False
+    """Whether it stands in one branch of a condition, and may not run at all."""
+    source: str = ""
+    scope: str = ""
+    asynchronous: bool = False
+    between: tuple[str, ...] = ()
+    """What is computed between its start and its end, where it is asynchronous."""
+    group: int = 1
+    """How many devices take part in one of its groups."""
+    name: str = ""
+    """The instruction's name in the compiled program."""
+
+    @property
+    def total(self) -> int:
+        """Bytes that one device sends in one call."""
+        return self.sent * self.count
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {
+            "kind": self.kind,
+            "axes": list(self.axes),
+            "dtype": self.dtype,
+            "sent": self.sent,
+            "count": self.count,
+            "at_least": self.at_least,
+            "conditional": self.conditional,
+            "source": self.source,
+            "scope": self.scope,
+            "asynchronous": self.asynchronous,
+            "between": list(self.between),
+            "group": self.group,
+            "name": self.name,
+        }
+
+
+@dataclass(frozen=True)
+class Executions:
+    """How often an instruction runs in one call of the program."""
+
+    count: int = 1
+    at_least: bool = False
+    conditional: bool = False
+
+    def looped(self, turns: int | None) -> Executions:
+        """Within a loop; None is an unknown number of turns."""
+        return Executions(
+            self.count * (1 if turns is None else turns),
+            self.at_least or turns is None,
+            self.conditional,
+        )
+
+    def maybe(self) -> Executions:
+        """Within a branch."""
+        return Executions(self.count, self.at_least, True)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An instruction, where it stands, and how often it runs."""
+
+    instruction: Instruction
+    within: Computation
+    executions: Executions
+    start: tuple[Instruction, Computation] | None = None
+    """The `async-start`, or fusion that starts it, where it stands in a computation of its own."""
+
+
+def collectives_of(
+    module: Module, mesh: Mapping[str, int], *, meant: Mapping[str, str] | None = None
+) -> list[Collective]:
+    """Every collective that runs, in the order of the schedule.
+
+    Args:
+        module: the compiled program.
+        mesh: the mesh's axes and their sizes, in the order that devices are numbered in.
+        meant: the types that collectives have in the program, by name, where the compiler's differ.
+    """
+    found = []
+    for place in walk(module):
+        kind = KINDS.get(_base(place.instruction.opcode))
+        if kind is None or place.instruction.opcode.endswith(("-done", "-update")):
+            continue
+        collective = _collective(kind, place, module, mesh, meant or {})
+        if collective is not None:
+            found.append(collective)
+    return found
+
+
+def _base(opcode: str) -> str:
+    return opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update")
+
+
+def group_size(instruction: Instruction, mesh: Mapping[str, int], devices: int) -> int:
+    """How many devices take part in one group; for a permute, whether any takes part."""
+    if _base(instruction.opcode) == "collective-permute":
+        pairs = read_pairs(instruction.attributes.get("source_target_pairs", ""))
+        return 2 if any(source != target for source, target in pairs) else 1
+    del mesh
+    groups = read_groups(instruction.attributes.get("replica_groups", "{}"), devices)
+    return max(len(group) for group in groups)
+
+
+def axes(instruction: Instruction, mesh: Mapping[str, int], devices: int) -> tuple[str, ...]:
+    """The mesh axes that a collective runs along."""
+    pairs = instruction.attributes.get("source_target_pairs")
+    if pairs is not None:
+        return axes_of(read_pairs(pairs), mesh)
+    groups = read_groups(instruction.attributes.get("replica_groups", "{}"), devices)
+    return axes_of(groups, mesh)
+
+
+def operand_shapes(instruction: Instruction, within: Computation) -> list[Shape]:
+    """The arrays that a collective takes."""
+    taken = (within.by_name[name].shape for name in instruction.operands if name in within.by_name)
+    arrays = [array for shape in taken for array in shape.arrays() if array.dtype != "token"]
+    if _base(instruction.opcode) == "ragged-all-to-all":
+        return arrays[:1]  # the others are the result's buffer, offsets and sizes
+    if _base(instruction.opcode) == "collective-permute":
+        return [array for array in arrays if array.dims or len(arrays) == 1][:1] or arrays[:1]
+    return arrays
+
+
+def sent_bytes(kind: str, taken: int, group: int) -> int:
+    """What one device sends of the bytes it takes in, by the ring algorithm."""
+    if group <= 1:
+        return 0
+    match kind:
+        case "all-gather":
+            return taken * (group - 1)
+        case "reduce-scatter" | "all-to-all":
+            return taken * (group - 1) // group
+        case "all-reduce":
+            return 2 * taken * (group - 1) // group
+        case _:
+            return taken
+
+
+def _collective(
+    kind: str, place: Found, module: Module, mesh: Mapping[str, int], meant: Mapping[str, str]
+) -> Collective | None:
+    instruction, within = place.instruction, place.within
+    group = group_size(instruction, mesh, module.partitions)
+    shapes = operand_shapes(instruction, within)
+    if group <= 1 or not shapes or not place.executions.count:
+        return None
+    types = _types(instruction, within, shapes, meant)
+    taken = sum(
+        -(-shape.elements * bits // 8) for shape, (_, bits) in zip(shapes, types, strict=True)
+    )
+    start = place.start or (
+        (instruction, within) if instruction.opcode.endswith("-start") else None
+    )
+    origin = instruction.place
+    if not origin.op_name and start is not None:
+        origin = start[0].place
+    return Collective(
+        kind=kind,
+        axes=axes(instruction, mesh, module.partitions),
+        dtype="+".join(dict.fromkeys(dtype_name(name) for name, _ in types)),
+        sent=sent_bytes(kind, taken, group),
+        count=place.executions.count,
+        at_least=place.executions.at_least,
+        conditional=place.executions.conditional,
+        source=origin.source,
+        scope=origin.scope,
+        asynchronous=start is not None,
+        between=() if start is None else tuple(_between(*start)),
+        group=group,
+        name=instruction.name,
+    )
+
+
+def _types(
+    instruction: Instruction, within: Computation, shapes: list[Shape], meant: Mapping[str, str]
+) -> list[tuple[str, int]]:
+    """HLO's name and the bits of each operand's type, as the program means it."""
+    narrow = meant.get(instruction.name) or _narrowed(instruction, within)
+    names = [narrow if narrow and shape.dtype == "f32" else shape.dtype for shape in shapes]
+    return [(name, BITS.get(name, 32)) for name in names]
+
+
+def _narrowed(instruction: Instruction, within: Computation) -> str:
+    """`bf16` where the CPU compiler has widened a collective of that type to f32.
+
+    It leaves a mark in the name of an all-reduce's sum. Around the others stand conversions: from
+    bf16 before, and to bf16 behind, so that no digit of what was between can matter.
+    """
+    applied = instruction.called().get("to_apply", ("",))[0]
+    if applied.endswith("_promoted"):
+        return "bf16"
+    taken = [within.by_name.get(name) for name in instruction.operands]
+    if not taken or not all(value is not None and _widens(value) for value in taken):
+        return ""
+    users = within.users.get(instruction.name, ())
+    return "bf16" if users and all(_narrows(user) for user in users) else ""
+
+
+def _widens(value: Instruction) -> bool:
+    return value.shape.dtype == "f32" and "convert" in _steps(value)
+
+
+def _narrows(value: Instruction) -> bool:
+    return "convert" in _steps(value)
+
+
+def _steps(value: Instruction) -> str:
+    """The operations of a fusion, which XLA names after them."""
+    return value.name if value.opcode == "fusion" else value.opcode
+
+
+def walk(module: Module) -> Iterator[Found]:
+    """Every instruction that runs, in order, with how often it does."""
+    yield from _walk(module, module.entry, Executions(), None)
+
+
+def _walk(
+    module: Module,
+    computation: Computation,
+    executions: Executions,
+    start: tuple[Instruction, Computation] | None,
+) -> Iterator[Found]:
+    for instruction in computation.instructions:
+        yield Found(instruction, computation, executions, start)
+        called = instruction.called()
+        match instruction.opcode:
+            case "while":
+                inside = executions.looped(trips(instruction, computation, module))
+                names = called.get("body", ())
+            case "conditional":
+                inside = executions.maybe()
+                names = tuple(name for some in called.values() for name in some)
+            case "call" | "fusion" | "async-start" | "custom-call":
+                inside, names = executions, called.get("calls", ()) + called.get("to_apply", ())
+            case _:
+                continue
+        begun = (instruction, computation) if instruction.opcode == "async-start" else start
+        for name in names:
+            if name in module.computations:
+                yield from _walk(module, module.computations[name], inside, begun)
+
+
+def _between(start: Instruction, within: Computation) -> Iterator[str]:
+    """What is computed between a start and its end, by name and source line."""
+    ends = {start.name}
+    after = False
+    for instruction in within.instructions:
+        if instruction is start:
+            after = True
+            continue
+        if not after:
+            continue
+        if ends & set(instruction.operands):
+            if instruction.opcode.endswith("-done"):
+                return
+            if instruction.opcode.endswith("-update"):
+                ends.add(instruction.name)
+                continue
+        if computes(instruction):
+            at = f" at {instruction.place.short}" if instruction.place.source else ""
+            yield f"{instruction.name}{at}"
+
+
+_NO_WORK = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "iota", "opt-barrier", "add-dependency",
+}  # fmt: skip
+
+
+def computes(instruction: Instruction) -> bool:
+    """Whether an instruction does work that takes time on the device, communication apart."""
+    if instruction.opcode in _NO_WORK or _base(instruction.opcode) in KINDS:
+        return False
+    if instruction.opcode.endswith(("-start", "-done", "-update")):
+        return False
+    # A handful of numbers, such as an offset, takes no time worth telling.
+    return instruction.shape.is_tuple or instruction.shape.elements > 128

@@ -1,0 +1,127 @@
+"""Meshes as a user gives them: JAX's own, a mapping, or `X=2,Y=4`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from drumline.inspect.mistakes import Mistake
+
+Axes = dict[str, int]
+"""Names and sizes, in the order in which devices are numbered."""
+MeshLike = Mesh | AbstractMesh | Mapping[str, int] | str
+
+
+def read_mesh(text: str) -> Axes:
+    """The axes of `X=2,Y=4`.
+
+    Raises:
+        Mistake: it is written otherwise, names an axis twice, or has a size below 1.
+    """
+    axes: Axes = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", part)
+        if found is None:
+            raise Mistake(f"the mesh {text!r}: write each axis as NAME=SIZE, such as X=2,Y=4")
+        if found[1] in axes:
+            raise Mistake(f"the mesh {text!r} names the axis {found[1]} twice")
+        axes[found[1]] = int(found[2])
+    return _checked(axes)
+
+
+def _checked(axes: Mapping[Any, Any]) -> Axes:
+    for name, size in axes.items():
+        if not isinstance(name, str) or not isinstance(size, int) or size < 1:
+            raise Mistake(f"the mesh axis {name!r} has the size {size!r}; it must be 1 or more")
+    return dict(axes)
+
+
+def axes_of_mesh(mesh: MeshLike) -> Axes:
+    """The names and sizes of a mesh."""
+    if isinstance(mesh, str):
+        return read_mesh(mesh)
+    if isinstance(mesh, Mesh | AbstractMesh):
+        return {str(name): int(size) for name, size in mesh.shape.items()}
+    if not isinstance(mesh, Mapping):
+        raise Mistake(f"the mesh is {mesh!r}; give a jax Mesh, or a text such as 'X=2,Y=4'")
+    return _checked(mesh)
+
+
+def as_jax_meshes(mesh: MeshLike) -> list[Mesh | AbstractMesh]:
+    """The mesh as JAX has it, in the order to try.
+
+    A mesh that is given by its sizes has Explicit axes, as `jax.make_mesh` makes them; where the
+    function will not have those, Auto ones, whose shardings XLA propagates.
+    """
+    if isinstance(mesh, Mesh | AbstractMesh):
+        return [mesh]
+    axes = axes_of_mesh(mesh)
+    return [
+        AbstractMesh(tuple(axes.values()), tuple(axes), (kind,) * len(axes))
+        for kind in (AxisType.Explicit, AxisType.Auto)
+    ]
+
+
+def meshes_in(arguments: Any) -> list[Axes]:
+    """The meshes that arguments are placed on."""
+    found: list[Axes] = []
+    for leaf in jax.tree.leaves(arguments):
+        sharding = _sharding(leaf)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape:
+            axes = axes_of_mesh(sharding.mesh)
+            if axes not in found:
+                found.append(axes)
+    return found
+
+
+def _sharding(leaf: Any) -> Any:
+    try:
+        return getattr(leaf, "sharding", None)
+    except TypeError:  # a PartitionSpec alone, and no mesh around it yet
+        return None
+
+
+def place(arguments: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """Shapes that name a `PartitionSpec` alone, on the mesh."""
+
+    def placed(leaf: Any) -> Any:
+        spec = getattr(leaf, "_sharding", None)
+        if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(spec, PartitionSpec):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(placed, arguments)
+
+
+def shown(axes: Axes) -> str:
+    """As a user writes it: `X=2,Y=4`."""
+    return ",".join(f"{name}={size}" for name, size in axes.items())
+
+
+def check_divides(arguments: tuple[Any, ...]) -> None:
+    """Refuse arguments whose dimensions their mesh does not divide.
+
+    Raises:
+        Mistake: with the argument, the dimension and the axes.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+        sharding = _sharding(leaf)
+        if not isinstance(sharding, NamedSharding):
+            continue
+        sizes = axes_of_mesh(sharding.mesh)
+        for number, names in enumerate(sharding.spec):
+            used = names if isinstance(names, tuple) else (names,)
+            parts = prod(sizes.get(name, 1) for name in used if isinstance(name, str))
+            size = leaf.shape[number] if number < len(leaf.shape) else 1
+            if size % parts:
+                where = jax.tree_util.keystr(path[1:])
+                raise Mistake(
+                    f"argument {path[0].idx + 1}{where} of shape {tuple(leaf.shape)}: dimension "
+                    f"{number} of {size} does not divide by the {parts} devices along "
+                    f"{' and '.join(str(name) for name in used)}"
+                )

@@ -1,0 +1,158 @@
+"""The compiled program to read: whose compiler made it, for how many devices, on which mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import jax
+
+from drumline.chips import Slice
+from drumline.inspect.compiling.lowering import LoweredProgram, lower
+from drumline.inspect.compiling.meshes import Axes, MeshLike, axes_of_mesh, meshes_in, shown
+from drumline.inspect.compiling.workers import cpu_worker, has_tpu_compiler, tpu_worker
+from drumline.inspect.hlo.text import Module, parse_module
+from drumline.inspect.mistakes import Mistake
+
+Compiler = Literal["auto", "cpu", "tpu", "here"]
+"""Whose compiler: that of emulated CPU devices, the TPU's own, that of this process's devices."""
+
+_TOPOLOGY_NAMES = {"7x": "tpu7x"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program."""
+
+    name: str
+    module: Module = field(repr=False)
+    mesh: Axes
+    compiler: str
+    """Who compiled it: `cpu`, `tpu` or `gpu`."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes per device as the TPU's compiler tells them."""
+
+    @property
+    def compiled_by(self) -> str:
+        """In words."""
+        return {
+            "cpu": "the CPU backend, for emulated devices",
+            "tpu": "the TPU's own compiler",
+            "gpu": "the GPU's compiler",
+        }.get(self.compiler, self.compiler)
+
+
+def compiled_program(
+    function: Any,
+    arguments: tuple[Any, ...],
+    *,
+    mesh: MeshLike | None = None,
+    on: Slice | None = None,
+    compiler: Compiler = "auto",
+) -> Program:
+    """Compile a function, or take what is compiled.
+
+    Raises:
+        Mistake: it does not trace or compile, or the mesh does not fit the arguments or the slice.
+    """
+    if isinstance(function, jax.stages.Compiled):
+        return _of_compiled(function, mesh)
+    chosen = _choose(compiler, on, mesh, arguments)
+    # Lowered already, it is lowered for what it was lowered for.
+    platform = {"cpu": "cpu", "tpu": "tpu"}.get(chosen)
+    program = lower(function, arguments, mesh=mesh, platform=platform)
+    axes = _mesh_of(program)
+    if chosen == "tpu" and on is not None:
+        return _for_tpu(program, axes, on)
+    if chosen == "here":
+        text = program.lowered.compile().as_text()
+        return Program(program.name, parse_module(text), axes, jax.default_backend())
+    answer = cpu_worker(program.partitions).compile(_request(program), program.code)
+    return Program(program.name, parse_module(answer.text), axes, "cpu")
+
+
+def _choose(
+    compiler: Compiler, on: Slice | None, mesh: MeshLike | None, arguments: tuple[Any, ...]
+) -> str:
+    if compiler != "auto":
+        if compiler == "tpu" and on is None:
+            raise Mistake("the TPU's compiler has to know the slice: name one, such as v5litepod-8")
+        if compiler == "tpu" and not has_tpu_compiler():
+            raise Mistake(
+                "the TPU's compiler is not installed here: pip install 'drumline[tpu]', on x86_64 "
+                "Linux, or name a Python that has it in DRUMLINE_TPU_PYTHON"
+            )
+        return compiler
+    if on is not None:
+        return "tpu" if has_tpu_compiler() else "cpu"
+    here = jax.default_backend()
+    if here == "cpu":
+        return "cpu"
+    wanted = [prod(axes.values()) for axes in meshes_in(arguments)]
+    if mesh is not None:
+        wanted.append(prod(axes_of_mesh(mesh).values()))
+    return "here" if max(wanted, default=1) <= jax.device_count() else "cpu"
+
+
+def _mesh_of(program: LoweredProgram) -> Axes:
+    """The mesh to name axes by: the first with as many devices as the program."""
+    for axes in program.meshes:
+        if prod(axes.values()) == program.partitions:
+            return axes
+    return {"devices": program.partitions} if program.partitions > 1 else {}
+
+
+def _request(program: LoweredProgram) -> dict[str, Any]:
+    return {
+        "partitions": program.partitions,
+        "shardy": program.shardy,
+        "propagate_in": list(program.propagate_in),
+        "propagate_out": list(program.propagate_out),
+    }
+
+
+def _for_tpu(program: LoweredProgram, axes: Axes, on: Slice) -> Program:
+    kind = _TOPOLOGY_NAMES.get(on.generation, on.generation)
+    topology = f"{kind}:{'x'.join(str(side) for side in on.topology)}"
+    request = _request(program) | {
+        "topology": topology,
+        "mesh": list(axes.values()),
+        "options": {},
+    }
+    answer = tpu_worker().compile(request, program.code)
+    return Program(program.name, parse_module(answer.text), axes, "tpu", answer.memory)
+
+
+def _of_compiled(compiled: jax.stages.Compiled, mesh: MeshLike | None) -> Program:
+    text = compiled.as_text()
+    if text is None:
+        raise Mistake("this compiled program has no text: give the function, or what was lowered")
+    module = parse_module(text)
+    placed = [] if mesh is None else [axes_of_mesh(mesh)]
+    for shardings in (compiled.input_shardings, compiled.output_shardings):
+        placed += meshes_in(jax.tree.map(_Placed, shardings))
+    devices = module.partitions
+    fitting = [axes for axes in placed if prod(axes.values()) == devices]
+    if mesh is not None and not fitting[:1] == placed[:1]:
+        raise Mistake(
+            f"the mesh {shown(placed[0])} has {prod(placed[0].values())} devices, and the compiled "
+            f"program runs on {devices}"
+        )
+    axes = fitting[0] if fitting else ({"devices": devices} if devices > 1 else {})
+    return Program(module.name, module, axes, _backend(text))
+
+
+@dataclass
+class _Placed:
+    """A sharding as an array would carry it."""
+
+    sharding: Any
+
+
+def _backend(text: str) -> str:
+    if "estimated_cycles" in text or ":T(" in text:
+        return "tpu"
+    gpu = ("__cublas", "__cudnn", "gpu_backend_config", '"triton', "fusion_backend_config")
+    return "gpu" if any(mark in text for mark in gpu) else "cpu"

@@ -1,0 +1,123 @@
+"""Compiles programs for devices that are not there, in a process of its own.
+
+    python worker.py cpu 256      for so many emulated CPU devices
+    python worker.py tpu          for TPU slices, with the TPU's own compiler (libtpu)
+
+Each request on stdin is a line of JSON with the length of the StableHLO that follows it; the answer
+on stdout is a line of JSON with the length of the HLO text that follows. A program of its own, with
+JAX alone: the Python that has the TPU's compiler need not have Drumline.
+"""
+
+import glob
+import json
+import os
+import shutil
+import sys
+import tempfile
+from typing import Any
+
+# Passes of the CPU compiler that change what the program means to send or compute, for the sake of
+# CPUs: they widen bf16 to f32, and fuse as no accelerator does.
+NOT_FOR_CPUS = (
+    "all-reduce-promotion,float-normalization-bf16,fusion,fusion-wrapper,dot-library-rewriter,"
+    "dot-library-passes,cpu-parallel-task-assigner,small-while-loop-hoisting"
+)
+
+
+def compile_options(request: dict[str, Any], assignment: Any, overrides: dict[str, Any]) -> Any:
+    """XLA's options for a program of so many partitions."""
+    from jax._src import compiler
+
+    options = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=request["partitions"],
+        device_assignment=assignment,
+        env_options_overrides=overrides,
+    )
+    build = options.executable_build_options
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = request["shardy"]
+    build.allow_spmd_sharding_propagation_to_parameters = request["propagate_in"]
+    build.allow_spmd_sharding_propagation_to_output = request["propagate_out"]
+    return options
+
+
+def compile_for_cpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
+    """The program after all passes, before code is made of it, which would fail on bf16."""
+    import jax
+    import numpy as np
+    from jaxlib import xla_client
+
+    folder = tempfile.mkdtemp(prefix="drumline-inspect-")
+    try:
+        devices = jax.devices("cpu")[: request["partitions"]]
+        overrides = {
+            "xla_disable_hlo_passes": NOT_FOR_CPUS,
+            "xla_dump_to": folder,
+            "xla_dump_hlo_as_text": True,
+            "xla_backend_optimization_level": 0,
+        }
+        options = compile_options(request, np.arange(len(devices)).reshape(1, -1), overrides)
+        refusal = ""
+        try:
+            devices[0].client.compile_and_load(code, xla_client.DeviceList(tuple(devices)), options)
+        except Exception as error:  # whatever XLA says
+            refusal = str(error)
+        found = glob.glob(os.path.join(folder, "*cpu_after_optimizations.txt"))
+        if not found:
+            return {"error": refusal or "the compiler left no program behind", "text": ""}
+        with open(found[0]) as text:
+            return {"text": text.read()}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
+    """The scheduled program of the TPU's compiler, and the memory it needs."""
+    import numpy as np
+    from jax.experimental import topologies
+    from jaxlib import xla_client
+
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=request["topology"])
+    shape = request["mesh"] or [request["partitions"]]
+    names = tuple(f"axis{number}" for number in range(len(shape)))
+    devices = topologies.make_mesh(topology, tuple(shape), names).devices.reshape(-1)
+    ids = np.array([device.id for device in devices]).reshape(1, -1)
+    options = compile_options(request, ids, request["options"])
+    executable = devices[0].client.compile(
+        code, executable_devices=xla_client.DeviceList(tuple(devices)), compile_options=options
+    )
+    memory = executable.get_compiled_memory_stats()
+    return {
+        "text": executable.hlo_modules()[0].to_string(),
+        "memory": {
+            "arguments": memory.argument_size_in_bytes,
+            "outputs": memory.output_size_in_bytes,
+            "aliased": memory.alias_size_in_bytes,
+            "temporaries": memory.temp_size_in_bytes,
+            "code": memory.generated_code_size_in_bytes,
+        },
+    }
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    # What XLA and JAX print goes to stderr: stdout is for the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    requests = sys.stdin.buffer
+    work = compile_for_tpus if sys.argv[1] == "tpu" else compile_for_cpus
+    while line := requests.readline():
+        request = json.loads(line)
+        code = requests.read(request["length"])
+        try:
+            answer = work(request, code)
+        except Exception as error:  # whatever the compiler says
+            answer = {"error": f"{type(error).__name__}: {error}", "text": ""}
+        text = answer.pop("text").encode()
+        answers.write(json.dumps({**answer, "length": len(text)}).encode() + b"\n" + text)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a report looks like: text, pictures, traces."""
