@@ -112,21 +112,22 @@ class Found:
 
 
 def collectives_of(
-    module: Module, mesh: Mapping[str, int], *, meant: Mapping[str, str] | None = None
+    module: Module, mesh: Mapping[str, int], *, widened: bool = False
 ) -> list[Collective]:
     """Every collective that runs, in the order of the schedule.
 
     Args:
         module: the compiled program.
         mesh: the mesh's axes and their sizes, in the order that devices are numbered in.
-        meant: the types that collectives have in the program, by name, where the compiler's differ.
+        widened: whether its compiler computes bfloat16 in float32, as the CPU's does: the types are
+            then what the conversions around a collective say.
     """
     found = []
     for place in walk(module):
         kind = KINDS.get(_base(place.instruction.opcode))
         if kind is None or place.instruction.opcode.endswith(("-done", "-update")):
             continue
-        collective = _collective(kind, place, module, mesh, meant or {})
+        collective = _collective(kind, place, module, mesh, widened)
         if collective is not None:
             found.append(collective)
     return found
@@ -142,8 +143,14 @@ def group_size(instruction: Instruction, mesh: Mapping[str, int], devices: int) 
         pairs = read_pairs(instruction.attributes.get("source_target_pairs", ""))
         return 2 if any(source != target for source, target in pairs) else 1
     del mesh
-    groups = read_groups(instruction.attributes.get("replica_groups", "{}"), devices)
-    return max(len(group) for group in groups)
+    return max(len(group) for group in read_groups(_groups(instruction), devices))
+
+
+def _groups(instruction: Instruction) -> str:
+    """How the groups are written; a mesh's own order of devices stands behind a comma."""
+    text = instruction.attributes.get("replica_groups", "{}")
+    order = instruction.attributes.get("device_ids")
+    return text if order is None else f"{text}, device_ids={order}"
 
 
 def axes(instruction: Instruction, mesh: Mapping[str, int], devices: int) -> tuple[str, ...]:
@@ -151,8 +158,7 @@ def axes(instruction: Instruction, mesh: Mapping[str, int], devices: int) -> tup
     pairs = instruction.attributes.get("source_target_pairs")
     if pairs is not None:
         return axes_of(read_pairs(pairs), mesh)
-    groups = read_groups(instruction.attributes.get("replica_groups", "{}"), devices)
-    return axes_of(groups, mesh)
+    return axes_of(read_groups(_groups(instruction), devices), mesh)
 
 
 def operand_shapes(instruction: Instruction, within: Computation) -> list[Shape]:
@@ -162,7 +168,7 @@ def operand_shapes(instruction: Instruction, within: Computation) -> list[Shape]
     if _base(instruction.opcode) == "ragged-all-to-all":
         return arrays[:1]  # the others are the result's buffer, offsets and sizes
     if _base(instruction.opcode) == "collective-permute":
-        return [array for array in arrays if array.dims or len(arrays) == 1][:1] or arrays[:1]
+        return [array for array in arrays if array.dims] or arrays[:1]
     return arrays
 
 
@@ -182,14 +188,14 @@ def sent_bytes(kind: str, taken: int, group: int) -> int:
 
 
 def _collective(
-    kind: str, place: Found, module: Module, mesh: Mapping[str, int], meant: Mapping[str, str]
+    kind: str, place: Found, module: Module, mesh: Mapping[str, int], widened: bool
 ) -> Collective | None:
     instruction, within = place.instruction, place.within
     group = group_size(instruction, mesh, module.partitions)
     shapes = operand_shapes(instruction, within)
     if group <= 1 or not shapes or not place.executions.count:
         return None
-    types = _types(instruction, within, shapes, meant)
+    types = _types(instruction, within, shapes, widened)
     taken = sum(
         -(-shape.elements * bits // 8) for shape, (_, bits) in zip(shapes, types, strict=True)
     )
@@ -217,10 +223,10 @@ def _collective(
 
 
 def _types(
-    instruction: Instruction, within: Computation, shapes: list[Shape], meant: Mapping[str, str]
+    instruction: Instruction, within: Computation, shapes: list[Shape], widened: bool
 ) -> list[tuple[str, int]]:
     """HLO's name and the bits of each operand's type, as the program means it."""
-    narrow = meant.get(instruction.name) or _narrowed(instruction, within)
+    narrow = _narrowed(instruction, within) if widened else ""
     names = [narrow if narrow and shape.dtype == "f32" else shape.dtype for shape in shapes]
     return [(name, BITS.get(name, 32)) for name in names]
 

@@ -160,6 +160,8 @@ def communication_of(program: Program) -> Communication:
         mesh=program.mesh,
         devices=program.module.partitions,
         compiled_by=program.compiled_by,
-        collectives=tuple(collectives_of(program.module, program.mesh)),
+        collectives=tuple(
+            collectives_of(program.module, program.mesh, widened=program.widened)
+        ),
         overlap_known=program.compiler != "cpu",
     )

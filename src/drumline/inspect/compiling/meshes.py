@@ -93,7 +93,8 @@ def place(arguments: Any, mesh: Mesh | AbstractMesh) -> Any:
         spec = getattr(leaf, "_sharding", None)
         if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(spec, PartitionSpec):
             return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+        struct: Any = jax.ShapeDtypeStruct
+        return struct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     return jax.tree.map(placed, arguments)
 

@@ -33,6 +33,8 @@ class Program:
     """Who compiled it: `cpu`, `tpu` or `gpu`."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes per device as the TPU's compiler tells them."""
+    widened: bool = False
+    """Whether bfloat16 was computed in float32, as CPUs have it."""
 
     @property
     def compiled_by(self) -> str:
@@ -141,7 +143,8 @@ def _of_compiled(compiled: jax.stages.Compiled, mesh: MeshLike | None) -> Progra
             f"program runs on {devices}"
         )
     axes = fitting[0] if fitting else ({"devices": devices} if devices > 1 else {})
-    return Program(module.name, module, axes, _backend(text))
+    backend = _backend(text)
+    return Program(module.name, module, axes, backend, widened=backend == "cpu")
 
 
 @dataclass

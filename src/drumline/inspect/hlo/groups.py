@@ -20,6 +20,10 @@ _RANGE = re.compile(
     r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<permutation>[\d,]+)\))?"
 )
 _MESH = re.compile(r"\w*\[(?P<axes>'[^\]]*)\]")
+_ORDER = re.compile(
+    r"device_ids=\((?:\[(?P<shape>[\d,]+)\](?:<=\[[\d,]+\])?(?:T\((?P<permutation>[\d,]+)\))?"
+    r"|(?P<list>[\d,\s]+))\)"
+)
 _AXIS = re.compile(r"'(?P<name>[^']*)'\s*=\s*(?P<size>\d+)")
 _USED = re.compile(r"'(?P<name>[^']*)'(?::\((?P<before>\d+)\)(?P<size>\d+))?")
 
@@ -62,11 +66,13 @@ def _along_axes(text: str, mesh: re.Match[str]) -> Groups:
     sizes = {found["name"]: int(found["size"]) for found in _AXIS.finditer(mesh["axes"])}
     numbers = np.arange(prod(sizes.values()))
     after = text[mesh.end() :]
-    ids = _RANGE.search(after)
-    if ids is not None:
-        numbers = _range(ids).reshape(-1)
-    elif (listed := re.search(r"device_ids=\(?\{?([\d,\s]+)", after)) is not None:
-        numbers = np.array(_numbers(listed[1]))
+    order = _ORDER.search(after)
+    if order is not None and order["list"]:
+        numbers = np.array(_numbers(order["list"]))
+    elif order is not None:
+        shape = _numbers(order["shape"])
+        permutation = _numbers(order["permutation"] or "") or tuple(range(len(shape)))
+        numbers = np.arange(prod(shape)).reshape(shape).transpose(permutation).reshape(-1)
     used = re.search(r"\{([^}]*)\}", after)
     parts = list(_USED.finditer(used[1] if used else ""))
     # Each axis is split at every border that a used part of it has.

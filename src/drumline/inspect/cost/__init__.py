@@ -1,0 +1,1 @@
+"""What a compiled program takes on a machine: work, network, timeline, memory."""

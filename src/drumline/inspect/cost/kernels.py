@@ -1,0 +1,227 @@
+"""The operations that a device would run, made of a program that is not fused yet.
+
+The CPU's compiler is asked not to fuse, as it fuses for CPUs. What stands here fuses as accelerators
+do: chains of elementwise operations run as one; a sum takes in what it sums; a product takes in the
+conversions of its operands and what is done with each of its results. A value goes through memory
+only from one operation to another. Where a program says `kernel[…]` in a name scope, all operations
+under it are one kernel that somebody wrote, and what passes between them stays on the chip.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from drumline.inspect.cost.work import (
+    ELEMENTWISE,
+    MOVES,
+    NOTHING,
+    Work,
+    arithmetic,
+    traffic,
+)
+from drumline.inspect.hlo.text import Computation, Instruction, Module
+
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "after-all", "partition-id",
+    "replica-id", "opt-barrier", "add-dependency", "bitcast", "domain", "iota",
+}  # fmt: skip
+_LIGHT = ELEMENTWISE | MOVES | {"reduce", "map"}
+_CHEAP = (MOVES | {"convert", "compare", "and", "or", "not"}) - {"concatenate", "pad"}
+_SCOPE = re.compile(r"kernel\[(?P<name>[^\]\s]+)(?:\s+work=(?P<work>[\d.]+))?\]")
+
+
+@dataclass
+class Kernel:
+    """One operation of the device, of one instruction or several."""
+
+    name: str
+    instructions: list[Instruction]
+    work: Work = NOTHING
+    takes: set[str] = field(default_factory=set)
+    """Instructions of other kernels whose values it takes."""
+    written_in: str = ""
+    """The name of the written kernel that it is a part of, if any."""
+
+    @property
+    def lead(self) -> Instruction:
+        """The instruction that tells what the kernel is about: a product before anything else."""
+        weight = {"dot": 2, "convolution": 2, "reduce": 1}
+        return max(self.instructions, key=lambda one: weight.get(one.opcode, 0))
+
+
+def written_kernel(instruction: Instruction) -> tuple[str, float] | None:
+    """The kernel that a name scope says an instruction is a part of, and how much of it is done."""
+    found = _SCOPE.search(instruction.place.op_name)
+    return None if found is None else (found["name"], float(found["work"] or 1.0))
+
+
+def fused(computation: Computation, module: Module, on_chip: float = 0.0) -> list[Kernel]:
+    """The kernels of a computation that is not fused, in an order in which they can run.
+
+    Values of up to `on_chip` bytes pass from one to another without going through memory.
+    """
+    return _Grouping(computation, module, on_chip).kernels()
+
+
+class _Grouping:
+    def __init__(self, computation: Computation, module: Module, on_chip: float) -> None:
+        self.computation = computation
+        self.module = module
+        self.on_chip = on_chip
+        self.member: dict[str, frozenset[str]] = {}
+        """The kernels that an instruction is in, each named after the instruction it ends with."""
+        for instruction in reversed(computation.instructions):
+            self.member[instruction.name] = self._place(instruction)
+        self._take_in_epilogues()
+
+    def _place(self, instruction: Instruction) -> frozenset[str]:
+        alone = frozenset((instruction.name,))
+        users = self.computation.users[instruction.name]
+        if instruction.opcode in FREE and instruction.opcode != "bitcast":
+            return alone
+        if instruction.opcode not in _LIGHT or instruction.opcode == "reduce":
+            return alone
+        if instruction.is_root or not users or written_kernel(instruction):
+            return alone
+        kernels: frozenset[str] = frozenset()
+        for user in users:
+            if not self._takes_in(user, instruction):
+                return alone
+            kernels |= self.member[user.name]
+        if len(kernels) == 1 or instruction.opcode in _CHEAP:
+            return kernels
+        # A value that two kernels need is computed twice only where that is nearly free.
+        return kernels if len(kernels) == 2 and instruction.opcode in ("multiply", "add") else alone
+
+    def _takes_in(self, user: Instruction, producer: Instruction) -> bool:
+        if written_kernel(user):
+            return producer.opcode in ("bitcast", "copy")
+        if user.opcode in ("dot", "convolution"):
+            return producer.opcode in _CHEAP
+        if user.opcode == "dynamic-update-slice":
+            return user.operands[1] == producer.name
+        return user.opcode in _LIGHT
+
+    def _take_in_epilogues(self) -> None:
+        """What is done with each result of a product, and with nothing else, belongs to it."""
+        members: dict[str, list[Instruction]] = {}
+        for instruction in self.computation.instructions:
+            for kernel in self.member[instruction.name]:
+                members.setdefault(kernel, []).append(instruction)
+        for instruction in self.computation.instructions:
+            if instruction.opcode not in ("dot", "convolution") or written_kernel(instruction):
+                continue
+            users = self.computation.users[instruction.name]
+            kernels: frozenset[str] = frozenset().union(*(self.member[u.name] for u in users))
+            if len(kernels) != 1:
+                continue
+            (kernel,) = kernels
+            others = members.get(kernel, [])
+            plain = all(
+                one.opcode in ELEMENTWISE | MOVES
+                and one.shape.elements <= instruction.shape.elements
+                for one in others
+            )
+            if others and plain and not any(written_kernel(one) for one in others):
+                own = self.member[instruction.name]
+                for one in members.pop(next(iter(own)), []):
+                    self.member[one.name] = (self.member[one.name] - own) | {kernel}
+                    members[kernel].append(one)
+
+    def kernels(self) -> list[Kernel]:
+        found: dict[str, Kernel] = {}
+        for instruction in self.computation.instructions:
+            for name in self.member[instruction.name]:
+                kernel = found.setdefault(name, Kernel(name, []))
+                kernel.instructions.append(instruction)
+        # In the order of the instructions that they end with, each stands behind what it takes.
+        order = {one.name: at for at, one in enumerate(self.computation.instructions)}
+        kernels = sorted(found.values(), key=lambda kernel: order[kernel.instructions[-1].name])
+        for kernel in kernels:
+            self._measure(kernel)
+        return kernels
+
+    def _measure(self, kernel: Kernel) -> None:
+        inside = {one.name for one in kernel.instructions}
+        for one in kernel.instructions:
+            kernel.takes.update(name for name in one.operands if name not in inside)
+        if len(kernel.instructions) == 1 and kernel.instructions[0].opcode in FREE:
+            return
+        work = NOTHING
+        for one in kernel.instructions:
+            work += arithmetic(one, self.computation, self.module)
+        written = written_kernel(kernel.lead)
+        if written is not None:
+            kernel.written_in = written[0]
+            work = work.scaled(written[1])
+        kernel.work = work + self._bytes(kernel, inside)
+
+    def _bytes(self, kernel: Kernel, inside: set[str]) -> Work:
+        if len(kernel.instructions) == 1 and kernel.instructions[0].opcode not in _LIGHT | {
+            "dot", "convolution",
+        }:  # fmt: skip
+            return traffic(kernel.instructions[0], self.computation, self.module)
+        if all(one.opcode in ("bitcast", "copy") for one in kernel.instructions):
+            return NOTHING  # copies that the CPU's layouts and loops ask for
+        read: dict[str, float] = {}
+        written = 0.0
+        for one in kernel.instructions:
+            for operand in one.operands:
+                value = self.computation.by_name.get(operand)
+                if operand in inside or value is None or self._stays(one, value):
+                    continue
+                if self._small(value):
+                    continue
+                part = one.shape.bytes if one.opcode in ("dynamic-slice", "slice") else None
+                if one.opcode == "dynamic-update-slice" and one.operands[0] == operand:
+                    part = 0.0
+                whole = float(value.shape.bytes) if not value.shape.is_tuple else 0.0
+                read[operand] = max(read.get(operand, 0.0), whole if part is None else part)
+            written += self._written(one, inside)
+        return Work(read=sum(read.values()), written=written)
+
+    def _written(self, one: Instruction, inside: set[str]) -> float:
+        users = self.computation.users[one.name]
+        outside = [user for user in users if user.name not in inside]
+        if written_kernel(one):
+            outside = [user for user in outside if not self._stays(user, one)]
+        if (not outside and not one.is_root) or self._small(one):
+            return 0.0
+        # What is computed again in each kernel that needs it is written by none.
+        if len(self.member[one.name]) > 1:
+            return 0.0
+        if one.opcode == "dynamic-update-slice":
+            return float(self.computation.by_name[one.operands[1]].shape.bytes)
+        if one.opcode in ("bitcast", "copy") and one.operands and one.operands[0] not in inside:
+            return 0.0
+        return float(one.shape.bytes)
+
+    def _small(self, value: Instruction) -> bool:
+        """Whether a value is made here, for use here, and has room on the chip meanwhile."""
+        if value.shape.bytes > self.on_chip or value.opcode in ("parameter", "get-tuple-element"):
+            return False
+        while value.opcode in ("bitcast", "copy") and value.operands[0] in self.computation.by_name:
+            value = self.computation.by_name[value.operands[0]]
+            if value.opcode in ("parameter", "get-tuple-element"):
+                return False
+        users = self.computation.users[value.name]
+        return bool(users) and not any(user.opcode in ("tuple", "while") for user in users)
+
+    def _stays(self, user: Instruction, value: Instruction) -> bool:
+        """Whether a value passes within one written kernel."""
+        here, there = written_kernel(user), written_kernel(value)
+        return here is not None and there is not None and here[0] == there[0]
+
+
+def as_compiled(computation: Computation, module: Module) -> list[Kernel]:
+    """The kernels of a computation that its own compiler has fused: each instruction is one."""
+    kernels = []
+    for instruction in computation.instructions:
+        kernel = Kernel(instruction.name, [instruction], takes=set(instruction.operands))
+        if instruction.opcode not in FREE:
+            kernel.work = arithmetic(instruction, computation, module) + traffic(
+                instruction, computation, module
+            )
+        kernels.append(kernel)
+    return kernels
