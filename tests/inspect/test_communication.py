@@ -251,7 +251,7 @@ def test_nothing_is_run(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_mesh_larger_than_the_machine_needs_only_shapes() -> None:
     # x[B_X, D_Y] · w[D_Y, F] on 256 devices: a (16, 128) term on each, summed over 16 of them.
-    mesh = AbstractMesh((16, 16), ("X", "Y"))
+    mesh = AbstractMesh((16, 16), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
     shape = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     x = shape((256, 512), sharding=NamedSharding(mesh, P("X", "Y")))
     w = shape((512, 128), sharding=NamedSharding(mesh, P("Y")))

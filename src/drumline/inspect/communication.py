@@ -160,8 +160,6 @@ def communication_of(program: Program) -> Communication:
         mesh=program.mesh,
         devices=program.module.partitions,
         compiled_by=program.compiled_by,
-        collectives=tuple(
-            collectives_of(program.module, program.mesh, widened=program.widened)
-        ),
+        collectives=tuple(collectives_of(program.module, program.mesh, widened=program.widened)),
         overlap_known=program.compiler != "cpu",
     )

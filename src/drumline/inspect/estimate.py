@@ -13,7 +13,7 @@ from drumline.inspect.compiling.programs import Compiler, Program, compiled_prog
 from drumline.inspect.cost.machines import Machine, check_fits, machine
 from drumline.inspect.cost.memory import Memory, as_told, needed
 from drumline.inspect.cost.network import Network, lay
-from drumline.inspect.cost.timeline import DEVICE, Event, Player, Timeline
+from drumline.inspect.cost.timeline import COPIES, DEVICE, Event, Player, Timeline
 
 BOUNDS = ("compute", "memory", "network", "overhead")
 
@@ -232,7 +232,9 @@ def estimate_program(
         flops=totals.flops,
         model_flops=totals.model_flops,
         mfu=totals.model_flops / peak if peak else 0.0,
-        memory=as_told(program.module, program.memory) if program.memory else needed(program.module),
+        memory=as_told(program.module, program.memory)
+        if program.memory
+        else needed(program.module),
         memory_limit=target.memory,
         communication=totals.communication(),
         operations=totals.operations(),
@@ -266,7 +268,9 @@ class _Totals:
             self.bounds["network"] += event.exposed * times
             key: tuple[Any, ...] = (event.kind, event.axes, event.place.source, event.place.scope)
         else:
-            self.bounds[event.cost.bound or "overhead"] += event.seconds * times
+            # What is copied between memories counts where the device waits for it.
+            took = event.exposed if event.resource == COPIES else event.seconds
+            self.bounds[event.cost.bound or "overhead"] += took * times
             key = (event.kind, None, event.place.source, event.place.scope)
             self.flops += event.cost.flops * times
             self.model_flops += 0.0 if event.cost.recomputed else event.cost.flops * times
@@ -301,7 +305,10 @@ class _Totals:
                     source=source,
                     scope=scope,
                     count=sum(times for _, times in events),
-                    seconds=sum(event.seconds * times for event, times in events),
+                    seconds=sum(
+                        (event.exposed if event.resource == COPIES else event.seconds) * times
+                        for event, times in events
+                    ),
                     flops=sum(event.cost.flops * times for event, times in events),
                     bytes=sum(event.cost.bytes * times for event, times in events),
                     bound=longest.cost.bound,

@@ -63,7 +63,9 @@ _TPU_SOURCES = {
 _GPU_SOURCES = dict.fromkeys(_TPU_SOURCES, MEASURED)
 
 
-def _tpu(tile: int, clock: float, vector_lanes: int, vmem: float, matmul: float = 0.98) -> Constants:
+def _tpu(
+    tile: int, clock: float, vector_lanes: int, vmem: float, matmul: float = 0.98
+) -> Constants:
     return Constants(
         matmul=matmul,
         hbm=0.92,
@@ -88,7 +90,7 @@ _TABLE = {
     "v4": _tpu(128, 1.05e9, 2 * 4096, 32e6),
     "v5e": _tpu(128, 1.50e9, 4096, 128e6),
     "v5p": _tpu(128, 1.75e9, 2 * 4096, 64e6),
-    "v6e": _tpu(256, 1.75e9, 8192, 128e6),
+    "v6e": _tpu(256, 1.75e9, 8192, 128e6, matmul=0.83),
     "7x": _tpu(256, 2.20e9, 2 * 8192, 128e6),
 }
 _GPU = Constants(

@@ -28,6 +28,7 @@ FREE = {
 }  # fmt: skip
 _LIGHT = ELEMENTWISE | MOVES | {"reduce", "map"}
 _CHEAP = (MOVES | {"convert", "compare", "and", "or", "not"}) - {"concatenate", "pad"}
+_NAMELESS = _CHEAP | ELEMENTWISE | {"iota", "constant", "dot", "reduce"}
 _SCOPE = re.compile(r"kernel\[(?P<name>[^\]\s]+)(?:\s+work=(?P<work>[\d.]+))?\]")
 
 
@@ -40,6 +41,8 @@ class Kernel:
     work: Work = NOTHING
     takes: set[str] = field(default_factory=set)
     """Instructions of other kernels whose values it takes."""
+    writes: set[str] = field(default_factory=set)
+    """Instructions whose values leave the kernel, and need room somewhere."""
     written_in: str = ""
     """The name of the written kernel that it is a part of, if any."""
 
@@ -69,11 +72,38 @@ class _Grouping:
         self.computation = computation
         self.module = module
         self.on_chip = on_chip
+        self.written = self._adopt()
         self.member: dict[str, frozenset[str]] = {}
         """The kernels that an instruction is in, each named after the instruction it ends with."""
         for instruction in reversed(computation.instructions):
             self.member[instruction.name] = self._place(instruction)
         self._take_in_epilogues()
+
+    def _adopt(self) -> dict[str, tuple[str, float]]:
+        """The written kernel of each instruction, and of what exists for such a kernel alone.
+
+        A compiler leaves no name on what it adds by itself, or writes in another way.
+        """
+        found: dict[str, tuple[str, float]] = {}
+        for instruction in reversed(self.computation.instructions):
+            scope = written_kernel(instruction)
+            users = self.computation.users[instruction.name]
+            if scope is None and users and instruction.opcode in _NAMELESS:
+                kernels = {found.get(user.name) for user in users}
+                alone = len(kernels) == 1 and None not in kernels
+                made = instruction.opcode in ("broadcast", "iota", "constant", "compare", "and")
+                if alone and (made or not instruction.place.op_name):
+                    scope = kernels.pop()
+            if scope is not None:
+                found[instruction.name] = scope
+        for instruction in self.computation.instructions:
+            if instruction.place.op_name or instruction.name in found:
+                continue
+            if instruction.opcode in _NAMELESS - {"iota", "constant", "broadcast"}:
+                kernels = {found[name] for name in instruction.operands if name in found}
+                if len(kernels) == 1:
+                    found[instruction.name] = kernels.pop()
+        return found
 
     def _place(self, instruction: Instruction) -> frozenset[str]:
         alone = frozenset((instruction.name,))
@@ -82,7 +112,7 @@ class _Grouping:
             return alone
         if instruction.opcode not in _LIGHT or instruction.opcode == "reduce":
             return alone
-        if instruction.is_root or not users or written_kernel(instruction):
+        if instruction.is_root or not users or instruction.name in self.written:
             return alone
         kernels: frozenset[str] = frozenset()
         for user in users:
@@ -95,7 +125,7 @@ class _Grouping:
         return kernels if len(kernels) == 2 and instruction.opcode in ("multiply", "add") else alone
 
     def _takes_in(self, user: Instruction, producer: Instruction) -> bool:
-        if written_kernel(user):
+        if user.name in self.written:
             return producer.opcode in ("bitcast", "copy")
         if user.opcode in ("dot", "convolution"):
             return producer.opcode in _CHEAP
@@ -110,7 +140,9 @@ class _Grouping:
             for kernel in self.member[instruction.name]:
                 members.setdefault(kernel, []).append(instruction)
         for instruction in self.computation.instructions:
-            if instruction.opcode not in ("dot", "convolution") or written_kernel(instruction):
+            if instruction.opcode not in ("dot", "convolution"):
+                continue
+            if instruction.name in self.written:
                 continue
             users = self.computation.users[instruction.name]
             kernels: frozenset[str] = frozenset().union(*(self.member[u.name] for u in users))
@@ -123,7 +155,7 @@ class _Grouping:
                 and one.shape.elements <= instruction.shape.elements
                 for one in others
             )
-            if others and plain and not any(written_kernel(one) for one in others):
+            if others and plain and not any(one.name in self.written for one in others):
                 own = self.member[instruction.name]
                 for one in members.pop(next(iter(own)), []):
                     self.member[one.name] = (self.member[one.name] - own) | {kernel}
@@ -146,12 +178,14 @@ class _Grouping:
         inside = {one.name for one in kernel.instructions}
         for one in kernel.instructions:
             kernel.takes.update(name for name in one.operands if name not in inside)
+            if self._leaves(one, inside):
+                kernel.writes.add(one.name)
         if len(kernel.instructions) == 1 and kernel.instructions[0].opcode in FREE:
             return
         work = NOTHING
         for one in kernel.instructions:
             work += arithmetic(one, self.computation, self.module)
-        written = written_kernel(kernel.lead)
+        written = self.written.get(kernel.lead.name)
         if written is not None:
             kernel.written_in = written[0]
             work = work.scaled(written[1])
@@ -181,15 +215,18 @@ class _Grouping:
             written += self._written(one, inside)
         return Work(read=sum(read.values()), written=written)
 
-    def _written(self, one: Instruction, inside: set[str]) -> float:
+    def _leaves(self, one: Instruction, inside: set[str]) -> bool:
+        # What is computed again in each kernel that needs it leaves none.
+        if len(self.member[one.name]) > 1:
+            return False
         users = self.computation.users[one.name]
         outside = [user for user in users if user.name not in inside]
-        if written_kernel(one):
+        if one.name in self.written:
             outside = [user for user in outside if not self._stays(user, one)]
-        if (not outside and not one.is_root) or self._small(one):
-            return 0.0
-        # What is computed again in each kernel that needs it is written by none.
-        if len(self.member[one.name]) > 1:
+        return bool(outside) or one.is_root
+
+    def _written(self, one: Instruction, inside: set[str]) -> float:
+        if not self._leaves(one, inside) or self._small(one):
             return 0.0
         if one.opcode == "dynamic-update-slice":
             return float(self.computation.by_name[one.operands[1]].shape.bytes)
@@ -210,7 +247,7 @@ class _Grouping:
 
     def _stays(self, user: Instruction, value: Instruction) -> bool:
         """Whether a value passes within one written kernel."""
-        here, there = written_kernel(user), written_kernel(value)
+        here, there = self.written.get(user.name), self.written.get(value.name)
         return here is not None and there is not None and here[0] == there[0]
 
 

@@ -141,23 +141,16 @@ class _Lives:
         if one.opcode not in ("while", "call", "conditional"):
             return _Peak()
         names = [name for some in one.called().values() for name in some]
-        peaks = [self.peak(self.module.computations[n]) for n in names if n in self.module.computations]
+        peaks = [
+            self.peak(self.module.computations[n]) for n in names if n in self.module.computations
+        ]
         return max(peaks, key=lambda peak: peak.size, default=_Peak())
 
     def _within_kernels(self, computation: Computation) -> set[str]:
         """Values that no kernel writes to memory."""
-        unseen = set()
-        for kernel in fused(computation, self.module):
-            inside = {one.name for one in kernel.instructions}
-            for one in kernel.instructions:
-                users = computation.users[one.name]
-                if not one.is_root and users and all(user.name in inside for user in users):
-                    unseen.add(one.name)
-                elif kernel.written_in and all(
-                    f"kernel[{kernel.written_in}" in user.place.op_name for user in users
-                ):
-                    unseen.add(one.name)
-        return unseen
+        kernels = fused(computation, self.module)
+        every = {one.name for kernel in kernels for one in kernel.instructions}
+        return every - {name for kernel in kernels for name in kernel.writes}
 
     def _buffers(
         self,

@@ -46,11 +46,22 @@ class Network:
     machine: Machine
     axes: Mapping[str, Laid]
 
-    def resources(self, over: Iterable[str]) -> tuple[str, ...]:
-        """The links that a collective over these axes keeps busy."""
+    def resources(self, over: Iterable[str], direction: str = "") -> tuple[str, ...]:
+        """The links that a collective over these axes keeps busy.
+
+        A permute along a ring leaves the links of the other direction free. Along a line it does
+        not: what goes from the last device to the first comes back over them.
+        """
         if not self.machine.torus:
             return (SWITCH,)
-        names = [f"ici {name}" for name in over if self.axes[name].lines or self.axes[name].cores > 1]
+        names = []
+        for name in over:
+            laid = self.axes[name]
+            if not laid.lines and laid.cores == 1:
+                continue
+            ring = bool(laid.lines) and all(line.wraps for line in laid.lines)
+            ways = (direction,) if direction and ring else ("up", "down")
+            names += [f"ici {name} {way}" for way in ways]
         across = any(self.axes[name].slices > 1 for name in over)
         return (*names, *((DCN,) if across else ())) or ("ici",)
 
@@ -72,9 +83,7 @@ class Network:
         if kind == "all-reduce":
             scattered = taken / inside
             return (
-                start
-                + 2 * self._spread(taken, lines, cores)
-                + 2 * self._across(scattered, slices)
+                start + 2 * self._spread(taken, lines, cores) + 2 * self._across(scattered, slices)
             )
         if kind == "all-to-all":
             return start + self._exchange(taken, lines, cores) + self._across(taken, slices)
@@ -157,7 +166,9 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
         if name in told:
             lines = tuple(free.pop(number) for number in told[name] if number in free)
             if prod(line.length for line in lines) != size:
-                raise Mistake(f"the dimensions told for mesh axis {name} do not hold {size} devices")
+                raise Mistake(
+                    f"the dimensions told for mesh axis {name} do not hold {size} devices"
+                )
             found[name] = Laid(lines)
             continue
         # Slices are far apart: the mesh's first axis that has room for them goes between them.

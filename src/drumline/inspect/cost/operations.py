@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from drumline.inspect.collectives import computes
 from drumline.inspect.cost.kernels import Kernel
 from drumline.inspect.cost.machines import Machine
 from drumline.inspect.cost.work import ELEMENTWISE
@@ -36,6 +37,8 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
     several times the bandwidth's, which counts instead.
     """
     work, constants = kernel.work, machine.constants
+    if not work.products and not computes(kernel.lead):
+        return Cost(kind=_kind(kernel))
     peak = machine.peak_flops * constants.matmul
     multiplying = sum(p.padded_flops(constants) / (peak * p.speed()) for p in work.products)
     computing = work.vector * machine.per_chip / constants.vector_flops

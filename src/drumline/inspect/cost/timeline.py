@@ -21,12 +21,15 @@ from drumline.inspect.collectives import (
 from drumline.inspect.cost.kernels import FREE, Kernel, as_compiled, fused
 from drumline.inspect.cost.network import Network
 from drumline.inspect.cost.operations import Cost, kernel_cost
+from drumline.inspect.hlo.groups import read_pairs
 from drumline.inspect.hlo.loops import trips
 from drumline.inspect.hlo.places import Place
 from drumline.inspect.hlo.text import Computation, Instruction, Module
 
 DEVICE = "device"
 """The resource that computes."""
+COPIES = "copies"
+"""The resource that copies between a device's memories, beside its computing."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Player:
             # Every accelerator's compiler makes a reduce-scatter of this; the CPU's does not.
             kind = "reduce-scatter"
         seconds = self.network.seconds(kind, taken, over)
-        resource = "+".join(self.network.resources(over))
+        resource = "+".join(self.network.resources(over, _direction(lead)))
         cost = Cost(kind=kind, bytes=taken)
         return Event(lead.name, kind, resource, 0.0, seconds, lead.place, cost, over)
 
@@ -130,7 +133,9 @@ class Player:
             names = called.get("body", ())
         else:
             names = tuple(name for some in called.values() for name in some)
-        inner = [self.play(self.module.computations[n]) for n in names if n in self.module.computations]
+        inner = [
+            self.play(self.module.computations[n]) for n in names if n in self.module.computations
+        ]
         # Of a condition's branches, the longest.
         longest = max(inner, key=lambda line: line.seconds, default=Timeline((), 0.0))
         longest = replace(longest, unknown_turns=longest.unknown_turns or turns is None)
@@ -158,7 +163,9 @@ class Player:
             if lead.opcode in FREE:
                 continue
             begun = next((name for name in lead.operands if name in running), None)
-            if lead.opcode.endswith(("-done", "-update")) and begun is not None:
+            if lead.opcode.endswith(("-done", "-update")):
+                if begun is None:
+                    continue
                 at = running[begun]
                 if lead.opcode.endswith("-update"):
                     running[lead.name] = at
@@ -167,14 +174,16 @@ class Player:
                 events[at] = replace(events[at], exposed=waited)
                 now += waited
                 continue
+            if "cross_program_prefetch_index" in lead.rest:
+                continue  # made while the program before this one still runs
             event = self._event(_started(kernel, self.module), within)
             links = event.resource.split("+")
             if lead.opcode.endswith("-start"):
                 begin = max(now, *(free.get(link, 0.0) for link in links))
                 running[lead.name] = len(events)
                 if event.resource == DEVICE:  # a copy between memories: beside the computing
-                    links = ["copies"]
-                    event = replace(event, resource="copies")
+                    links = [COPIES]
+                    event = replace(event, resource=COPIES)
             else:
                 begin = max(now, *(free.get(link, 0.0) for link in links))
                 now = begin + event.seconds
@@ -250,9 +259,7 @@ def _schedule(events: list[Event], needs: list[set[int]]) -> Timeline:
     return _line(_exposed(placed, total), total)
 
 
-def _urgency(
-    events: list[Event], followers: list[list[int]], needs: list[set[int]]
-) -> list[float]:
+def _urgency(events: list[Event], followers: list[list[int]], needs: list[set[int]]) -> list[float]:
     """The longest way from each event to the end: what most depends on goes first."""
     urgency = [event.seconds for event in events]
     counts = [len(after) for after in followers]
@@ -316,6 +323,15 @@ def _started(kernel: Kernel, module: Module) -> Kernel:
         return kernel
     # Its operands are the start's: the parameters of the called computation stand for them.
     return Kernel(kernel.name, [replace(inner[0], operands=lead.operands)], takes=kernel.takes)
+
+
+def _direction(lead: Instruction) -> str:
+    """Which way a permute sends along a ring: most of its pairs go up, or down."""
+    pairs = read_pairs(lead.attributes.get("source_target_pairs", ""))
+    if not pairs:
+        return ""
+    up = sum(1 if target > source else -1 for source, target in pairs)
+    return "up" if up > 0 else "down"
 
 
 def _is_scattered(lead: Instruction, within: Computation) -> bool:

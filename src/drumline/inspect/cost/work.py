@@ -180,7 +180,9 @@ def _library(instruction: Instruction, within: Computation) -> Iterator[Product]
         left = taken[0]
         contracting = _CONTRACTING.search(instruction.rest)
         batched = _BATCH.search(instruction.rest)
-        inner = prod(left.dims[int(n)] for n in re.findall(r"\d+", contracting[1] if contracting else ""))
+        inner = prod(
+            left.dims[int(n)] for n in re.findall(r"\d+", contracting[1] if contracting else "")
+        )
         batch = prod(left.dims[int(n)] for n in re.findall(r"\d+", batched[1] if batched else ""))
         yield _product(left, _result(instruction.shape).elements, inner, batch)
     elif "fmha" in target and len(taken) >= 3:
@@ -213,6 +215,9 @@ def traffic(instruction: Instruction, within: Computation, module: Module) -> Wo
         return Work(read=update.bytes, written=update.bytes)
     if opcode in ("dynamic-slice", "slice", "gather"):
         return Work(read=instruction.shape.bytes, written=instruction.shape.bytes)
+    if opcode.endswith("-start"):
+        # Its result names the source and the target: one of them is in HBM, or both.
+        return Work(read=_in_memory(instruction.shape))
     if opcode == "fusion":
         inner = module.computations.get((instruction.called().get("calls") or ("",))[0])
         if inner is not None:

@@ -166,7 +166,7 @@ _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[^\]]*)\](?P<layout>\{[^}]*\
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-<>]+)\s+\(.*\)\s*->.*\{\s*$")
 _SHORT_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-<>]+)\s*\{\s*$")
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-<>]+) = (?P<rest>.*)$")
-_OPERAND = re.compile(r"%?([\w.\-<>]+)$")
+_OPERAND = re.compile(r"%?([\w.\-<>#]+)$")
 _MEMORY = re.compile(r"S\((\d+)\)")
 
 
@@ -189,7 +189,7 @@ def parse_module(text: str) -> Module:
             continue
         if line[0] == "}":
             if name:
-                computations[name] = Computation(name, tuple(instructions))
+                computations[name] = Computation(name, tuple(_with_parts(instructions)))
                 entry = computations[name] if is_entry else entry
             name = ""
         elif line[0] in " \t":
@@ -205,6 +205,27 @@ def parse_module(text: str) -> Module:
         raise Mistake("this HLO text has no ENTRY computation: it is cut short")
     title = head.split(",")[0].removeprefix("HloModule").strip()
     return Module(title, entry, computations, "is_scheduled=true" in head, head)
+
+
+def _with_parts(instructions: list[Instruction]) -> Iterator[Instruction]:
+    """Write out `%loop#1`, a newer spelling of the get-tuple-element of a value's part."""
+    known = {instruction.name: instruction for instruction in instructions}
+    for instruction in instructions:
+        for operand in instruction.operands:
+            whole, *numbers = operand.split("#")
+            for number in numbers:
+                part = f"{whole}#{number}"
+                if part not in known and whole in known:
+                    value = known[whole]
+                    parts = value.shape.parts
+                    shape = parts[int(number)] if int(number) < len(parts) else value.shape
+                    known[part] = Instruction(
+                        part, shape, "get-tuple-element", (whole,), f"index={number}", "", False,
+                        value.place,
+                    )  # fmt: skip
+                    yield known[part]
+                whole = part
+        yield instruction
 
 
 def _instruction(found: re.Match[str], places: Places) -> Instruction:
