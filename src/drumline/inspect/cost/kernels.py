@@ -1,9 +1,9 @@
 """The operations that a device would run, made of a program that is not fused yet.
 
-The CPU's compiler is asked not to fuse, as it fuses for CPUs. What stands here fuses as accelerators
-do: chains of elementwise operations run as one; a sum takes in what it sums; a product takes in the
-conversions of its operands and what is done with each of its results. A value goes through memory
-only from one operation to another. Where a program says `kernel[…]` in a name scope, all operations
+The CPU's compiler is asked not to fuse, as it fuses for CPUs. What stands here fuses as
+accelerators do: chains of elementwise operations run as one; a sum takes in what it sums; a product
+takes in the conversions of its operands and what is done with each of its results. A value goes
+through memory only from one operation to another. Where a program says `kernel[…]` in a name scope, all operations
 under it are one kernel that somebody wrote, and what passes between them stays on the chip.
 """
 
@@ -89,11 +89,10 @@ class _Grouping:
             scope = written_kernel(instruction)
             users = self.computation.users[instruction.name]
             if scope is None and users and instruction.opcode in _NAMELESS:
-                kernels = {found.get(user.name) for user in users}
-                alone = len(kernels) == 1 and None not in kernels
+                takers = {found.get(user.name) for user in users}
                 made = instruction.opcode in ("broadcast", "iota", "constant", "compare", "and")
-                if alone and (made or not instruction.place.op_name):
-                    scope = kernels.pop()
+                if len(takers) == 1 and (made or not instruction.place.op_name):
+                    scope = takers.pop()
             if scope is not None:
                 found[instruction.name] = scope
         for instruction in self.computation.instructions:
@@ -207,7 +206,8 @@ class _Grouping:
                     continue
                 if self._small(value):
                     continue
-                part = one.shape.bytes if one.opcode in ("dynamic-slice", "slice") else None
+                sliced = one.opcode in ("dynamic-slice", "slice")
+                part = float(one.shape.bytes) if sliced else None
                 if one.opcode == "dynamic-update-slice" and one.operands[0] == operand:
                     part = 0.0
                 whole = float(value.shape.bytes) if not value.shape.is_tuple else 0.0

@@ -123,6 +123,6 @@ def check_fits(target: Machine, mesh: Axes, devices: int) -> Machine:
         return target
     over = f"the mesh {shown(mesh)}" if mesh else "the program"
     raise Mistake(
-        f"{over} has {devices:,} devices and {target.name} has {target.devices:,}: change the mesh, "
-        "or name another slice"
+        f"{over} has {devices:,} devices and {target.name} has {target.devices:,}: change the "
+        "mesh, or name another slice"
     )

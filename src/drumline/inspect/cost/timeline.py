@@ -1,8 +1,8 @@
 """Operations placed on a timeline: the device's own work, and its links, each busy with one thing.
 
 A program that its own compiler has scheduled is played as it stands: what lies between the start
-and the end of a collective hides it. One that is not scheduled for this device is scheduled here: of
-the operations whose operands are there, the device takes the one that most depends on, and a
+and the end of a collective hides it. One that is not scheduled for this device is scheduled here:
+of the operations whose operands are there, the device takes the one that most depends on, and a
 collective begins as soon as it can. The turns of a loop follow one another.
 """
 

@@ -249,7 +249,7 @@ def _read_by(
     inner: Computation,
     module: Module,
 ) -> float:
-    """A fusion reads of an operand what its slices take, and nothing of what it updates in place."""
+    """A fusion reads what its slices take of an operand, and none of what it updates in place."""
     whole = _in_memory(shape)
     if parameter is None or not users or not whole:
         return whole

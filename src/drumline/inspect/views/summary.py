@@ -49,7 +49,7 @@ def _communication(told: Estimate) -> str:
     hidden, exposed = told.hidden, told.exposed
     count = sum(one.count for one in told.communication)
     if exposed <= 0.01 * told.seconds:
-        return f"communication: {plural(count, 'collective')}, {duration(hidden)}, hidden behind computing"
+        return f"communication: {plural(count, 'collective')}, {duration(hidden)}, all hidden"
     return (
         f"communication: {plural(count, 'collective')}, {duration(hidden + exposed)}, of which the "
         f"device waits for {duration(exposed)} ({share(exposed / told.seconds)} of the step)"
@@ -64,7 +64,8 @@ def _waits(told: Estimate, one: Waiting) -> str:
     left = max(told.seconds - one.exposed, links)
     saved = (told.seconds - left) / told.seconds
     gain = f"; overlapping it would save up to {share(saved)}" if saved >= 0.01 else ""
-    return f"{share(one.exposed / told.seconds)} of the step waits for {one.kind} over {axes} at {where}{gain}"
+    part = share(one.exposed / told.seconds)
+    return f"{part} of the step waits for {one.kind} over {axes} at {where}{gain}"
 
 
 def _operation(told: Estimate, one: Operation) -> str:
