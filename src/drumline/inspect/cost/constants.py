@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 BOOK = "How to Scale Your Model: measured on v5e, 34 MB 680 µs and 128 kB 8 µs over an axis of 4"
 COMPILER = "the TPU compiler's estimated cycles of products large and small, v5e and v5p"
 STEPS = "fitted on two published steps: Llama 3.1 8B on v6e-8 and v6e-64"
-MEASURED = "measured on one H200: products of 4096³ and 8192³, copies, a chain of small operations"
+MEASURED = "measured on one H200: products of 2048³ and 8192³, a copy, cuDNN's attention"
 DATASHEET = "architecture: MXU sides, clocks from peak FLOP/s"
 
 
@@ -21,6 +21,10 @@ class Constants:
 
     matmul: float
     """The part of the peak that large products reach."""
+    float32: float
+    """The speed of products of float32 at the default precision, relative to bfloat16."""
+    attention: float
+    """The speed of a library's fused attention, relative to plain products."""
     hbm: float
     """The part of the memory's bandwidth that streams reach."""
     unhidden: float
@@ -48,6 +52,8 @@ class Constants:
 
 _TPU_SOURCES = {
     "matmul": STEPS,
+    "float32": DATASHEET,
+    "attention": STEPS,
     "hbm": COMPILER,
     "unhidden": COMPILER,
     "tile": DATASHEET,
@@ -68,6 +74,8 @@ def _tpu(
 ) -> Constants:
     return Constants(
         matmul=matmul,
+        float32=1.0,  # by default, TPUs round the operands to bfloat16
+        attention=1.0,
         hbm=0.92,
         unhidden=0.25,
         tile=tile,
@@ -94,9 +102,11 @@ _TABLE = {
     "7x": _tpu(256, 2.20e9, 2 * 8192, 128e6),
 }
 _GPU = Constants(
-    matmul=0.80,
-    hbm=0.90,
-    unhidden=0.15,
+    matmul=0.76,
+    float32=0.5,  # by default, GPUs round the operands to TF32
+    attention=0.55,
+    hbm=0.72,
+    unhidden=0.25,
     tile=128,
     rows=64,
     vector_flops=6.0e13,

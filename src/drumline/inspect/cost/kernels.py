@@ -3,8 +3,9 @@
 The CPU's compiler is asked not to fuse, as it fuses for CPUs. What stands here fuses as
 accelerators do: chains of elementwise operations run as one; a sum takes in what it sums; a product
 takes in the conversions of its operands and what is done with each of its results. A value goes
-through memory only from one operation to another. Where a program says `kernel[…]` in a name scope, all operations
-under it are one kernel that somebody wrote, and what passes between them stays on the chip.
+through memory only from one operation to another. Where a program says `kernel[…]` in a name scope,
+all operations under it are one kernel that somebody wrote, and what passes between them stays on
+the chip.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
     if not work.products and not computes(kernel.lead):
         return Cost(kind=_kind(kernel))
     peak = machine.peak_flops * constants.matmul
-    multiplying = sum(p.padded_flops(constants) / (peak * p.speed()) for p in work.products)
+    multiplying = sum(
+        p.padded_flops(constants) / (peak * p.speed(constants)) for p in work.products
+    )
     computing = work.vector * machine.per_chip / constants.vector_flops
     loading = work.moved / (machine.memory_bandwidth * constants.hbm)
     longest = max(multiplying, computing, loading)

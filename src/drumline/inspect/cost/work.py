@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil, log2, prod
 
@@ -41,6 +41,9 @@ class Product:
     inner: int
     columns: int
     dtype: str
+    passes: float = 1.0
+    """How often the unit goes over it: several times for more precision than its own."""
+    fused_attention: bool = False
 
     @property
     def flops(self) -> float:
@@ -63,9 +66,14 @@ class Product:
         least = min(pad(a, tile) * pad(b, tile) * pad(c, rows) for a, b, c in ways)
         return 2.0 * self.batch * least
 
-    def speed(self) -> float:
-        """Relative to bfloat16."""
-        return 2.0 if self.dtype in _EIGHT_BITS else 1.0
+    def speed(self, constants: Constants) -> float:
+        """Relative to a plain product of bfloat16."""
+        kind = 2.0 if self.dtype in _EIGHT_BITS else 1.0
+        if self.dtype in ("f32", "s32"):
+            kind = constants.float32
+        if self.fused_attention:
+            kind *= constants.attention
+        return kind / self.passes
 
 
 @dataclass(frozen=True)
@@ -99,10 +107,7 @@ class Work:
 
     def scaled(self, part: float) -> Work:
         """A part of the products and of the elementwise operations, all of the bytes."""
-        products = tuple(
-            Product(p.batch, p.rows, p.inner, max(1, round(p.columns * part)), p.dtype)
-            for p in self.products
-        )
+        products = tuple(replace(p, columns=max(1, round(p.columns * part))) for p in self.products)
         return Work(products, self.vector * part, self.read, self.written)
 
 
@@ -143,7 +148,11 @@ def _dot(instruction: Instruction, within: Computation) -> Product:
     left = _taken(instruction, within)[0]
     inner = prod(left.dims[at] for at in instruction.numbers("lhs_contracting_dims"))
     batch = prod(left.dims[at] for at in instruction.numbers("lhs_batch_dims"))
-    return _product(left, instruction.shape.elements, inner, batch)
+    product = _product(left, instruction.shape.elements, inner, batch)
+    if left.dtype != "f32":
+        return product
+    asked = instruction.attributes.get("operand_precision", "")
+    return replace(product, passes=6.0 if "highest" in asked else 3.0 if "high" in asked else 1.0)
 
 
 def _product(left: Shape, outputs: int, inner: int, batch: int) -> Product:
@@ -204,7 +213,7 @@ def _attention(target: str, instruction: Instruction, taken: list[Shape]) -> Ite
     rows = max(1, lengths[0] // 2) if causal else lengths[0]
     # Forward: scores and values. Backward: those again, and one for each of three gradients.
     for _ in range(5 if "backward" in target.lower() else 2):
-        yield Product(batch, rows, features, keys, query.dtype)
+        yield Product(batch, rows, features, keys, query.dtype, fused_attention=True)
 
 
 def traffic(instruction: Instruction, within: Computation, module: Module) -> Work:

@@ -1,0 +1,216 @@
+"""What `drumline.inspect.estimate` predicts for one H200, beside what it measures there.
+
+    python benchmarks/inspect_h200.py [NAME …] [--texts FOLDER]
+
+Run on the GPU itself, whose own compiler is asked. Products of several shapes, attention, losses
+and whole training steps; `calibration` marks those that the constants were fitted on, which count
+in no error. Each is compiled, estimated, then timed: the median of five rounds after a warm-up.
+`--texts` keeps the compiled programs.
+"""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from drumline.inspect import estimate
+
+ROUNDS = 5
+LONG_ENOUGH = 0.05
+"""Seconds of a round: a clock and a first launch are nothing beside it."""
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def normal(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
+    """Random numbers, since products of zeros are quicker."""
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+
+
+def product(rows: int, inner: int, columns: int, dtype: Any = jnp.bfloat16) -> Case:
+    """A matrix product."""
+    return jnp.matmul, (normal(rows, inner, dtype=dtype), normal(inner, columns, dtype=dtype))
+
+
+def batched(batch: int, side: int) -> Case:
+    """Many products of one shape."""
+    return jnp.matmul, (normal(batch, side, side), normal(batch, side, side))
+
+
+def copy(megabytes: int) -> Case:
+    """Read and write so many megabytes."""
+    return jnp.negative, (normal(megabytes * 2**19),)
+
+
+def attention(kernel: str, backward: bool) -> Case:
+    """Causal attention of 16 heads."""
+    heads = [normal(8, 2048, 16, 128) for _ in range(3)]
+    run = partial(jax.nn.dot_product_attention, is_causal=True, implementation=kernel)
+    if not backward:
+        return run, tuple(heads)
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum(run(q, k, v).astype(jnp.float32))
+
+    return jax.grad(loss, argnums=(0, 1, 2)), tuple(heads)
+
+
+def gated() -> Case:
+    """A norm and a gate: memory, and no product."""
+
+    def run(x: jax.Array, gate: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)
+        return (wide * scale).astype(x.dtype) * jax.nn.silu(gate)
+
+    return run, (normal(32768, 4096), normal(32768, 4096))
+
+
+def vocabulary_loss() -> Case:
+    """A head of 32,000 words and its cross-entropy, with gradients."""
+
+    def loss(x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
+        logits = (x @ head).astype(jnp.float32)
+        chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+    targets = jnp.asarray(np.random.default_rng(0).integers(0, 32000, 16384), jnp.int32)
+    operands = normal(16384, 2048), normal(2048, 32000)
+    return jax.value_and_grad(loss, argnums=(0, 1)), (*operands, targets)
+
+
+def layers() -> Case:
+    """Eight feed-forward layers in a scan, rematerialised, with gradients."""
+
+    def loss(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            hidden = jax.nn.gelu(x @ weights[0])
+            return x + hidden @ weights[1], None
+
+        x, _ = jax.lax.scan(jax.checkpoint(layer), x, (up, down))
+        return jnp.mean(jnp.square(x.astype(jnp.float32)))
+
+    weights = normal(8, 2048, 8192) * 0.02, normal(8, 8192, 2048) * 0.02
+    return jax.value_and_grad(loss, argnums=(1, 2)), (normal(16384, 2048), *weights)
+
+
+def training(name: str) -> Case:
+    """A whole step of `drumline.train`, as train_h200.py measures it beside PyTorch."""
+    import optax  # type: ignore[import-untyped]
+
+    from drumline.train.data import arrays as in_memory
+    from drumline.train.recipe import Recipe
+    from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+    from drumline.train.steps.step import make_step
+    from train_h200 import CASES, model_and_arrays
+
+    model, arrays = model_and_arrays(name)
+    data = in_memory(arrays, batch=CASES[name].batch, seed=0)
+    recipe = Recipe(model, optax.adamw(1e-4, weight_decay=0.05), data, {"data": 1}, steps=1)
+    mesh = make_mesh(recipe.mesh)
+    with jax.set_mesh(mesh):
+        places = layout(recipe, mesh)
+        state = jax.jit(lambda: begin(recipe), out_shardings=shardings(places))()
+        watch = everywhere(mesh, np.zeros((), np.int32))
+        notice = everywhere(mesh, np.zeros(1, np.float32))
+        batch = {key: everywhere(mesh, array) for key, array in arrays.items()}
+        return make_step(recipe, mesh, places), (state, watch, batch, notice)
+
+
+CALIBRATION = {
+    "matmul 8192³": partial(product, 8192, 8192, 8192),
+    "matmul 2048³": partial(product, 2048, 2048, 2048),
+    "copy 1 GiB": partial(copy, 1024),
+    "attention, cuDNN, gradients": partial(attention, "cudnn", True),
+}
+CASES = {
+    "matmul 4096³": partial(product, 4096, 4096, 4096),
+    "matmul 1024×8192×8192": partial(product, 1024, 8192, 8192),
+    "matmul 32768×1024×4096": partial(product, 32768, 1024, 4096),
+    "matmul 4096³ float32": partial(product, 4096, 4096, 4096, jnp.float32),
+    "64 matmuls 1024³": partial(batched, 64, 1024),
+    "attention, XLA": partial(attention, "xla", False),
+    "norm and gate": gated,
+    "vocabulary loss, gradients": vocabulary_loss,
+    "8 layers in a scan, gradients": layers,
+    "ViT-B/16 step": partial(training, "vit"),
+    "decoder 350M step": partial(training, "350m"),
+    "decoder 1.3B step": partial(training, "1b3"),
+}
+
+
+def measure(run: Callable[[], Any]) -> float:
+    """Median seconds of one call."""
+    jax.block_until_ready(run())
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    calls = max(1, int(LONG_ENOUGH / max(time.perf_counter() - start, 1e-6)))
+    taken = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = run()
+        jax.block_until_ready(out)
+        taken.append((time.perf_counter() - start) / calls)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="of programs; without any, all")
+    parser.add_argument("--texts", type=Path, help="keep the compiled programs in this folder")
+    given = parser.parse_args()
+    errors = []
+    print(f"{'program':32}{'predicted':>12}{'measured':>12}{'error':>8}  bound")
+    for name, build in {**CALIBRATION, **CASES}.items():
+        if given.names and name not in given.names:
+            continue
+        fn, args = build()
+        compiled = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args).compile()
+        told = estimate(compiled, on="H200")
+        measured = measure(_repeatable(compiled, args))
+        error = told.seconds / measured - 1
+        errors += [] if name in CALIBRATION else [abs(error)]
+        calibration = "  (calibration)" if name in CALIBRATION else ""
+        print(
+            f"{name:32}{told.seconds * 1e3:9.3f} ms{measured * 1e3:9.3f} ms{error:+8.0%}"
+            f"  {told.bound}{calibration}",
+            flush=True,
+        )
+        if given.texts is not None:
+            given.texts.mkdir(parents=True, exist_ok=True)
+            file = given.texts / (re.sub(r"[^A-Za-z0-9]+", "-", name) + ".txt")
+            file.write_text(f"// measured {measured}\n{compiled.as_text()}")
+    if errors:
+        print(f"median error {statistics.median(errors):.0%}, largest {max(errors):.0%}")
+
+
+def _repeatable(compiled: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call that can be made again; a training step gives its state back in the same place."""
+    if len(args) != 4 or not isinstance(args[2], dict):
+        return partial(compiled, *args)
+    state, watch, batch, notice = args
+
+    def step() -> Any:
+        nonlocal state, watch
+        state, watch, told = compiled(state, watch, batch, notice)
+        return told
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
