@@ -45,6 +45,7 @@ MISTAKES = (
     ("drumline.jobs.caller", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
     ("drumline.numerics.mistakes", "Mistake"),
+    ("drumline.targets", "Mistake"),
 )
 # Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}

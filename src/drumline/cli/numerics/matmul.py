@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, need_jax
+from drumline.cli.options import AsJson, need_jax
 
 if TYPE_CHECKING:
     from drumline.numerics.matmul import MatmulSurvey

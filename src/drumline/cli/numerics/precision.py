@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need_jax, prints_aside
+from drumline.cli.options import AsJson, InputsName, TargetName, need_jax, prints_aside
 from drumline.cli.rendering.table import print_table
 from drumline.cli.rendering.text import harmless
 
@@ -33,7 +33,7 @@ def precision(
     """Show which outputs change with the compiler's rounding, and the first operation at fault."""
     need_jax()
     from drumline.numerics.rounding.precision import precision as compare
-    from drumline.numerics.targets import load_target
+    from drumline.targets import load_target
 
     with prints_aside():
         loaded = load_target(target, inputs)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, InputsName, TargetName, need_jax, prints_aside
+from drumline.cli.options import AsJson, InputsName, TargetName, need_jax, prints_aside
 from drumline.cli.rendering.table import print_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def repeat(
     """Run a function several times on every local device, and compare the bits it returns."""
     need_jax()
     from drumline.numerics.repetition import repeat as run_repeatedly
-    from drumline.numerics.targets import load_target
+    from drumline.targets import load_target
 
     with prints_aside():
         named = load_target(target, inputs)

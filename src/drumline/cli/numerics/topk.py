@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from drumline.cli.numerics.options import AsJson, need_jax
+from drumline.cli.options import AsJson, need_jax
 from drumline.cli.rendering.table import print_table
 
 ROWS = 8

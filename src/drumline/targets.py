@@ -18,10 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from drumline.numerics.mistakes import Mistake
-
 INPUTS = "inputs"
 """The function of a module that makes the arguments, where no other is named."""
+
+
+class Mistake(Exception):
+    """A mistake in what the user named: what was wrong, where, and what to do."""
 
 
 @dataclass(frozen=True)

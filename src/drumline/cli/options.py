@@ -25,7 +25,7 @@ InputsName = Annotated[
 
 def need_jax() -> None:
     """Refuse, in one sentence, to go on without JAX."""
-    from drumline.numerics.mistakes import Mistake
+    from drumline.targets import Mistake
 
     if find_spec("jax") is None:
         raise Mistake("jax is not installed, and this needs it: pip install 'drumline[jax]'")
