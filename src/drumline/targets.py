@@ -36,17 +36,35 @@ class Target:
     inputs: tuple[Any, ...]
 
 
-def load_target(given: str, inputs: str | None = None) -> Target:
-    """The function that `MODULE:FUNCTION` names; `inputs` names the one that makes its arguments.
+def load_function(given: str) -> Callable[..., Any]:
+    """The function that `MODULE:FUNCTION` names.
 
     Raises:
-        Mistake: there is no such module or function, or its arguments are nowhere to be found.
+        Mistake: there is no such module or function.
     """
+    return _named(given)[1]
+
+
+def _named(given: str) -> tuple[ModuleType, Callable[..., Any], str]:
     where, colon, name = given.rpartition(":")
     if not colon or not where or not name:
         raise Mistake(f"{given}: write it as MODULE:FUNCTION, such as sampler.py:step")
     module = _module(where)
-    function = _function(module, where, name)
+    return module, _function(module, where, name), where
+
+
+def load_target(given: str, inputs: str | None = None, *, hint: str = "") -> Target:
+    """The function that `MODULE:FUNCTION` names; `inputs` names the one that makes its arguments.
+
+    Args:
+        given: as the user wrote it.
+        inputs: the name of the function of that module that makes the arguments.
+        hint: how else the command takes arguments.
+
+    Raises:
+        Mistake: there is no such module or function, or its arguments are nowhere to be found.
+    """
+    module, function, where = _named(given)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -57,8 +75,8 @@ def load_target(given: str, inputs: str | None = None) -> Target:
         return Target(given, function, ())
     if inputs is None and not hasattr(module, INPUTS):
         raise Mistake(
-            f"{given} takes {', '.join(takes)}: define {INPUTS}() in {where}, which returns them "
-            "as a tuple, or name another function there with --inputs"
+            f"{given} takes {', '.join(takes)}: {hint and f'give {hint}, '}define {INPUTS}() in "
+            f"{where}, which returns them as a tuple, or name another function there with --inputs"
         )
     name = inputs or INPUTS
     make = _function(module, where, name)

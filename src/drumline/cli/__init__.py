@@ -33,6 +33,7 @@ COMMANDS = {
     "ssh": "ssh:ssh",
     "cp": "ssh:cp",
     "chips": "chips:chips",
+    "inspect": "inspect:app",
     "numerics": "numerics:app",
     "init": "init:init",
     "completion": "completion:completion",
@@ -42,6 +43,7 @@ COMMANDS = {
 # An exception whose module was never imported cannot have been raised.
 MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
+    ("drumline.inspect.mistakes", "Mistake"),
     ("drumline.jobs.caller", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
     ("drumline.numerics.mistakes", "Mistake"),

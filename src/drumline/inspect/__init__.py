@@ -1,11 +1,14 @@
 """What XLA made of a program, and what it will cost.
 
-communication(step, state, batch)                 the collectives, over which axes, how large
-expect_communication(step, …, allow={"all-gather": {"Y": "8 MiB"}})
+`communication(step, state, batch)` tells the collectives, over which axes, how large and why;
+`expect_communication(step, …, allow={"all-gather": {"Y": "8 MiB"}})` fails where there are more;
+`estimate(step, …, on="v5litepod-8")` tells seconds, what waits, memory and MFU on a slice that one
+need not have; `compare(step, layouts, on=[…])` several of them.
 """
 
 from drumline.inspect.collectives import Collective
 from drumline.inspect.communication import Communication, communication
+from drumline.inspect.compare import Comparison, Layout, compare
 from drumline.inspect.contracts import UnexpectedCommunication, expect_communication
 from drumline.inspect.estimate import Estimate, estimate
 from drumline.inspect.mistakes import Mistake
@@ -13,10 +16,13 @@ from drumline.inspect.mistakes import Mistake
 __all__ = [
     "Collective",
     "Communication",
+    "Comparison",
     "Estimate",
+    "Layout",
     "Mistake",
     "UnexpectedCommunication",
     "communication",
+    "compare",
     "estimate",
     "expect_communication",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from drumline.inspect.hlo.groups import axes_of, read_groups, read_pairs
@@ -112,13 +113,18 @@ class Found:
 
 
 def collectives_of(
-    module: Module, mesh: Mapping[str, int], *, widened: bool = False
+    module: Module,
+    mesh: Mapping[str, int],
+    *,
+    groups: Mapping[str, int] | None = None,
+    widened: bool = False,
 ) -> list[Collective]:
     """Every collective that runs, in the order of the schedule.
 
     Args:
         module: the compiled program.
         mesh: the mesh's axes and their sizes, in the order that devices are numbered in.
+        groups: the mesh by which its groups are numbered, where that is a smaller one.
         widened: whether its compiler computes bfloat16 in float32, as the CPU's does: the types are
             then what the conversions around a collective say.
     """
@@ -127,22 +133,34 @@ def collectives_of(
         kind = KINDS.get(_base(place.instruction.opcode))
         if kind is None or place.instruction.opcode.endswith(("-done", "-update")):
             continue
-        collective = _collective(kind, place, module, mesh, widened)
+        collective = _collective(kind, place, module, _Meshes(mesh, groups or mesh), widened)
         if collective is not None:
             found.append(collective)
     return found
+
+
+@dataclass(frozen=True)
+class _Meshes:
+    """The mesh that a program is for, and that by which its groups are numbered."""
+
+    wanted: Mapping[str, int]
+    numbered: Mapping[str, int]
+
+    def members(self, group: int, over: tuple[str, ...]) -> int:
+        """How many devices a group has that has so many along these axes of the numbered mesh."""
+        whole = prod(self.numbered[name] for name in over)
+        return prod(self.wanted[name] for name in over) if group == whole else group
 
 
 def _base(opcode: str) -> str:
     return opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update")
 
 
-def group_size(instruction: Instruction, mesh: Mapping[str, int], devices: int) -> int:
+def group_size(instruction: Instruction, devices: int) -> int:
     """How many devices take part in one group; for a permute, whether any takes part."""
     if _base(instruction.opcode) == "collective-permute":
         pairs = read_pairs(instruction.attributes.get("source_target_pairs", ""))
         return 2 if any(source != target for source, target in pairs) else 1
-    del mesh
     return max(len(group) for group in read_groups(_groups(instruction), devices))
 
 
@@ -188,10 +206,11 @@ def sent_bytes(kind: str, taken: int, group: int) -> int:
 
 
 def _collective(
-    kind: str, place: Found, module: Module, mesh: Mapping[str, int], widened: bool
+    kind: str, place: Found, module: Module, meshes: _Meshes, widened: bool
 ) -> Collective | None:
     instruction, within = place.instruction, place.within
-    group = group_size(instruction, mesh, module.partitions)
+    over = axes(instruction, meshes.numbered, module.partitions)
+    group = meshes.members(group_size(instruction, module.partitions), over)
     shapes = operand_shapes(instruction, within)
     if group <= 1 or not shapes or not place.executions.count:
         return None
@@ -207,7 +226,7 @@ def _collective(
         origin = start[0].place
     return Collective(
         kind=kind,
-        axes=axes(instruction, mesh, module.partitions),
+        axes=over,
         dtype="+".join(dict.fromkeys(dtype_name(name) for name, _ in types)),
         sent=sent_bytes(kind, taken, group),
         count=place.executions.count,

@@ -8,7 +8,8 @@ from typing import Any
 
 from drumline.chips import slice_of
 from drumline.inspect.collectives import Collective, collectives_of
-from drumline.inspect.compiling.meshes import Axes, MeshLike, shown
+from drumline.inspect.compiling.axes import Axes, shown
+from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler, Program, compiled_program
 from drumline.inspect.views.words import plural, size, table
 
@@ -158,8 +159,12 @@ def communication_of(program: Program) -> Communication:
     return Communication(
         name=program.name,
         mesh=program.mesh,
-        devices=program.module.partitions,
+        devices=program.devices,
         compiled_by=program.compiled_by,
-        collectives=tuple(collectives_of(program.module, program.mesh, widened=program.widened)),
+        collectives=tuple(
+            collectives_of(
+                program.module, program.mesh, groups=program.groups, widened=program.widened
+            )
+        ),
         overlap_known=program.compiler != "cpu",
     )

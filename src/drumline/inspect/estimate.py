@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from drumline.inspect.collectives import KINDS
-from drumline.inspect.compiling.meshes import Axes, MeshLike
+from drumline.inspect.compiling.axes import Axes
+from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler, Program, compiled_program
 from drumline.inspect.cost.machines import Machine, check_fits, machine
 from drumline.inspect.cost.memory import Memory, as_told, needed
@@ -215,10 +216,10 @@ def estimate_program(
     program: Program, target: Machine, laid: Mapping[str, tuple[int, ...]] | None = None
 ) -> Estimate:
     """What one call of a compiled program takes on a machine."""
-    target = check_fits(target, program.mesh, program.module.partitions)
+    target = check_fits(target, program.mesh, program.devices)
     network = lay(program.mesh, target, laid)
     scheduled = program.compiler != "cpu"
-    timeline = Player(program.module, network, program.mesh, scheduled).play()
+    timeline = Player(program.module, network, program.groups or program.mesh, scheduled).play()
     totals = _Totals(timeline)
     peak = target.peak_flops * timeline.seconds
     return Estimate(

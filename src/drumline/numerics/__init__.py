@@ -19,13 +19,17 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ported.report": ("Divergence", "DivergenceCause", "LayerError"),
     "repetition": ("Repeated", "repeat"),
     "rounding.precision": ("PrecisionReport", "precision"),
-    "targets": ("Target", "load_target"),
     "topk": ("TopKWarning", "Violation", "top_k", "violations"),
     "topk_survey": ("TopKGrid", "TopKSurvey", "survey_topk"),
 }
 """Module → the names it gives; no module has the name of one of them, which it would hide."""
-_ELSEWHERE = {"tap": "drumline.parallel.taps", "scope": "drumline.parallel.taps"}
-"""What models need to be traced, from where they have it."""
+_ELSEWHERE = {
+    "tap": "drumline.parallel.taps",
+    "scope": "drumline.parallel.taps",
+    "Target": "drumline.targets",
+    "load_target": "drumline.targets",
+}
+"""What models need to be traced, and what names functions, from where they are."""
 
 __all__ = [*_ELSEWHERE, *(name for names in _HOMES.values() for name in names)]
 

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from drumline.inspect.compiling.axes import Axes
 from drumline.inspect.compiling.meshes import (
-    Axes,
     MeshLike,
     as_jax_meshes,
     axes_of_mesh,

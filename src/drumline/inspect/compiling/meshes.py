@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -10,35 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from drumline.inspect.compiling.axes import Axes, checked, read_mesh
 from drumline.inspect.mistakes import Mistake
 
-Axes = dict[str, int]
-"""Names and sizes, in the order in which devices are numbered."""
 MeshLike = Mesh | AbstractMesh | Mapping[str, int] | str
-
-
-def read_mesh(text: str) -> Axes:
-    """The axes of `X=2,Y=4`.
-
-    Raises:
-        Mistake: it is written otherwise, names an axis twice, or has a size below 1.
-    """
-    axes: Axes = {}
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", part)
-        if found is None:
-            raise Mistake(f"the mesh {text!r}: write each axis as NAME=SIZE, such as X=2,Y=4")
-        if found[1] in axes:
-            raise Mistake(f"the mesh {text!r} names the axis {found[1]} twice")
-        axes[found[1]] = int(found[2])
-    return _checked(axes)
-
-
-def _checked(axes: Mapping[Any, Any]) -> Axes:
-    for name, size in axes.items():
-        if not isinstance(name, str) or not isinstance(size, int) or size < 1:
-            raise Mistake(f"the mesh axis {name!r} has the size {size!r}; it must be 1 or more")
-    return dict(axes)
 
 
 def axes_of_mesh(mesh: MeshLike) -> Axes:
@@ -49,7 +23,7 @@ def axes_of_mesh(mesh: MeshLike) -> Axes:
         return {str(name): int(size) for name, size in mesh.shape.items()}
     if not isinstance(mesh, Mapping):
         raise Mistake(f"the mesh is {mesh!r}; give a jax Mesh, or a text such as 'X=2,Y=4'")
-    return _checked(mesh)
+    return checked(mesh)
 
 
 def as_jax_meshes(mesh: MeshLike) -> list[Mesh | AbstractMesh]:
@@ -97,11 +71,6 @@ def place(arguments: Any, mesh: Mesh | AbstractMesh) -> Any:
         return struct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     return jax.tree.map(placed, arguments)
-
-
-def shown(axes: Axes) -> str:
-    """As a user writes it: `X=2,Y=4`."""
-    return ",".join(f"{name}={size}" for name, size in axes.items())
 
 
 def check_divides(arguments: tuple[Any, ...]) -> None:

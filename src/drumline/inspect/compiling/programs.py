@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
 import jax
 
 from drumline.chips import Slice
+from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.compiling.lowering import LoweredProgram, lower
-from drumline.inspect.compiling.meshes import Axes, MeshLike, axes_of_mesh, meshes_in, shown
-from drumline.inspect.compiling.workers import cpu_worker, has_tpu_compiler, tpu_worker
+from drumline.inspect.compiling.meshes import MeshLike, axes_of_mesh, meshes_in
+from drumline.inspect.compiling.scaling import carried_on, on_mesh, shorter_meshes
+from drumline.inspect.compiling.workers import (
+    MOST_DEVICES,
+    cpu_worker,
+    has_tpu_compiler,
+    tpu_worker,
+)
 from drumline.inspect.hlo.text import Module, parse_module
 from drumline.inspect.mistakes import Mistake
 
@@ -33,12 +40,21 @@ class Program:
     """Who compiled it: `cpu`, `tpu` or `gpu`."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes per device as the TPU's compiler tells them."""
+    groups: Axes | None = None
+    """The mesh by which its groups of devices are numbered, where it is told from a smaller one."""
     widened: bool = False
     """Whether bfloat16 was computed in float32, as CPUs have it."""
 
     @property
+    def devices(self) -> int:
+        """How many devices run it."""
+        return prod(self.mesh.values()) if self.groups else self.module.partitions
+
+    @property
     def compiled_by(self) -> str:
         """In words."""
+        if self.groups:
+            return f"the CPU backend, for {shown(self.groups)} and less, and told from there"
         return {
             "cpu": "the CPU backend, for emulated devices",
             "tpu": "the TPU's own compiler",
@@ -71,8 +87,28 @@ def compiled_program(
     if chosen == "here":
         text = program.lowered.compile().as_text()
         return Program(program.name, parse_module(text), axes, jax.default_backend())
+    if program.partitions > MOST_DEVICES:
+        return _beyond(program, axes)
+    return Program(program.name, _on_cpus(program), axes, "cpu")
+
+
+def _on_cpus(program: LoweredProgram) -> Module:
     answer = cpu_worker(program.partitions).compile(_request(program), program.code)
-    return Program(program.name, parse_module(answer.text), axes, "cpu")
+    return parse_module(answer.text)
+
+
+def _beyond(program: LoweredProgram, axes: Axes) -> Program:
+    """For more devices than the CPU backend has: carried on from fewer."""
+    meshes = shorter_meshes(axes, MOST_DEVICES)
+    text = program.lowered.as_text(debug_info=True)
+    modules = [
+        _on_cpus(
+            replace(program, partitions=prod(mesh.values()), code=on_mesh(text, mesh).encode())
+        )
+        for mesh in meshes
+    ]
+    module = carried_on(modules, meshes, axes)
+    return Program(program.name, module, axes, "cpu", groups=meshes[-1])
 
 
 def _choose(

@@ -78,8 +78,10 @@ def compile_for_cpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
 def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     """The scheduled program of the TPU's compiler, and the memory it needs."""
     import numpy as np
+    from jax._src.interpreters.mlir import make_ir_context
     from jax.experimental import topologies
     from jaxlib import xla_client
+    from jaxlib.mlir import ir
 
     topology = topologies.get_topology_desc(platform="tpu", topology_name=request["topology"])
     shape = request["mesh"] or [request["partitions"]]
@@ -87,8 +89,10 @@ def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     devices = topologies.make_mesh(topology, tuple(shape), names).devices.reshape(-1)
     ids = np.array([device.id for device in devices]).reshape(1, -1)
     options = compile_options(request, ids, request["options"])
+    with make_ir_context():
+        module = ir.Module.parse(code)
     executable = devices[0].client.compile(
-        code, executable_devices=xla_client.DeviceList(tuple(devices)), compile_options=options
+        module, executable_devices=xla_client.DeviceList(tuple(devices)), compile_options=options
     )
     memory = executable.get_compiled_memory_stats()
     return {

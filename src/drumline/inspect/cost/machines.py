@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from drumline.chips import Chip, Slice, UnknownName, chip, slice_of
-from drumline.inspect.compiling.meshes import Axes, shown
+from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.cost.constants import Constants, constants_of
 from drumline.inspect.mistakes import Mistake
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import gcd, prod
 
-from drumline.inspect.compiling.meshes import Axes, shown
+from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.cost.machines import Line, Machine
 from drumline.inspect.mistakes import Mistake
 

@@ -82,6 +82,7 @@ class Player:
     module: Module
     network: Network
     mesh: Mapping[str, int]
+    """The mesh by which the program's groups of devices are numbered."""
     scheduled: bool
     """Whether the program's own compiler has fused and ordered it for this device."""
     _known: dict[str, Timeline] = field(default_factory=dict, repr=False)
@@ -114,7 +115,7 @@ class Player:
     def _collective(self, lead: Instruction, within: Computation) -> Event:
         kind = KINDS[_base(lead.opcode)]
         over = axes(lead, self.mesh, self.module.partitions)
-        if group_size(lead, self.mesh, self.module.partitions) <= 1:
+        if group_size(lead, self.module.partitions) <= 1:
             return Event(lead.name, "free", DEVICE, 0.0, 0.0, lead.place)
         taken = float(sum(shape.bytes for shape in operand_shapes(lead, within)))
         if kind == "all-reduce" and not self.scheduled and _is_scattered(lead, within):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from drumline.inspect.compiling.meshes import shown
+from drumline.inspect.compiling.axes import shown
 from drumline.inspect.views.words import duration, plural, share, size
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.numerics import Mistake, load_target
+from drumline.targets import Mistake, load_target
 
 SAMPLER = """
 import math

@@ -1,0 +1,185 @@
+"""`drumline inspect MODULE:FUNCTION`: its communication, and what it takes on a slice."""
+
+from __future__ import annotations
+
+import json
+import os
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drumline.cli.options import AsJson, InputsName, need_jax, prints_aside
+from drumline.cli.rendering.table import print_table
+from drumline.cli.rendering.text import harmless_lines
+
+if TYPE_CHECKING:
+    from drumline.inspect.compiling.axes import Axes
+
+MOST_EMULATED = 2048
+"""Devices that the CPU backend can stand for."""
+
+
+def program(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="MODULE:FUNCTION", help="The function, such as train.py:step."),
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", metavar="X=2,Y=4", help="The mesh to shard over.")
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option("--on", metavar="SLICE", help="Estimate it there; several are compared."),
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shapes",
+            metavar="TYPE[SIZES]@AXES",
+            help="An argument, as in bf16[1024,2048]@X,Y; once for each.",
+        ),
+    ] = None,
+    inputs: InputsName = None,
+    example: Annotated[
+        str | None, typer.Option("--example", metavar="NAME", help="One of ours: see --list.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List our own models and the chapter's examples.")
+    ] = False,
+    compiler: Annotated[
+        str,
+        typer.Option("--compiler", metavar="NAME", help="auto, cpu, tpu, or here: whose to ask."),
+    ] = "auto",
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw the timeline.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write the timeline for ui.perfetto.dev."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a program's communication, and with --on what it takes on a slice."""
+    need_jax()
+    _check(target, example, listed, compiler, (png or trace) is not None, on)
+    if mesh is not None:
+        _emulate(mesh)
+    if listed:
+        _list()
+        return
+    with prints_aside():
+        function, arguments, axes = _load(target, example, mesh, shapes or [], inputs)
+    _tell(function, arguments, axes, on or [], (compiler, png, trace), as_json)
+
+
+def _check(
+    target: str | None,
+    example: str | None,
+    listed: bool,
+    compiler: str,
+    draws: bool,
+    on: list[str] | None,
+) -> None:
+    """Refuse what makes no sense before anything is imported."""
+    from drumline.inspect.mistakes import Mistake
+
+    if sum((target is not None, example is not None, listed)) != 1:
+        raise Mistake(
+            "name a function as MODULE:FUNCTION, or one of ours with --example NAME: --list lists "
+            "them"
+        )
+    if compiler not in ("auto", "cpu", "tpu", "here"):
+        raise Mistake(f"--compiler {compiler}: it can be auto, cpu, tpu or here")
+    if draws and len(on or []) != 1:
+        raise Mistake("--png and --trace draw an estimate: name one slice with --on")
+
+
+def _emulate(mesh: str) -> None:
+    """Let the user's module make this mesh of CPU devices, before anything starts JAX."""
+    from drumline.inspect.compiling.axes import read_mesh
+
+    devices = prod(read_mesh(mesh).values())
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" not in flags and devices <= MOST_EMULATED:
+        wanted = f"--xla_force_host_platform_device_count={devices}"
+        os.environ["XLA_FLAGS"] = f"{flags} {wanted}".strip()
+
+
+def _list() -> None:
+    from drumline.inspect.compiling.axes import shown
+    from drumline.inspect.examples import examples
+
+    rows = [[one.name, shown(one.mesh), one.on, one.what] for one in examples().values()]
+    print_table(["NAME", "MESH", "ON", "WHAT"], rows)
+
+
+def _load(
+    target: str | None,
+    example: str | None,
+    mesh: str | None,
+    shapes: list[str],
+    inputs: str | None,
+) -> tuple[Any, tuple[Any, ...], Axes | None]:
+    """The function, its arguments, and the mesh to trace it under."""
+    from drumline.inspect.compiling.axes import read_mesh
+    from drumline.inspect.compiling.shapes import read_shapes
+    from drumline.targets import load_function, load_target
+
+    axes = None if mesh is None else read_mesh(mesh)
+    if example is not None:
+        from drumline.inspect.examples import example as find
+
+        found = find(example)
+        function, arguments = found.build(found.abstract_mesh(axes))
+        return function, arguments, None
+    assert target is not None
+    if shapes:
+        return load_function(target), read_shapes(shapes, axes), axes
+    hint = "their shapes with --shapes 'bf16[1024,2048]@X,Y' for each"
+    loaded = load_target(target, inputs, hint=hint)
+    return loaded.function, loaded.inputs, axes
+
+
+def _tell(
+    function: Any,
+    arguments: tuple[Any, ...],
+    axes: Axes | None,
+    on: list[str],
+    how: tuple[str, Path | None, Path | None],
+    as_json: bool,
+) -> None:
+    from drumline.inspect import communication, compare, estimate
+
+    compiler: Any = how[0]
+    if len(on) > 1:
+        from drumline.inspect.compare import Layout
+
+        way = Layout("as given", arguments, axes)
+        compared = compare(function, [way], on, compiler=compiler)
+        _print(compared, as_json)
+        return
+    place = on[0] if on else None
+    # On the slice that is asked for, so that the TPU's compiler tells what it does there.
+    sent = communication(function, *arguments, mesh=axes, on=place, compiler=compiler)
+    if place is None:
+        _print(sent, as_json)
+        return
+    told = estimate(function, *arguments, mesh=axes, on=place, compiler=compiler)
+    for path, save in ((how[1], told.save_png), (how[2], told.save_trace)):
+        if path is not None:
+            save(path)
+            typer.echo(f"wrote {path}", err=True)
+    if as_json:
+        both = {"communication": sent.to_dict(), "estimate": told.to_dict()}
+        typer.echo(json.dumps(both, indent=2))
+        return
+    typer.echo(harmless_lines(str(told)))
+    typer.echo("")
+    typer.echo(harmless_lines(str(sent)))
+
+
+def _print(report: Any, as_json: bool) -> None:
+    text = json.dumps(report.to_dict(), indent=2) if as_json else str(report)
+    typer.echo(harmless_lines(text))

@@ -1,0 +1,148 @@
+"""A real trace of eight emulated devices, made here, and what is read from it."""
+
+# mypy: allow-untyped-calls
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from drumline.inspect.profiles import Profile, read_profile
+from drumline.inspect.profiles.comparison import compare, read_estimate
+from drumline.inspect.profiles.report import summary
+from tests.inspect.profiles.traces import Plane, Ran, Stats, write
+
+RUNS = 3
+TRIPS = 4
+
+
+def step(x: Any, w: Any) -> Any:
+    rows = lax.all_gather(x, "x", axis=0, tiled=True)  # the gather
+
+    def body(carry: Any, _: Any) -> Any:
+        carry = jnp.tanh(carry @ w)
+        return lax.ppermute(carry, "x", [(i, (i + 1) % 8) for i in range(8)]), None  # the permute
+
+    rows, _ = lax.scan(body, rows, None, length=TRIPS)
+    parts = lax.psum_scatter(rows, "x", tiled=True)  # the scatter
+    return lax.psum(parts.sum(), "x")  # the sum
+
+
+def line_of(comment: str) -> str:
+    for number, line in enumerate(Path(__file__).read_text().splitlines(), 1):
+        if line.endswith(f"# {comment}"):
+            return f"{Path(__file__).name}:{number}"
+    raise AssertionError(comment)
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trace")
+    mesh = jax.make_mesh((8,), ("x",))
+    specs: Any = (P("x"), P())
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
+    random = np.random.default_rng(0)
+    x = jax.device_put(random.normal(size=(64, 32)), NamedSharding(mesh, P("x")))
+    w = jax.device_put(random.normal(size=(32, 32)), NamedSharding(mesh, P()))
+    jax.block_until_ready(run(x, w))
+    with jax.profiler.trace(str(folder)):
+        for _ in range(RUNS):
+            jax.block_until_ready(run(x, w))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(traced: Path) -> Profile:
+    return read_profile(traced)
+
+
+def test_every_device_and_step_is_found(measured: Profile) -> None:
+    assert [each.name for each in measured.devices] == [f"CPU {n}" for n in range(8)]
+    assert (measured.steps, measured.steps_from) == (RUNS, "runs of jit_step")
+    assert measured.module == "jit_step"
+
+
+def test_each_collective_has_its_kind_its_line_and_its_count(measured: Profile) -> None:
+    found = {(each.kind, Path(each.source).name): each.count for each in measured.communication}
+    assert found == {
+        ("all-gather", line_of("the gather")): 1,
+        ("collective-permute", line_of("the permute")): TRIPS,
+        ("reduce-scatter", line_of("the scatter")): 1,
+        ("all-reduce", line_of("the sum")): 1,
+    }
+    assert all(each.exposed > 0 for each in measured.communication)
+
+
+def test_the_time_of_a_device_adds_up(measured: Profile) -> None:
+    for each in measured.devices:
+        assert 0 < each.computing < each.busy <= each.span
+        assert each.computing + each.exposed == pytest.approx(each.busy)
+    # The loop is not among them: what it takes is its body's.
+    assert "while" not in {each.kind for each in measured.operations}
+
+
+def test_the_product_is_found_at_its_line(measured: Profile) -> None:
+    number = int(line_of("the permute").partition(":")[2]) - 1
+    body = [each for each in measured.operations if each.source.endswith(f".py:{number}")]
+    assert sum(each.count for each in body) >= TRIPS
+
+
+def test_a_product_on_other_threads_hides_a_collective_until_its_end(tmp_path: Path) -> None:
+    """The product's own event ends at 2, as it is handed on; what it computes ends at 40."""
+
+    def ran(name: str, start: float, end: float, mark: int) -> Ran:
+        stats: Stats = {"hlo_op": name, "hlo_module": "jit_f", "device_ordinal": 0, "_p": mark}
+        return Ran(name, start, end, stats)
+
+    thread = [ran("dot.1", 0, 2, 11), ran("psum.2", 2, 50, 12), ran("tanh.3", 50, 60, 13)]
+    ends = [Ran("end: tanh.3", 59, 60, {"_c": 13}), Ran("end: psum.2", 49, 50, {"_c": 12})]
+    pool = [Ran("end: dot.1", 39, 40, {"_c": 11})]
+    plane = Plane("/host:CPU", {"tf_XLAPjRtCpuClient/1": [*thread, *ends], "tf_XLAEigen/2": pool})
+    found = read_profile(write(tmp_path, plane))
+    (summed,) = found.communication
+    assert (summed.kind, summed.count) == ("all-reduce", 1)
+    assert summed.hidden == pytest.approx(38e-6)
+    assert summed.exposed == pytest.approx(10e-6)
+    assert {each.name: round(1e6 * each.seconds) for each in found.operations} == {
+        "dot.1": 40,
+        "tanh.3": 10,
+    }
+
+
+def test_one_device_can_be_asked_for(traced: Path, measured: Profile) -> None:
+    (alone,) = read_profile(traced, 5).devices
+    assert alone == measured.devices[5]
+
+
+def test_an_estimate_beside_it_shows_where_they_part(measured: Profile, tmp_path: Path) -> None:
+    """The estimate forgets the permute, and is right about everything else."""
+    told = measured.to_dict()
+    told["communication"] = [
+        each for each in told["communication"] if each["kind"] != "collective-permute"
+    ]
+    (permute,) = [e for e in measured.communication if e.kind == "collective-permute"]
+    told["seconds"] -= permute.exposed
+    file = tmp_path / "estimate.json"
+    file.write_text(json.dumps(told))
+    found = compare(measured, read_estimate(file))
+    by_size = [part for part in found.parts if part.what != "nothing runs"]
+    assert (by_size[0].what, by_size[0].source) == (
+        "wait for collective-permute",
+        line_of("the permute"),
+    )
+    assert by_size[0].seconds == pytest.approx(found.whole.seconds)
+    assert all(part.seconds == pytest.approx(0, abs=1e-12) for part in by_size[1:])
+
+
+def test_the_summary_fits_on_ten_lines(measured: Profile) -> None:
+    lines = summary(measured)
+    assert len(lines) <= 10
+    assert "waits for communication" in lines[0]
+    assert "cores" in lines[-1]

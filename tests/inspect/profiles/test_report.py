@@ -1,0 +1,214 @@
+"""The sentences that are made of figures, and what the command prints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from drumline.cli.inspect.profile import profile as command
+from drumline.inspect.mistakes import Mistake
+from drumline.inspect.profiles import (
+    MeasuredCollective,
+    MeasuredDevice,
+    MeasuredOperation,
+    Profile,
+)
+from drumline.inspect.profiles.comparison import EstimatedStep, compare
+from drumline.inspect.profiles.reading import trace_files
+from drumline.inspect.profiles.report import duration, summary
+from tests.inspect.profiles.test_tpu import DOT, REDUCE, tpu
+from tests.inspect.profiles.traces import Ran, write
+
+
+def run(*arguments: object) -> Result:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def sentence(*arguments: object) -> str:
+    """What is wrong, which the command line prints before it exits with 2."""
+    found = run(*arguments).exception
+    assert isinstance(found, Mistake), found
+    assert "\n" not in str(found)
+    return str(found)
+
+
+def measured(**changed: Any) -> Profile:
+    given: dict[str, Any] = {
+        "path": Path("trace"),
+        "platform": "TPU",
+        "module": "jit_step",
+        "steps": 2,
+        "steps_from": "the device's steps",
+        "devices": (MeasuredDevice("TPU 0", 1.0, 1.0, 0.38, 0.62, 0.0),),
+        "communication": (MeasuredCollective("all-gather", "/x/block.py:88", 32, 0.62, 0.0),),
+        "operations": (MeasuredOperation("fusion.1", "dot", "/x/block.py:90", 32, 0.38, 1),),
+    }
+    return Profile(**{**given, **changed})
+
+
+def test_the_wait_the_line_and_the_saving_stand_in_one_sentence() -> None:
+    assert summary(measured()) == [
+        "a step takes 1 s: 38 % computes, 62 % waits for communication, 0 % runs nothing",
+        "62 % of the time waits for all-gather at block.py:88; "
+        "overlapping it would save up to 38 %",
+        "the largest operation is fusion.1 (dot) at block.py:90: 38 % of the time in 32 runs",
+    ]
+
+
+def test_where_all_computation_hides_something_already_less_is_to_be_sent() -> None:
+    found = summary(measured(devices=(MeasuredDevice("TPU 0", 1.0, 1.0, 0.38, 0.62, 0.38),)))
+    assert (
+        "62 % of the time waits for all-gather at block.py:88; no computation is left to hide it "
+        "behind: send less" in found
+    )
+    assert "38 % of the communication (380 ms) is hidden behind computation" in found
+
+
+def test_an_idle_device_points_at_the_host() -> None:
+    idle = MeasuredDevice("TPU 0", 1.0, 0.7, 0.7, 0.0, 0.0)
+    found = summary(measured(devices=(idle,), communication=()))
+    assert any(line.startswith("30 % of the time the device has nothing to run") for line in found)
+
+
+def test_never_more_than_ten_sentences() -> None:
+    many = tuple(MeasuredCollective("all-gather", f"a.py:{n}", 1, 0.1, 0.1) for n in range(9))
+    devices = tuple(MeasuredDevice(f"CPU {n}", 1.0, 0.8, n / 5, 0.3, 0.2) for n in (1, 2, 3))
+    operations = (
+        MeasuredOperation("copy.1", "copy", "", 1, 0.3, 1),
+        MeasuredOperation("dot.1", "dot", "", 1, 0.2, 1),
+    )
+    given = measured(platform="CPU", devices=devices, communication=many, operations=operations)
+    estimate = EstimatedStep(0.1, 0.1, {}, {})
+    found = summary(given, compare(given, estimate))
+    assert len(found) == 10
+    assert found[-4].startswith("measured 1 s a step where 100 ms were estimated, 10.00 times")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0"),
+        (3e-9, "3 ns"),
+        (1.5e-6, "1.5 µs"),
+        (0.1234, "123 ms"),
+        (0.9999, "1 s"),
+        (1234.5, "1,234 s"),
+        (-0.0021, "-2.1 ms"),
+    ],
+)
+def test_times_have_three_figures(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path, tpu(XLA_Ops=[Ran(REDUCE, 0, 80), Ran(DOT, 80, 100)]))
+
+
+def test_the_command_prints_tables_and_ends_with_the_summary(folder: Path) -> None:
+    shown = run(folder)
+    assert shown.exit_code == 0, shown.exception
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith("1 step on 1 TPU device · 100 µs a step")
+    assert any(line.split()[:2] == ["all-reduce", "loss.py:5"] for line in lines)
+    assert (
+        "80 % of the time waits for all-reduce at loss.py:5; overlapping it would save up to 20 %"
+        in lines
+    )
+
+
+def test_the_command_prints_json(folder: Path) -> None:
+    told = json.loads(run(folder, "--json").stdout)
+    assert told["exposed_seconds"] == pytest.approx(80e-6)
+    assert told["communication"][0]["saving_seconds"] == pytest.approx(20e-6)
+    assert told["summary"][0].startswith("a step takes 100 µs")
+
+
+def test_an_estimate_is_shown_beside_it(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "estimate.json"
+    gather = {"kind": "all-reduce", "axes": ["X"], "source": "loss.py:5", "seconds": 9e-5}
+    operation = {"name": "d", "kind": "dot", "source": "model.py:31", "seconds": 2e-5, "count": 1}
+    estimate = {
+        "seconds": 3e-5,
+        "compute_seconds": 2e-5,
+        "communication": [{**gather, "exposed_seconds": 1e-5}],
+        "operations": [operation],
+    }
+    file.write_text(json.dumps(estimate))
+    shown = run(folder, "--estimate", file)
+    assert "measured 100 µs a step where 30 µs were estimated, 3.33 times" in shown.stdout
+    told = json.loads(run(folder, "--estimate", file, "--json").stdout)["estimate"]
+    assert told["difference_seconds"] == pytest.approx(7e-5)
+    assert told["parts"][0]["what"] == "wait for all-reduce"
+    assert told["parts"][0]["difference_seconds"] == pytest.approx(7e-5)
+
+
+def test_a_run_and_a_file_can_be_named_and_the_newest_run_is_taken(folder: Path) -> None:
+    write(folder, tpu(XLA_Ops=[Ran(DOT, 0, 7)]), run="2026_01_03_00_00_00")
+    (newest,) = trace_files(folder)
+    assert newest.parent.name == "2026_01_03_00_00_00"
+    assert trace_files(newest.parent) == trace_files(newest) == [newest]
+
+
+def test_a_folder_without_a_trace_says_how_to_make_one(tmp_path: Path) -> None:
+    assert "jax.profiler.trace(folder)" in sentence(tmp_path)
+    (tmp_path / "plugins" / "profile" / "2026").mkdir(parents=True)
+    (tmp_path / "plugins" / "profile" / "2026" / "vm.trace.json.gz").write_bytes(b"")
+    assert "holds no trace" in sentence(tmp_path)
+    assert "does not exist" in sentence(tmp_path / "nowhere")
+
+
+def test_a_trace_that_is_cut_short_is_named(folder: Path) -> None:
+    (file,) = trace_files(folder)
+    whole = file.read_bytes()
+    for length in (1, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        assert "cut short" in sentence(folder)
+    file.write_text("this was never a trace")
+    assert str(file) in sentence(folder)
+
+
+def test_a_trace_without_operations_says_what_to_trace(tmp_path: Path) -> None:
+    others: list[dict[str, list[Ran]]] = [{}, {"XLA_TraceMe": [Ran("wait", 0, 9)]}, {"XLA_Ops": []}]
+    for lines in others:
+        assert "block_until_ready" in sentence(write(tmp_path, tpu(**lines)))
+    (file,) = trace_files(tmp_path)
+    file.write_bytes(b"")
+    assert "no operation of any device" in sentence(tmp_path)
+
+
+def test_a_device_that_is_not_there_is_named_with_those_that_are(folder: Path) -> None:
+    assert "--device 3: the trace has device 0 alone" in sentence(folder, "--device", 3)
+    planes = [tpu(n, XLA_Ops=[Ran(DOT, 0, 7)]) for n in range(4)]
+    write(folder, *planes)
+    assert "devices 0 to 3" in sentence(folder, "--device", 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("no JSON", "is no JSON"),
+        ("[1]", "it holds no object"),
+        ('{"seconds": 1}', "'communication' is missing"),
+        ('{"seconds": 1, "communication": [3], "operations": []}', "no estimate of a step"),
+        ('{"communication": [], "operations": []}', "'seconds' is missing"),
+        (
+            '{"seconds": "soon", "compute_seconds": 1, "communication": [], "operations": []}',
+            "no estimate of a step",
+        ),
+    ],
+)
+def test_an_estimate_that_is_none_is_named(
+    folder: Path, tmp_path: Path, content: str, fault: str
+) -> None:
+    file = tmp_path / "estimate.json"
+    file.write_text(content)
+    told = sentence(folder, "--estimate", file)
+    assert fault in told
+    assert "drumline inspect estimate --json" in told
+    assert "cannot be read" in sentence(folder, "--estimate", tmp_path / "none.json")

@@ -1,0 +1,89 @@
+"""Writes small traces of TPUs and GPUs with known answers, as the profiler would write them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from jax.profiler import ProfileData
+
+Stats = Mapping[str, str | int | bytes]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """An event: a name, its start and its end in microseconds, and what it carries."""
+
+    name: str
+    start: float
+    end: float
+    stats: Stats = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A plane of a trace, with lines of events, and what it says of an event's name."""
+
+    name: str
+    lines: Mapping[str, Iterable[Ran]]
+    facts: Mapping[str, Stats] = field(default_factory=dict)
+
+
+def text_proto(*planes: Plane) -> str:
+    return "\n".join(_plane(number, plane) for number, plane in enumerate(planes))
+
+
+def write(folder: Path, *planes: Plane, run: str = "2026_01_02_03_04_05", host: str = "vm") -> Path:
+    """Write a trace where the profiler would; the folder is what one passes to the profiler."""
+    file = folder / "plugins" / "profile" / run / f"{host}.xplane.pb"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(ProfileData.text_proto_to_serialized_xspace(text_proto(*planes)))
+    return folder
+
+
+def _plane(number: int, plane: Plane) -> str:
+    keys: dict[str, int] = {}
+    names: dict[str, int] = {}
+    fresh = count(1)
+
+    def key(table: dict[str, int], name: str) -> int:
+        if name not in table:
+            table[name] = next(fresh)
+        return table[name]
+
+    def stats(given: Stats) -> str:
+        return " ".join(
+            f"stats {{ metadata_id: {key(keys, name)} {_value(value)} }}"
+            for name, value in given.items()
+        )
+
+    lines = []
+    for index, (name, events) in enumerate(plane.lines.items()):
+        ran = "\n".join(
+            f"events {{ metadata_id: {key(names, each.name)} offset_ps: {each.start * 1e6:.0f} "
+            f"duration_ps: {(each.end - each.start) * 1e6:.0f} {stats(each.stats)} }}"
+            for each in events
+        )
+        lines.append(f"lines {{ id: {index} name: {quoted(name)} timestamp_ns: 1000\n{ran} }}")
+    metadata = "\n".join(
+        f"event_metadata {{ key: {each} value {{ id: {each} name: {quoted(name)} "
+        f"{stats(plane.facts.get(name, {}))} }} }}"
+        for name, each in [(name, key(names, name)) for name in {**names, **plane.facts}]
+    )
+    known = "\n".join(
+        f"stat_metadata {{ key: {each} value {{ id: {each} name: {quoted(name)} }} }}"
+        for name, each in keys.items()
+    )
+    body = "\n".join([*lines, metadata, known])
+    return f"planes {{ id: {number} name: {quoted(plane.name)}\n{body} }}"
+
+
+def _value(value: str | int | bytes) -> str:
+    if isinstance(value, bytes):
+        return 'bytes_value: "' + "".join(f"\\x{byte:02x}" for byte in value) + '"'
+    return f"int64_value: {value}" if isinstance(value, int) else f"str_value: {quoted(value)}"
+
+
+def quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
