@@ -129,13 +129,13 @@ def training(name: str) -> Case:
         return make_step(recipe, mesh, places), (state, watch, batch, notice)
 
 
-CALIBRATION = {
+CALIBRATION: dict[str, Callable[[], Case]] = {
     "matmul 8192³": partial(product, 8192, 8192, 8192),
     "matmul 2048³": partial(product, 2048, 2048, 2048),
     "copy 1 GiB": partial(copy, 1024),
     "attention, cuDNN, gradients": partial(attention, "cudnn", True),
 }
-CASES = {
+CASES: dict[str, Callable[[], Case]] = {
     "matmul 4096³": partial(product, 4096, 4096, 4096),
     "matmul 1024×8192×8192": partial(product, 1024, 8192, 8192),
     "matmul 32768×1024×4096": partial(product, 32768, 1024, 4096),

@@ -8,7 +8,7 @@ need not have; `compare(step, layouts, on=[…])` several of them.
 
 from drumline.inspect.collectives import Collective
 from drumline.inspect.communication import Communication, communication
-from drumline.inspect.compare import Comparison, Layout, compare
+from drumline.inspect.compare import Layout, LayoutComparison, compare
 from drumline.inspect.contracts import UnexpectedCommunication, expect_communication
 from drumline.inspect.estimate import Estimate, estimate
 from drumline.inspect.mistakes import Mistake
@@ -16,9 +16,9 @@ from drumline.inspect.mistakes import Mistake
 __all__ = [
     "Collective",
     "Communication",
-    "Comparison",
     "Estimate",
     "Layout",
+    "LayoutComparison",
     "Mistake",
     "UnexpectedCommunication",
     "communication",

@@ -10,7 +10,7 @@ from drumline.chips import slice_of
 from drumline.inspect.collectives import Collective, collectives_of
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.compiling.programs import Compiler, Program, compiled_program
+from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compiled_program
 from drumline.inspect.views.words import plural, size, table
 
 LISTED = 40
@@ -154,7 +154,7 @@ def communication(
     return communication_of(program)
 
 
-def communication_of(program: Program) -> Communication:
+def communication_of(program: InspectedProgram) -> Communication:
     """The collectives of a compiled program."""
     return Communication(
         name=program.name,

@@ -31,7 +31,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ComparedLayout:
     """One layout on one slice."""
 
     layout: str
@@ -55,21 +55,21 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LayoutComparison:
     """Every layout on every slice, the quickest first; those that do not fit last."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[ComparedLayout, ...]
     tier: str
 
     @property
-    def best(self) -> Choice | None:
+    def best(self) -> ComparedLayout | None:
         """The quickest that fits."""
         first = self.choices[0] if self.choices else None
         fits = first is not None and first.estimate is not None and first.estimate.fits
         return first if fits else None
 
     @property
-    def cheapest(self) -> Choice | None:
+    def cheapest(self) -> ComparedLayout | None:
         """That with the fewest dollars for a call, of those that fit."""
         priced = [
             choice
@@ -97,7 +97,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def _row(choice: Choice) -> list[str]:
+def _row(choice: ComparedLayout) -> list[str]:
     told = choice.estimate
     assert told is not None
     return [
@@ -121,7 +121,7 @@ def compare(
     *,
     tier: str = "spot",
     compiler: Compiler = "auto",
-) -> Comparison:
+) -> LayoutComparison:
     """Estimate a function under every layout on every slice.
 
     Args:
@@ -149,7 +149,7 @@ def compare(
         for name, way in ways.items()
         for target in targets
     ]
-    return Comparison(tuple(sorted(choices, key=_order)), tier)
+    return LayoutComparison(tuple(sorted(choices, key=_order)), tier)
 
 
 def _layout(name: str, given: Any, target: Machine) -> Layout:
@@ -166,7 +166,7 @@ def _choice(
     target: Machine,
     tier: str,
     compiler: Compiler,
-) -> Choice:
+) -> ComparedLayout:
     name, given = named
     try:
         way = _layout(name, given, target)
@@ -174,9 +174,11 @@ def _choice(
             way.function or fn, *way.arguments, on=target.name, mesh=way.mesh, compiler=compiler
         )
     except Mistake as why:
-        return Choice(name, target.name, None, str(why))
+        return ComparedLayout(name, target.name, None, str(why))
     rate = _dollars_per_second(target, tier)
-    return Choice(name, target.name, told, dollars=None if rate is None else rate * told.seconds)
+    return ComparedLayout(
+        name, target.name, told, dollars=None if rate is None else rate * told.seconds
+    )
 
 
 def _dollars_per_second(target: Machine, tier: str) -> float | None:
@@ -194,7 +196,7 @@ def _prices(target: Machine, tier: str) -> Iterable[Price]:
             yield found
 
 
-def _order(choice: Choice) -> tuple[bool, bool, float]:
+def _order(choice: ComparedLayout) -> tuple[bool, bool, float]:
     told = choice.estimate
     if told is None:
         return (True, True, 0.0)

@@ -10,11 +10,11 @@ from typing import Any
 from drumline.inspect.collectives import KINDS
 from drumline.inspect.compiling.axes import Axes
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.compiling.programs import Compiler, Program, compiled_program
+from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compiled_program
 from drumline.inspect.cost.machines import Machine, check_fits, machine
 from drumline.inspect.cost.memory import Memory, as_told, needed
 from drumline.inspect.cost.network import Network, lay
-from drumline.inspect.cost.timeline import COPIES, DEVICE, Event, Player, Timeline
+from drumline.inspect.cost.timeline import COPIES, DEVICE, Player, Timeline, TimelineEvent
 
 BOUNDS = ("compute", "memory", "network", "overhead")
 
@@ -37,7 +37,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class EstimatedOperation:
     """One place's computing of one kind, over one call."""
 
     kind: str
@@ -72,7 +72,7 @@ class Estimate:
     memory: Memory
     memory_limit: float
     communication: tuple[Waiting, ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[EstimatedOperation, ...]
     laid: Mapping[str, str]
     """Where each mesh axis lies, in words."""
     at_least: bool = False
@@ -205,7 +205,7 @@ def estimate(
 
 def _program(
     fn: Any, args: tuple[Any, ...], target: Machine, mesh: MeshLike | None, compiler: Compiler
-) -> Program:
+) -> InspectedProgram:
     if target.chip.kind == "gpu" and compiler == "auto":
         # This process may have that very GPU; where it has none, the CPU's compiler stands in.
         return compiled_program(fn, args, mesh=mesh)
@@ -213,7 +213,7 @@ def _program(
 
 
 def estimate_program(
-    program: Program, target: Machine, laid: Mapping[str, tuple[int, ...]] | None = None
+    program: InspectedProgram, target: Machine, laid: Mapping[str, tuple[int, ...]] | None = None
 ) -> Estimate:
     """What one call of a compiled program takes on a machine."""
     target = check_fits(target, program.mesh, program.devices)
@@ -258,11 +258,11 @@ class _Totals:
         self.busy: dict[str, float] = {}
         self.flops = 0.0
         self.model_flops = 0.0
-        self._places: dict[tuple[Any, ...], list[tuple[Event, int]]] = {}
+        self._places: dict[tuple[Any, ...], list[tuple[TimelineEvent, int]]] = {}
         for event, times in timeline.flat():
             self._add(event, times)
 
-    def _add(self, event: Event, times: int) -> None:
+    def _add(self, event: TimelineEvent, times: int) -> None:
         for resource in event.resource.split("+"):
             self.busy[resource] = self.busy.get(resource, 0.0) + event.seconds * times
         if event.kind in KINDS.values():
@@ -294,14 +294,14 @@ class _Totals:
         ]
         return tuple(sorted(found, key=lambda one: (-one.exposed, -one.seconds)))
 
-    def operations(self) -> tuple[Operation, ...]:
+    def operations(self) -> tuple[EstimatedOperation, ...]:
         found = []
         for (kind, axes, source, scope), events in self._places.items():
             if axes is not None:
                 continue
             longest = max(events, key=lambda item: item[0].seconds * item[1])[0]
             found.append(
-                Operation(
+                EstimatedOperation(
                     kind=kind,
                     source=source,
                     scope=scope,

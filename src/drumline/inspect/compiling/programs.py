@@ -30,7 +30,7 @@ _TOPOLOGY_NAMES = {"7x": "tpu7x"}
 
 
 @dataclass(frozen=True)
-class Program:
+class InspectedProgram:
     """A compiled program."""
 
     name: str
@@ -69,7 +69,7 @@ def compiled_program(
     mesh: MeshLike | None = None,
     on: Slice | None = None,
     compiler: Compiler = "auto",
-) -> Program:
+) -> InspectedProgram:
     """Compile a function, or take what is compiled.
 
     Raises:
@@ -86,10 +86,10 @@ def compiled_program(
         return _for_tpu(program, axes, on)
     if chosen == "here":
         text = program.lowered.compile().as_text()
-        return Program(program.name, parse_module(text), axes, jax.default_backend())
+        return InspectedProgram(program.name, parse_module(text), axes, jax.default_backend())
     if program.partitions > MOST_DEVICES:
         return _beyond(program, axes)
-    return Program(program.name, _on_cpus(program), axes, "cpu")
+    return InspectedProgram(program.name, _on_cpus(program), axes, "cpu")
 
 
 def _on_cpus(program: LoweredProgram) -> Module:
@@ -97,7 +97,7 @@ def _on_cpus(program: LoweredProgram) -> Module:
     return parse_module(answer.text)
 
 
-def _beyond(program: LoweredProgram, axes: Axes) -> Program:
+def _beyond(program: LoweredProgram, axes: Axes) -> InspectedProgram:
     """For more devices than the CPU backend has: carried on from fewer."""
     meshes = shorter_meshes(axes, MOST_DEVICES)
     text = program.lowered.as_text(debug_info=True)
@@ -108,7 +108,7 @@ def _beyond(program: LoweredProgram, axes: Axes) -> Program:
         for mesh in meshes
     ]
     module = carried_on(modules, meshes, axes)
-    return Program(program.name, module, axes, "cpu", groups=meshes[-1])
+    return InspectedProgram(program.name, module, axes, "cpu", groups=meshes[-1])
 
 
 def _choose(
@@ -151,7 +151,7 @@ def _request(program: LoweredProgram) -> dict[str, Any]:
     }
 
 
-def _for_tpu(program: LoweredProgram, axes: Axes, on: Slice) -> Program:
+def _for_tpu(program: LoweredProgram, axes: Axes, on: Slice) -> InspectedProgram:
     kind = _TOPOLOGY_NAMES.get(on.generation, on.generation)
     topology = f"{kind}:{'x'.join(str(side) for side in on.topology)}"
     request = _request(program) | {
@@ -160,10 +160,10 @@ def _for_tpu(program: LoweredProgram, axes: Axes, on: Slice) -> Program:
         "options": {},
     }
     answer = tpu_worker().compile(request, program.code)
-    return Program(program.name, parse_module(answer.text), axes, "tpu", answer.memory)
+    return InspectedProgram(program.name, parse_module(answer.text), axes, "tpu", answer.memory)
 
 
-def _of_compiled(compiled: jax.stages.Compiled, mesh: MeshLike | None) -> Program:
+def _of_compiled(compiled: jax.stages.Compiled, mesh: MeshLike | None) -> InspectedProgram:
     text = compiled.as_text()
     if text is None:
         raise Mistake("this compiled program has no text: give the function, or what was lowered")
@@ -180,7 +180,7 @@ def _of_compiled(compiled: jax.stages.Compiled, mesh: MeshLike | None) -> Progra
         )
     axes = fitting[0] if fitting else ({"devices": devices} if devices > 1 else {})
     backend = _backend(text)
-    return Program(module.name, module, axes, backend, widened=backend == "cpu")
+    return InspectedProgram(module.name, module, axes, backend, widened=backend == "cpu")
 
 
 @dataclass

@@ -114,6 +114,8 @@ class _Grouping:
             return alone
         if instruction.is_root or not users or instruction.name in self.written:
             return alone
+        if self._sums_product(instruction) and any(self._sums_product(user) for user in users):
+            return alone  # a running sum of products: each product adds itself to the sum so far
         kernels: frozenset[str] = frozenset()
         for user in users:
             if not self._takes_in(user, instruction):
@@ -123,6 +125,18 @@ class _Grouping:
             return kernels
         # A value that two kernels need is computed twice only where that is nearly free.
         return kernels if len(kernels) == 2 and instruction.opcode in ("multiply", "add") else alone
+
+    def _sums_product(self, one: Instruction) -> bool:
+        """Whether it adds a product, which nothing else takes, to something."""
+        if one.opcode != "add":
+            return False
+        for name in one.operands:
+            value = self.computation.by_name.get(name)
+            while value is not None and value.opcode in ("bitcast", "copy", "convert"):
+                value = self.computation.by_name.get(value.operands[0])
+            if value is not None and value.opcode == "dot":
+                return len(self.computation.users[value.name]) == 1
+        return False
 
     def _takes_in(self, user: Instruction, producer: Instruction) -> bool:
         if user.name in self.written:
@@ -139,7 +153,8 @@ class _Grouping:
         for instruction in self.computation.instructions:
             for kernel in self.member[instruction.name]:
                 members.setdefault(kernel, []).append(instruction)
-        for instruction in self.computation.instructions:
+        # The last product of a sum is the one that ends with it: the others can begin before.
+        for instruction in reversed(self.computation.instructions):
             if instruction.opcode not in ("dot", "convolution"):
                 continue
             if instruction.name in self.written:

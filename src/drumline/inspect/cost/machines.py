@@ -13,12 +13,13 @@ from drumline.chips import Chip, Slice, UnknownName, chip, slice_of
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.cost.constants import Constants, constants_of
 from drumline.inspect.mistakes import Mistake
+from drumline.inspect.views.words import plural
 
 _CORES_ARE_DEVICES = {"v2", "v3", "7x"}
 
 
 @dataclass(frozen=True)
-class Line:
+class TorusLine:
     """Devices in a row, with a link between neighbours; a ring where the ends are joined."""
 
     length: int
@@ -37,7 +38,7 @@ class Machine:
     slices: int
     chips: int
     """Of all slices together."""
-    torus: tuple[Line, ...]
+    torus: tuple[TorusLine, ...]
     """The dimensions of one slice's torus; empty for GPUs, which a switch joins."""
     per_chip: int = 1
     """Devices that share a chip, its memory and its links."""
@@ -97,7 +98,7 @@ def machine(name: str) -> Machine:
             raise
         constants = constants_of(gpu.name)
         return Machine(name.strip(), gpu, constants, None, 1, count, ())
-    lines = tuple(Line(axis.length, axis.wraps) for axis in of_slice.mesh_axes())
+    lines = tuple(TorusLine(axis.length, axis.wraps) for axis in of_slice.mesh_axes())
     return Machine(
         name=of_slice.name if count == 1 else f"{count}x{of_slice.name}",
         chip=of_slice.chip,
@@ -123,6 +124,6 @@ def check_fits(target: Machine, mesh: Axes, devices: int) -> Machine:
         return target
     over = f"the mesh {shown(mesh)}" if mesh else "the program"
     raise Mistake(
-        f"{over} has {devices:,} devices and {target.name} has {target.devices:,}: change the "
-        "mesh, or name another slice"
+        f"{over} has {plural(devices, 'device')} and {target.name} has {target.devices:,}: change "
+        "the mesh, or name another slice"
     )

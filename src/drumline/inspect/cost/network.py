@@ -14,7 +14,7 @@ from itertools import combinations
 from math import gcd, prod
 
 from drumline.inspect.compiling.axes import Axes, shown
-from drumline.inspect.cost.machines import Line, Machine
+from drumline.inspect.cost.machines import Machine, TorusLine
 from drumline.inspect.mistakes import Mistake
 
 DCN = "dcn"
@@ -25,7 +25,7 @@ SWITCH = "nvlink"
 class Laid:
     """Where a mesh axis lies."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[TorusLine, ...]
     slices: int = 1
     """How many slices it reaches across."""
     cores: int = 1
@@ -107,32 +107,36 @@ class Network:
         }.get(kind, 1.0)
         return constants.collective + constants.hop + factor * taken / self.machine.link
 
-    def _spread(self, whole: float, lines: list[Line], cores: int) -> float:
+    def _spread(self, whole: float, lines: list[TorusLine], cores: int) -> float:
         """An all-gather that ends with, or a reduce-scatter that begins with, so many bytes."""
         if not lines:
-            # Cores of one chip meet in its memory.
-            return whole / self.machine.memory_bandwidth if cores > 1 else 0.0
+            return self._in_chip(whole * (cores - 1) / cores) if cores > 1 else 0.0
         count = prod(line.length for line in lines)
         rate = sum(self.machine.link * (2 if line.wraps else 1) for line in lines)
         hops = sum(line.length // 2 if line.wraps else line.length - 1 for line in lines)
         return whole * (count - 1) / count / rate + hops * self.machine.constants.hop
 
-    def _exchange(self, taken: float, lines: list[Line], cores: int) -> float:
+    def _exchange(self, taken: float, lines: list[TorusLine], cores: int) -> float:
         """An all-to-all: half of everything crosses the middle of the longest dimension."""
         if not lines:
-            return taken / self.machine.memory_bandwidth if cores > 1 else 0.0
+            return self._in_chip(taken * (cores - 1) / cores) if cores > 1 else 0.0
         worst = max(line.length / (8 if line.wraps else 4) for line in lines)
         hops = sum(line.length // 2 if line.wraps else line.length - 1 for line in lines)
         return taken * worst / self.machine.link + hops * self.machine.constants.hop
 
-    def _permute(self, taken: float, lines: list[Line], slices: int) -> float:
+    def _permute(self, taken: float, lines: list[TorusLine], slices: int) -> float:
         if slices > 1:
             return taken / self.machine.dcn
         if not lines:
-            return taken / self.machine.memory_bandwidth
+            return self._in_chip(taken)
         # On a line, what goes from the last device to the first passes all others.
         hops = max(1 if line.wraps else line.length - 1 for line in lines)
         return taken / self.machine.link + hops * self.machine.constants.hop
+
+    def _in_chip(self, sent: float) -> float:
+        """From one core of a chip to the other: as over a link, which no other core shares."""
+        machine = self.machine
+        return sent / (machine.link * machine.per_chip) + machine.constants.hop
 
     def _across(self, whole: float, slices: int) -> float:
         """The part of an all-gather or a reduce-scatter that goes from slice to slice."""
@@ -154,7 +158,7 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
     """
     sizes = {name: size for name, size in mesh.items() if size > 1}
     if not target.torus:
-        whole = {name: Laid((Line(size, True),)) for name, size in sizes.items()}
+        whole = {name: Laid((TorusLine(size, True),)) for name, size in sizes.items()}
         return Network(target, whole | dict.fromkeys(set(mesh) - set(sizes), Laid(())))
     found: dict[str, Laid] = {name: Laid(()) for name in mesh}
     free = {number: line for number, line in enumerate(target.torus) if line.length > 1}
@@ -188,11 +192,13 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
     return Network(target, found)
 
 
-def _too_large(size: int, free: Mapping[int, Line], cores: int) -> bool:
+def _too_large(size: int, free: Mapping[int, TorusLine], cores: int) -> bool:
     return size > prod(line.length for line in free.values()) * cores
 
 
-def _take(size: int, free: dict[int, Line]) -> tuple[tuple[Line, ...], dict[int, Line], int]:
+def _take(
+    size: int, free: dict[int, TorusLine]
+) -> tuple[tuple[TorusLine, ...], dict[int, TorusLine], int]:
     """Dimensions, or parts of them, for so many devices; what is left of both."""
     for many in range(1, len(free) + 1):
         for numbers in combinations(free, many):
@@ -203,9 +209,9 @@ def _take(size: int, free: dict[int, Line]) -> tuple[tuple[Line, ...], dict[int,
     for number, line in sorted(free.items(), key=lambda item: -item[1].length):
         part = gcd(size, line.length)
         if part > 1:
-            lines.append(Line(part, line.wraps and part == line.length))
+            lines.append(TorusLine(part, line.wraps and part == line.length))
             size //= part
-            left[number] = Line(line.length // part, False)
+            left[number] = TorusLine(line.length // part, False)
             if left[number].length == 1:
                 del left[number]
     return tuple(lines), left, size

@@ -23,7 +23,7 @@ from drumline.inspect.cost.network import Network
 from drumline.inspect.cost.operations import Cost, kernel_cost
 from drumline.inspect.hlo.groups import read_pairs
 from drumline.inspect.hlo.loops import trips
-from drumline.inspect.hlo.places import Place
+from drumline.inspect.hlo.places import SourcePlace
 from drumline.inspect.hlo.text import Computation, Instruction, Module
 
 DEVICE = "device"
@@ -33,7 +33,7 @@ COPIES = "copies"
 
 
 @dataclass(frozen=True)
-class Event:
+class TimelineEvent:
     """Something that keeps a resource busy, once."""
 
     name: str
@@ -42,7 +42,7 @@ class Event:
     resource: str
     start: float
     end: float
-    place: Place
+    place: SourcePlace
     cost: Cost = field(default_factory=Cost, repr=False)
     axes: tuple[str, ...] = ()
     exposed: float = 0.0
@@ -50,6 +50,8 @@ class Event:
     inside: Timeline | None = field(default=None, repr=False)
     """One turn of a loop, or what is called."""
     turns: int = 1
+    holds: tuple[str, ...] = ()
+    """Links that are not free meanwhile: those that a loop's turns use."""
 
     @property
     def seconds(self) -> float:
@@ -61,12 +63,12 @@ class Event:
 class Timeline:
     """The events of one computation, from 0."""
 
-    events: tuple[Event, ...]
+    events: tuple[TimelineEvent, ...]
     seconds: float
     unknown_turns: bool = False
     """Whether a loop within runs an unknown number of times, counted once."""
 
-    def flat(self, times: int = 1) -> Iterator[tuple[Event, int]]:
+    def flat(self, times: int = 1) -> Iterator[tuple[TimelineEvent, int]]:
         """Every event that is no loop, with how often it happens."""
         for event in self.events:
             if event.inside is not None:
@@ -102,7 +104,7 @@ class Player:
 
     # What one kernel is, without its place in time.
 
-    def _event(self, kernel: Kernel, within: Computation) -> Event:
+    def _event(self, kernel: Kernel, within: Computation) -> TimelineEvent:
         lead = kernel.lead
         base = _base(lead.opcode)
         if base in KINDS:
@@ -110,13 +112,13 @@ class Player:
         if lead.opcode in ("while", "conditional", "call"):
             return self._called(lead, within)
         cost = kernel_cost(kernel, self.network.machine, self.scheduled)
-        return Event(kernel.name, cost.kind, DEVICE, 0.0, cost.seconds, lead.place, cost)
+        return TimelineEvent(kernel.name, cost.kind, DEVICE, 0.0, cost.seconds, lead.place, cost)
 
-    def _collective(self, lead: Instruction, within: Computation) -> Event:
+    def _collective(self, lead: Instruction, within: Computation) -> TimelineEvent:
         kind = KINDS[_base(lead.opcode)]
         over = axes(lead, self.mesh, self.module.partitions)
         if group_size(lead, self.module.partitions) <= 1:
-            return Event(lead.name, "free", DEVICE, 0.0, 0.0, lead.place)
+            return TimelineEvent(lead.name, "free", DEVICE, 0.0, 0.0, lead.place)
         taken = float(sum(shape.bytes for shape in operand_shapes(lead, within)))
         if kind == "all-reduce" and not self.scheduled and _is_scattered(lead, within):
             # Every accelerator's compiler makes a reduce-scatter of this; the CPU's does not.
@@ -124,9 +126,9 @@ class Player:
         seconds = self.network.seconds(kind, taken, over)
         resource = "+".join(self.network.resources(over, _direction(lead)))
         cost = Cost(kind=kind, bytes=taken)
-        return Event(lead.name, kind, resource, 0.0, seconds, lead.place, cost, over)
+        return TimelineEvent(lead.name, kind, resource, 0.0, seconds, lead.place, cost, over)
 
-    def _called(self, lead: Instruction, within: Computation) -> Event:
+    def _called(self, lead: Instruction, within: Computation) -> TimelineEvent:
         called = lead.called()
         turns: int | None = 1
         if lead.opcode == "while":
@@ -141,7 +143,7 @@ class Player:
         longest = max(inner, key=lambda line: line.seconds, default=Timeline((), 0.0))
         longest = replace(longest, unknown_turns=longest.unknown_turns or turns is None)
         times = 1 if turns is None else turns
-        return Event(
+        return TimelineEvent(
             lead.name,
             "loop" if lead.opcode == "while" else "call",
             DEVICE,
@@ -150,6 +152,7 @@ class Player:
             lead.place,
             inside=longest,
             turns=times,
+            holds=_links(longest),
         )
 
     # In time: as the program's own compiler ordered it.
@@ -158,7 +161,7 @@ class Player:
         now = 0.0
         free: dict[str, float] = {}
         running: dict[str, int] = {}
-        events: list[Event] = []
+        events: list[TimelineEvent] = []
         for kernel in kernels:
             lead = kernel.lead
             if lead.opcode in FREE:
@@ -210,19 +213,19 @@ class Player:
         return _schedule(events, needs)
 
 
-def _schedule(events: list[Event], needs: list[set[int]]) -> Timeline:
+def _schedule(events: list[TimelineEvent], needs: list[set[int]]) -> Timeline:
     followers: list[list[int]] = [[] for _ in events]
     for at, before in enumerate(needs):
         for one in before:
             followers[one].append(at)
     urgency = _urgency(events, followers, needs)
     missing = [len(before) for before in needs]
-    waiting: dict[str, list[tuple[float, int, int]]] = {}
-    placed: list[Event] = []
+    waiting: dict[str, list[tuple[float, int]]] = {}
+    placed: list[TimelineEvent] = []
     free: dict[str, float] = {}
 
     def enter(at: int) -> None:
-        heappush(waiting.setdefault(events[at].resource, []), (-urgency[at], at, at))
+        heappush(waiting.setdefault(events[at].resource, []), (-urgency[at], at))
 
     for at, count in enumerate(missing):
         if count == 0:
@@ -235,9 +238,11 @@ def _schedule(events: list[Event], needs: list[set[int]]) -> Timeline:
         while started:
             started = False
             for resource, queue in waiting.items():
-                links = resource.split("+")
-                if queue and all(free.get(link, 0.0) <= now for link in links):
-                    _, _, at = heappop(queue)
+                if not queue:
+                    continue
+                links = (*resource.split("+"), *events[queue[0][1]].holds)
+                if all(free.get(link, 0.0) <= now for link in links):
+                    _, at = heappop(queue)
                     event = replace(events[at], start=now, end=now + events[at].seconds)
                     placed.append(event)
                     for link in links:
@@ -260,7 +265,9 @@ def _schedule(events: list[Event], needs: list[set[int]]) -> Timeline:
     return _line(_exposed(placed, total), total)
 
 
-def _urgency(events: list[Event], followers: list[list[int]], needs: list[set[int]]) -> list[float]:
+def _urgency(
+    events: list[TimelineEvent], followers: list[list[int]], needs: list[set[int]]
+) -> list[float]:
     """The longest way from each event to the end: what most depends on goes first."""
     urgency = [event.seconds for event in events]
     counts = [len(after) for after in followers]
@@ -275,8 +282,8 @@ def _urgency(events: list[Event], followers: list[list[int]], needs: list[set[in
     return urgency
 
 
-def _exposed(events: list[Event], total: float) -> list[Event]:
-    """Lay each gap of the device to the collectives that run in it, the last to end first."""
+def _exposed(events: list[TimelineEvent], total: float) -> list[TimelineEvent]:
+    """Lay each gap of the device to the collectives that run in it, the first to begin first."""
     busy = sorted((e.start, e.end) for e in events if e.resource == DEVICE and e.seconds > 0)
     gaps, at = [], 0.0
     for start, end in busy:
@@ -287,13 +294,10 @@ def _exposed(events: list[Event], total: float) -> list[Event]:
         gaps.append((at, total))
     exposed = dict.fromkeys(range(len(events)), 0.0)
     links = [(n, e) for n, e in enumerate(events) if e.kind in KINDS.values()]
-    links.sort(key=lambda item: item[1].end)
-    first = 0
+    links.sort(key=lambda item: item[1].start)
     for start, end in gaps:
-        while first < len(links) and links[first][1].end <= start:
-            first += 1
         cursor = start
-        for number, event in links[first:]:
+        for number, event in links:
             if event.start >= end or cursor >= end:
                 break
             part = min(end, event.end) - max(cursor, event.start)
@@ -303,10 +307,16 @@ def _exposed(events: list[Event], total: float) -> list[Event]:
     return [replace(event, exposed=exposed[n]) for n, event in enumerate(events)]
 
 
-def _line(events: list[Event], total: float) -> Timeline:
+def _line(events: list[TimelineEvent], total: float) -> Timeline:
     unknown = any(event.inside is not None and event.inside.unknown_turns for event in events)
     kept = tuple(event for event in events if event.seconds > 0)
     return Timeline(tuple(sorted(kept, key=lambda event: event.start)), total, unknown)
+
+
+def _links(timeline: Timeline) -> tuple[str, ...]:
+    """The links that anything within a timeline keeps busy."""
+    used = {link for event, _ in timeline.flat() for link in event.resource.split("+")}
+    return tuple(sorted(used - {DEVICE, COPIES}))
 
 
 def _base(opcode: str) -> str:

@@ -33,7 +33,7 @@ MOVES = {
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """A matrix product: B times (M×K)·(K×N)."""
 
     batch: int
@@ -80,7 +80,7 @@ class Product:
 class Work:
     """What one operation has to do."""
 
-    products: tuple[Product, ...] = ()
+    products: tuple[MatrixProduct, ...] = ()
     vector: float = 0.0
     """Elementwise operations, the costly ones counted as several."""
     read: float = 0.0
@@ -144,7 +144,7 @@ def _taken(instruction: Instruction, within: Computation) -> list[Shape]:
     return [within.by_name[name].shape for name in instruction.operands if name in within.by_name]
 
 
-def _dot(instruction: Instruction, within: Computation) -> Product:
+def _dot(instruction: Instruction, within: Computation) -> MatrixProduct:
     left = _taken(instruction, within)[0]
     inner = prod(left.dims[at] for at in instruction.numbers("lhs_contracting_dims"))
     batch = prod(left.dims[at] for at in instruction.numbers("lhs_batch_dims"))
@@ -155,12 +155,12 @@ def _dot(instruction: Instruction, within: Computation) -> Product:
     return replace(product, passes=6.0 if "highest" in asked else 3.0 if "high" in asked else 1.0)
 
 
-def _product(left: Shape, outputs: int, inner: int, batch: int) -> Product:
+def _product(left: Shape, outputs: int, inner: int, batch: int) -> MatrixProduct:
     rows = max(1, left.elements // max(1, inner * batch))
-    return Product(batch, rows, inner, max(1, outputs // max(1, rows * batch)), left.dtype)
+    return MatrixProduct(batch, rows, inner, max(1, outputs // max(1, rows * batch)), left.dtype)
 
 
-def _convolution(instruction: Instruction, within: Computation) -> Product:
+def _convolution(instruction: Instruction, within: Computation) -> MatrixProduct:
     """As a product: every output is a sum over the kernel's window and its input features."""
     left, kernel = _taken(instruction, within)[:2]
     labels = instruction.attributes.get("dim_labels", "")
@@ -169,7 +169,7 @@ def _convolution(instruction: Instruction, within: Computation) -> Product:
     features = kernel.dims[at] if 0 <= at < len(kernel.dims) else 1
     inner = max(1, kernel.elements // max(1, features))
     outputs = _result(instruction.shape).elements
-    return Product(1, max(1, outputs // max(1, features)), inner, features, left.dtype)
+    return MatrixProduct(1, max(1, outputs // max(1, features)), inner, features, left.dtype)
 
 
 def _result(shape: Shape) -> Shape:
@@ -181,7 +181,7 @@ _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _BATCH = re.compile(r'"lhs_batch_dimensions":\[([^\]]*)\]')
 
 
-def _library(instruction: Instruction, within: Computation) -> Iterator[Product]:
+def _library(instruction: Instruction, within: Computation) -> Iterator[MatrixProduct]:
     """The products of a call into a GPU's libraries."""
     target = instruction.attributes.get("custom_call_target", "")
     taken = _taken(instruction, within)
@@ -200,7 +200,9 @@ def _library(instruction: Instruction, within: Computation) -> Iterator[Product]
         yield _convolution(instruction, within)
 
 
-def _attention(target: str, instruction: Instruction, taken: list[Shape]) -> Iterator[Product]:
+def _attention(
+    target: str, instruction: Instruction, taken: list[Shape]
+) -> Iterator[MatrixProduct]:
     """Fused attention of query, key and value in the order batch, length, heads, features."""
     query, key = taken[0], taken[1]
     if len(query.dims) != 4:
@@ -213,7 +215,7 @@ def _attention(target: str, instruction: Instruction, taken: list[Shape]) -> Ite
     rows = max(1, lengths[0] // 2) if causal else lengths[0]
     # Forward: scores and values. Backward: those again, and one for each of three gradients.
     for _ in range(5 if "backward" in target.lower() else 2):
-        yield Product(batch, rows, features, keys, query.dtype, fused_attention=True)
+        yield MatrixProduct(batch, rows, features, keys, query.dtype, fused_attention=True)
 
 
 def traffic(instruction: Instruction, within: Computation, module: Module) -> Work:

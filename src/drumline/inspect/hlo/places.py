@@ -19,7 +19,7 @@ _INSIDE_JAX = re.compile(r"[/\\](?:jax|jaxlib|equinox|optax)[/\\](?!.*(?:tests|e
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where an instruction comes from."""
 
     source: str = ""
@@ -38,7 +38,7 @@ class Place:
         return self.source.rpartition("/")[2]
 
 
-NOWHERE = Place()
+NOWHERE = SourcePlace()
 
 # What JAX writes into the path beside a user's own scopes.
 _MACHINERY = re.compile(
@@ -78,7 +78,7 @@ class Places:
     frames: dict[int, tuple[str, int]]
     """File and line of each stack frame, of the innermost line that is not JAX's own."""
 
-    def of(self, attributes: str) -> Place:
+    def of(self, attributes: str) -> SourcePlace:
         """The place that an instruction's attributes tell of."""
         at = attributes.find("metadata={")
         if at < 0:
@@ -88,11 +88,11 @@ class Places:
         frame = _FRAME.search(attributes, at)
         if frame and int(frame[1]) in self.frames:
             file, line = self.frames[int(frame[1])]
-            return Place(f"{_shown(file)}:{line}", op_name)
+            return SourcePlace(f"{_shown(file)}:{line}", op_name)
         file_found, line_found = _FILE.search(attributes, at), _LINE.search(attributes, at)
         if file_found and line_found:
-            return Place(f"{_shown(file_found[1])}:{line_found[1]}", op_name)
-        return Place("", op_name)
+            return SourcePlace(f"{_shown(file_found[1])}:{line_found[1]}", op_name)
+        return SourcePlace("", op_name)
 
 
 def _shown(file: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from drumline.inspect.hlo.places import Place, Places, read_places
+from drumline.inspect.hlo.places import Places, SourcePlace, read_places
 from drumline.inspect.mistakes import Mistake
 
 BITS = {
@@ -84,7 +84,7 @@ class Instruction:
     literal: str
     """What stands between the parentheses of a constant or a parameter."""
     is_root: bool
-    place: Place
+    place: SourcePlace
 
     @cached_property
     def attributes(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from drumline.inspect.compiling.axes import shown
 from drumline.inspect.views.words import duration, plural, share, size
 
 if TYPE_CHECKING:
-    from drumline.inspect.estimate import Estimate, Operation, Waiting
+    from drumline.inspect.estimate import Estimate, EstimatedOperation, Waiting
 
 
 def summary(told: Estimate) -> list[str]:
@@ -68,7 +68,7 @@ def _waits(told: Estimate, one: Waiting) -> str:
     return f"{part} of the step waits for {one.kind} over {axes} at {where}{gain}"
 
 
-def _operation(told: Estimate, one: Operation) -> str:
+def _operation(told: Estimate, one: EstimatedOperation) -> str:
     where = one.source.rpartition("/")[2] or one.scope or "an unknown line"
     part = share(one.seconds / told.seconds) if told.seconds else "0 %"
     rate = ""
