@@ -4,7 +4,9 @@ And a check, when the last test is done, that no process of ours is left running
 """
 
 import os
+import sys
 import uuid
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +17,15 @@ os.environ.setdefault("XLA_FLAGS", quick_flags(8))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The workers inherit it from the process that starts them, and their children from them.
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_compilers_left() -> Iterator[None]:
+    """End the processes that compile, which are otherwise kept until Python ends."""
+    yield
+    workers = sys.modules.get("drumline.inspect.compiling.workers")
+    if workers is not None:
+        workers.stop_workers()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from drumline.train.mistakes import Mistake
 from drumline.train.recipe import Recipe
@@ -68,7 +68,7 @@ def begin(recipe: Recipe) -> State:
     )
 
 
-def layout(recipe: Recipe, mesh: Mesh) -> State:
+def layout(recipe: Recipe, mesh: Mesh | AbstractMesh) -> State:
     """A state of shapes, each with its place: parameters as the model says, their moments beside.
 
     Whatever in the optimizer's state has the name and the shape of a parameter lies like it; the
@@ -107,7 +107,7 @@ def dotted(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def on_all(mesh: Mesh) -> NamedSharding:
+def on_all(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The place of what every device has whole."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -137,7 +137,9 @@ def _like(specs: Any, shapes: Any) -> Any:
         raise Mistake(f"specs: not a tree like the parameters: {said}") from None
 
 
-def _check(name: str, shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh) -> None:
+def _check(
+    name: str, shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh | AbstractMesh
+) -> None:
     if len(spec) > len(shape):
         raise Mistake(f"specs: {name} has shape {shape} and {spec} names more dimensions")
     for dimension, axes in enumerate(spec):

@@ -111,7 +111,7 @@ def _list() -> None:
     from drumline.inspect.compiling.axes import shown
     from drumline.inspect.examples import examples
 
-    rows = [[one.name, shown(one.mesh), one.on, one.what] for one in examples().values()]
+    rows = [[one.name, shown(dict(one.mesh)), one.on, one.what] for one in examples().values()]
     print_table(["NAME", "MESH", "ON", "WHAT"], rows)
 
 
@@ -131,8 +131,7 @@ def _load(
     if example is not None:
         from drumline.inspect.examples import example as find
 
-        found = find(example)
-        function, arguments = found.build(found.abstract_mesh(axes))
+        function, arguments = find(example).program(axes)
         return function, arguments, None
     assert target is not None
     if shapes:

@@ -50,8 +50,8 @@ class Kernel:
     @property
     def lead(self) -> Instruction:
         """The instruction that tells what the kernel is about: a product before anything else."""
-        weight = {"dot": 2, "convolution": 2, "reduce": 1}
-        return max(self.instructions, key=lambda one: weight.get(one.opcode, 0))
+        weight = dict.fromkeys(MOVES, -1) | {"dot": 2, "convolution": 2, "reduce": 1}
+        return max(reversed(self.instructions), key=lambda one: weight.get(one.opcode, 0))
 
 
 def written_kernel(instruction: Instruction) -> tuple[str, float] | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from drumline.inspect.cost.kernels import fused
-from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape
+from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape, closing
 
 _VIEWS = {"bitcast", "copy", "opt-barrier", "reshape", "domain", "add-dependency"}
 
@@ -64,11 +64,12 @@ def as_told(module: Module, told: Mapping[str, int]) -> Memory:
 def needed(module: Module) -> Memory:
     """By the lives of the values of a program that is not fused."""
     arguments = _arguments(module)
-    peak = _Lives(module).peak(module.entry)
     donated = _donated(module)
-    outputs = max(0, module.entry.root.shape.bytes - donated)
+    peak = _Lives(module, donated).peak(module.entry)
+    arrays = list(module.entry.root.shape.arrays())
+    outputs = sum(array.bytes for at, array in enumerate(arrays) if at not in donated)
     # The outputs are alive at the end, among the temporaries: they are told apart.
-    temporaries = max(0, peak.size - module.entry.root.shape.bytes)
+    temporaries = max(0, peak.size - outputs)
     largest = sorted([*arguments, *peak.held], key=lambda held: -held.bytes)[:8]
     return Memory(sum(held.bytes for held in arguments), outputs, temporaries, tuple(largest))
 
@@ -80,19 +81,19 @@ def _arguments(module: Module) -> list[Held]:
     ]
 
 
-def _donated(module: Module) -> int:
-    """Bytes of arguments that results take the place of."""
-    alias = re.search(r"input_output_alias=\{(.*?)\}, entry", module.head + ", entry")
-    total = 0
-    for number in re.findall(r":\s*\((\d+)", alias[1] if alias else ""):
-        parameter = module.entry.parameters.get(int(number))
-        total += parameter.shape.bytes if parameter is not None else 0
-    return total
+def _donated(module: Module) -> set[int]:
+    """The results, by number, that take the place of arguments."""
+    at = module.head.find("input_output_alias={")
+    if at < 0:
+        return set()
+    listed = module.head[at : closing(module.head, at + len("input_output_alias={"))]
+    return {int(number or 0) for number in re.findall(r"\{(\d*)[\d,\s]*\}:\s*\(", listed)}
 
 
 class _Lives:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, donated: set[int]) -> None:
         self.module = module
+        self.donated = donated
         self.known: dict[str, _Peak] = {}
 
     def peak(self, computation: Computation) -> _Peak:
@@ -105,6 +106,9 @@ class _Lives:
         buffers: dict[str, list[_Buffer]] = {}
         for one in computation.instructions:
             buffers[one.name] = self._buffers(one, computation, buffers, unseen)
+        if computation is self.module.entry:
+            for number, buffer in enumerate(buffers[computation.root.name]):
+                buffer.size = 0 if number in self.donated else buffer.size
         last = {}
         for at, one in enumerate(computation.instructions):
             for name in (one.name, *one.operands):

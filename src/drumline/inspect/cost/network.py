@@ -32,10 +32,10 @@ class Laid:
     """How many devices of one chip it runs over."""
 
     def __str__(self) -> str:
-        """In words: `ring of 16`, `line of 4 × line of 2`."""
+        """In words: `a ring of 16`, `a line of 4 × a line of 2`."""
         parts = [f"{self.slices} slices"] if self.slices > 1 else []
-        parts += [f"{self.cores} cores of a chip"] if self.cores > 1 else []
-        parts += [f"{'ring' if line.wraps else 'line'} of {line.length}" for line in self.lines]
+        parts += [f"the {self.cores} cores of a chip"] if self.cores > 1 else []
+        parts += [f"a {'ring' if line.wraps else 'line'} of {line.length}" for line in self.lines]
         return " × ".join(parts) or "one device"
 
 

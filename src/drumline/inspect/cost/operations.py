@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from drumline.inspect.collectives import computes
 from drumline.inspect.cost.kernels import Kernel
 from drumline.inspect.cost.machines import Machine
 from drumline.inspect.cost.work import ELEMENTWISE
 
+TRIFLE = 1024
+"""Bytes and operations of what runs beside everything else: offsets, counters, a scalar."""
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 
 
@@ -37,7 +38,7 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
     several times the bandwidth's, which counts instead.
     """
     work, constants = kernel.work, machine.constants
-    if not work.products and not computes(kernel.lead):
+    if not work.products and max(work.moved, work.vector) <= TRIFLE:
         return Cost(kind=_kind(kernel))
     peak = machine.peak_flops * constants.matmul
     multiplying = sum(

@@ -28,6 +28,7 @@ from drumline.inspect.hlo.text import Computation, Instruction, Module
 
 DEVICE = "device"
 """The resource that computes."""
+LINK_IS_FREE = -1
 COPIES = "copies"
 """The resource that copies between a device's memories, beside its computing."""
 
@@ -50,6 +51,8 @@ class TimelineEvent:
     inside: Timeline | None = field(default=None, repr=False)
     """One turn of a loop, or what is called."""
     turns: int = 1
+    latency: float = 0.0
+    """The part of a collective in which its links are free for the next."""
     holds: tuple[str, ...] = ()
     """Links that are not free meanwhile: those that a loop's turns use."""
 
@@ -125,8 +128,17 @@ class Player:
             kind = "reduce-scatter"
         seconds = self.network.seconds(kind, taken, over)
         resource = "+".join(self.network.resources(over, _direction(lead)))
-        cost = Cost(kind=kind, bytes=taken)
-        return TimelineEvent(lead.name, kind, resource, 0.0, seconds, lead.place, cost, over)
+        return TimelineEvent(
+            lead.name,
+            kind,
+            resource,
+            0.0,
+            seconds,
+            lead.place,
+            Cost(kind=kind, bytes=taken),
+            over,
+            latency=self.network.seconds(kind, 0.0, over),
+        )
 
     def _called(self, lead: Instruction, within: Computation) -> TimelineEvent:
         called = lead.called()
@@ -194,7 +206,7 @@ class Player:
             end = begin + event.seconds
             waits = event.seconds if event.kind in KINDS and end == now else 0.0
             for link in links:
-                free[link] = end
+                free[link] = end - event.latency
             events.append(replace(event, start=begin, end=end, exposed=waits))
         return _line(events, max([now, *(event.end for event in events)]))
 
@@ -246,8 +258,10 @@ def _schedule(events: list[TimelineEvent], needs: list[set[int]]) -> Timeline:
                     event = replace(events[at], start=now, end=now + events[at].seconds)
                     placed.append(event)
                     for link in links:
-                        free[link] = event.end
+                        free[link] = event.end - event.latency
                     heappush(pending, (event.end, at))
+                    if event.latency:
+                        heappush(pending, (event.end - event.latency, LINK_IS_FREE))
                     started = True
         if not pending:  # a cycle: the text is not what it should be
             break
@@ -256,6 +270,8 @@ def _schedule(events: list[TimelineEvent], needs: list[set[int]]) -> Timeline:
         while pending and pending[0][0] <= now:
             finished.append(heappop(pending)[1])
         for at in finished:
+            if at == LINK_IS_FREE:
+                continue
             done += 1
             for one in followers[at]:
                 missing[one] -= 1

@@ -84,7 +84,7 @@ class Places:
         if at < 0:
             return NOWHERE
         named = _OP_NAME.search(attributes, at)
-        op_name = named[1] if named else ""
+        op_name = named[1].replace("\\'", "'") if named else ""
         frame = _FRAME.search(attributes, at)
         if frame and int(frame[1]) in self.frames:
             file, line = self.frames[int(frame[1])]

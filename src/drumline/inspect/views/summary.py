@@ -38,7 +38,7 @@ def _lines(told: Estimate) -> Iterator[str]:
         yield f"  {_operation(told, operation)}"
     yield f"  {_memory(told)}"
     if told.laid:
-        laid = "; ".join(f"{axis} is a {where}" for axis, where in told.laid.items())
+        laid = "; ".join(f"{axis} on {where}" for axis, where in told.laid.items())
         yield f"  links: {laid}"
     yield f"  compiled by {told.compiled_by}; times are the model's, not measured"
 

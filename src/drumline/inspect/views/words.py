@@ -14,7 +14,8 @@ def size(count: float) -> str:
     unit = 0
     while abs(count) >= 1024 and unit < len(_BINARY) - 1:
         count, unit = count / 1024, unit + 1
-    return f"{count:.0f} B" if unit == 0 else f"{count:.3g} {_BINARY[unit]}"
+    digits = f"{count:.0f}" if unit == 0 or count >= 1000 else f"{count:.3g}"
+    return f"{digits} {_BINARY[unit]}"
 
 
 def read_size(text: str | int) -> int:

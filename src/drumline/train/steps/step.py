@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from drumline.train.recipe import Batch, Recipe
 from drumline.train.state import State, on_all, shardings
@@ -62,12 +62,12 @@ _OPTIONS: dict[str, dict[str, bool | str]] = {"gpu": {"xla_gpu_enable_triton_gem
 that XLA's tuning picks, and compiles in half the time (benchmarks/train_h200.py)."""
 
 
-def make_step(recipe: Recipe, mesh: Mesh, places: State) -> Any:
+def make_step(recipe: Recipe, mesh: Mesh | AbstractMesh, places: State) -> Any:
     """The step: state, watch, batch, notice → state, watch, what it tells.
 
     A step whose loss or gradients are not finite leaves parameters and moments as they were. What
     it does then is an input (`WATCHING` or `PASSING`), so that there is one program for both and
-    their bits agree.
+    their bits agree. On an `AbstractMesh` it can be compiled and looked at.
     """
     loss_and_metrics, optimizer = loss_of(recipe.model), recipe.optimizer
 
@@ -108,5 +108,10 @@ def make_step(recipe: Recipe, mesh: Mesh, places: State) -> Any:
         step,
         donate_argnums=(0, 1),
         out_shardings=(shardings(places), whole, whole),
-        compiler_options=_OPTIONS.get(mesh.devices.flat[0].platform),
+        compiler_options=_options(mesh),
     )
+
+
+def _options(mesh: Mesh | AbstractMesh) -> dict[str, bool | str] | None:
+    # An abstract mesh has no devices yet, and so no platform.
+    return _OPTIONS.get(mesh.devices.flat[0].platform) if isinstance(mesh, Mesh) else None

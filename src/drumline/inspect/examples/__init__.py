@@ -1,0 +1,5 @@
+"""Programs to look at: those of "Programming TPUs in JAX", and our own models' training steps."""
+
+from drumline.inspect.examples.registry import Example, example, examples
+
+__all__ = ["Example", "example", "examples"]
