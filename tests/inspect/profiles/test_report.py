@@ -210,5 +210,5 @@ def test_an_estimate_that_is_none_is_named(
     file.write_text(content)
     told = sentence(folder, "--estimate", file)
     assert fault in told
-    assert "drumline inspect estimate --json" in told
+    assert "drumline inspect MODULE:FUNCTION --on SLICE --json" in told
     assert "cannot be read" in sentence(folder, "--estimate", tmp_path / "none.json")

@@ -310,11 +310,15 @@ def _exposed(events: list[TimelineEvent], total: float) -> list[TimelineEvent]:
         gaps.append((at, total))
     exposed = dict.fromkeys(range(len(events)), 0.0)
     links = [(n, e) for n, e in enumerate(events) if e.kind in KINDS.values()]
-    links.sort(key=lambda item: item[1].start)
+    links.sort(key=lambda item: item[1].start, reverse=True)
+    running: list[tuple[int, TimelineEvent]] = []
     for start, end in gaps:
+        while links and links[-1][1].start < end:
+            running.append(links.pop())
+        running = [(number, event) for number, event in running if event.end > start]
         cursor = start
-        for number, event in links:
-            if event.start >= end or cursor >= end:
+        for number, event in running:
+            if cursor >= end:
                 break
             part = min(end, event.end) - max(cursor, event.start)
             if part > 0:

@@ -16,7 +16,7 @@ from typing import Any
 from drumline.inspect.mistakes import Mistake
 from drumline.inspect.profiles.attribution import Profile
 
-WRITER = "drumline inspect estimate --json"
+WRITER = "drumline inspect MODULE:FUNCTION --on SLICE --json"
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ def read_estimate(file: Path) -> EstimatedStep:
 def _estimate(content: Any) -> EstimatedStep:
     if not isinstance(content, dict):
         raise TypeError("it holds no object")
+    # The command prints the estimate beside the communication.
+    content = content.get("estimate", content)
     exposed: dict[tuple[str, str], float] = defaultdict(float)
     for each in content["communication"]:
         exposed[str(each["kind"]), short_source(str(each["source"] or ""))] += float(
