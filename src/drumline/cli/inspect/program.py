@@ -43,7 +43,12 @@ def program(
     ] = None,
     inputs: InputsName = None,
     example: Annotated[
-        str | None, typer.Option("--example", metavar="NAME", help="One of ours: see --list.")
+        str | None,
+        typer.Option(
+            "--example",
+            metavar="NAME",
+            help="One of ours, see --list; with a MODULE:FUNCTION, the same as --inputs.",
+        ),
     ] = None,
     listed: Annotated[
         bool, typer.Option("--list", help="List our own models and the chapter's examples.")
@@ -85,7 +90,7 @@ def _check(
     """Refuse what makes no sense before anything is imported."""
     from drumline.inspect.mistakes import Mistake
 
-    if sum((target is not None, example is not None, listed)) != 1:
+    if listed == (target is not None or example is not None):
         raise Mistake(
             "name a function as MODULE:FUNCTION, or one of ours with --example NAME: --list lists "
             "them"
@@ -128,7 +133,7 @@ def _load(
     from drumline.targets import load_function, load_target
 
     axes = None if mesh is None else read_mesh(mesh)
-    if example is not None:
+    if example is not None and target is None:
         from drumline.inspect.examples import example as find
 
         function, arguments = find(example).program(axes)
@@ -137,7 +142,7 @@ def _load(
     if shapes:
         return load_function(target), read_shapes(shapes, axes), axes
     hint = "their shapes with --shapes 'bf16[1024,2048]@X,Y' for each"
-    loaded = load_target(target, inputs, hint=hint)
+    loaded = load_target(target, inputs or example, hint=hint)
     return loaded.function, loaded.inputs, axes
 
 

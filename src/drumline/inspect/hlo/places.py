@@ -15,7 +15,10 @@ _FILE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"')
 _LINE = re.compile(r"source_line=(\d+)")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-_INSIDE_JAX = re.compile(r"[/\\](?:jax|jaxlib|equinox|optax)[/\\](?!.*(?:tests|examples)[/\\])")
+# What a user calls and has not written: JAX, what is built on it, and our own rings and products.
+_A_LIBRARY = re.compile(
+    r"[/\\](?:jax|jaxlib|equinox|optax|drumline[/\\]parallel)[/\\](?!.*(?:tests|examples)[/\\])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Places:
     """The tables of a module."""
 
     frames: dict[int, tuple[str, int]]
-    """File and line of each stack frame, of the innermost line that is not JAX's own."""
+    """File and line of each stack frame, of the innermost line that is no library's."""
 
     def of(self, attributes: str) -> SourcePlace:
         """The place that an instruction's attributes tell of."""
@@ -122,7 +125,7 @@ def read_places(text: str) -> Places:
         number: (_value(row, "file_location_id"), _value(row, "parent_frame_id") - 1)
         for number, row in rows["StackFrames"].items()
     }
-    return Places({number: _outside_jax(number, parents, lines) for number in parents})
+    return Places({number: _outside_libraries(number, parents, lines) for number in parents})
 
 
 def _value(row: str, name: str) -> int:
@@ -130,7 +133,7 @@ def _value(row: str, name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _outside_jax(
+def _outside_libraries(
     number: int, parents: dict[int, tuple[int, int]], lines: dict[int, tuple[str, int]]
 ) -> tuple[str, int]:
     innermost = lines.get(parents[number][0], ("", 0))
@@ -139,7 +142,7 @@ def _outside_jax(
         seen.add(number)
         location, parent = parents[number]
         file, line = lines.get(location, ("", 0))
-        if file and not _INSIDE_JAX.search(file):
+        if file and not _A_LIBRARY.search(file):
             return file, line
         number = parent
     return innermost
