@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from drumline.chips import slice_of
 from drumline.inspect.collectives import Collective, collectives_of
+from drumline.inspect.compiled import compiled_for
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compiled_program
+from drumline.inspect.compiling.programs import Compiler, InspectedProgram
+from drumline.inspect.cost.machines import machine
 from drumline.inspect.views.words import plural, size, table
 
 LISTED = 40
@@ -148,10 +149,10 @@ def communication(
 
     Raises:
         Mistake: the function does not trace, or the mesh does not divide its arguments.
+        UnknownName: there is no such slice.
     """
-    target = None if on is None else slice_of(on)
-    program = compiled_program(fn, args, mesh=mesh, on=target, compiler=compiler)
-    return communication_of(program)
+    target = None if on is None else machine(on)
+    return communication_of(compiled_for(target, fn, args, mesh=mesh, compiler=compiler))
 
 
 def communication_of(program: InspectedProgram) -> Communication:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from drumline.inspect.collectives import KINDS
+from drumline.inspect.compiled import compiled_for
 from drumline.inspect.compiling.axes import Axes
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compiled_program
+from drumline.inspect.compiling.programs import Compiler, InspectedProgram
 from drumline.inspect.cost.machines import Machine, check_fits, machine
 from drumline.inspect.cost.memory import Memory, as_told, needed
 from drumline.inspect.cost.network import Network, lay
@@ -199,17 +200,8 @@ def estimate(
         UnknownName: there is no such slice.
     """
     target = machine(on)
-    program = _program(fn, args, target, mesh, compiler)
+    program = compiled_for(target, fn, args, mesh=mesh, compiler=compiler)
     return estimate_program(program, target, laid)
-
-
-def _program(
-    fn: Any, args: tuple[Any, ...], target: Machine, mesh: MeshLike | None, compiler: Compiler
-) -> InspectedProgram:
-    if target.chip.kind == "gpu" and compiler == "auto":
-        # This process may have that very GPU; where it has none, the CPU's compiler stands in.
-        return compiled_program(fn, args, mesh=mesh)
-    return compiled_program(fn, args, mesh=mesh, on=target.slice, compiler=compiler)
 
 
 def estimate_program(
