@@ -2,6 +2,7 @@
 
     python benchmarks/inspect_published.py            all of it, a minute or two on two cores
     python benchmarks/inspect_published.py steps      steps | chapter | anchors
+    python benchmarks/inspect_published.py draw 'llama3.1-8b v6e-8' step.png
 
 `steps`: training steps of AI-Hypercomputer/tpu-recipes (benchmarks/published), from v6e-8 to 512
 chips, each as one plain JAX program. The one constant that is fitted, how much of a v6e's peak
@@ -28,22 +29,20 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect import estimate
+from drumline.inspect import Estimate, estimate
 
 FITTED = ("llama3.1-8b v6e-8", "llama3.1-8b v6e-64")
 
 
 def steps() -> None:
     """Whole training steps."""
-    from published import decoder, rows
+    from published import rows
 
     print(f"{'step':28}{'chips':>6}{'published':>11}{'predicted':>11}{'error':>7}  bound     took")
     errors = []
     for name, row in rows.ROWS.items():
         began = time.perf_counter()
-        fn, args = decoder.step(row.training, row.abstract_mesh())
-        on = row.slice if row.slices == 1 else f"{row.slices}x{row.slice}"
-        told = estimate(jax.jit(fn, donate_argnums=0), *args, on=on, compiler="cpu")
+        told = _told(row)
         error = told.seconds / row.seconds - 1
         errors += [] if name in FITTED else [abs(error)]
         took = time.perf_counter() - began
@@ -54,6 +53,21 @@ def steps() -> None:
         )
     held = f"{len(errors)} rows held out"
     print(f"{held}: median error {statistics.median(errors):.0%}, largest {max(errors):.0%}\n")
+
+
+def _told(row: Any) -> Estimate:
+    from published import decoder
+
+    fn, args = decoder.step(row.training, row.abstract_mesh())
+    on = row.slice if row.slices == 1 else f"{row.slices}x{row.slice}"
+    return estimate(jax.jit(fn, donate_argnums=0), *args, on=on, compiler="cpu")
+
+
+def draw(name: str, file: str) -> None:
+    """Draw the timeline of one step."""
+    from published import rows
+
+    _told(rows.ROWS[name]).save_png(file)
 
 
 MESH = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Explicit,) * 2)
@@ -139,5 +153,8 @@ def _row(
 PARTS = {"chapter": chapter, "anchors": anchors, "steps": steps}
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+    if sys.argv[1:2] == ["draw"]:
+        draw(*sys.argv[2:])
+    else:
+        for part in sys.argv[1:] or PARTS:
+            PARTS[part]()
