@@ -105,7 +105,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
                      "chips"}  # fmt: skip
 
 
-@pytest.mark.parametrize("group", [(), ("server",), ("emulator",)])
+@pytest.mark.parametrize("group", [(), ("server",), ("emulator",), ("inspect",), ("numerics",)])
 def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, ...]) -> None:
     assert drumline(*group, "--help") == 0
     lines = capsys.readouterr().out.splitlines()[1:]

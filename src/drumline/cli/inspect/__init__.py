@@ -25,7 +25,7 @@ class _Programs(TyperGroup):
 
 
 app = typer.Typer(
-    help="What XLA made of a program, and what it will cost: drumline inspect MODULE:FUNCTION.",
+    help="What XLA made of a program, and what it will cost.",
     cls=_Programs,
     add_completion=False,
     rich_markup_mode=None,

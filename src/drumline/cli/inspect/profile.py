@@ -34,7 +34,7 @@ def profile(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show from a trace where a step's time went, and what overlapping would save."""
+    """Show where the time of a traced step went."""
     from drumline.inspect.mistakes import Mistake
 
     if find_spec("jax") is None:

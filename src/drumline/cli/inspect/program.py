@@ -66,7 +66,7 @@ def program(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a program's communication, and with --on what it takes on a slice."""
+    """Show what MODULE:FUNCTION sends, and takes on a slice."""
     need_jax()
     _check(target, example, listed, compiler, (png or trace) is not None, on)
     if mesh is not None:
