@@ -33,7 +33,7 @@ def matmul(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Multiply in every precision of JAX and PyTorch, against float64."""
+    """Multiply in every precision there is, against float64."""
     need_jax()
     import jax
 

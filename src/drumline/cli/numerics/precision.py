@@ -30,7 +30,7 @@ def precision(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which outputs change with the compiler's rounding, and the first operation at fault."""
+    """Show which outputs the compiler's rounding changes."""
     need_jax()
     from drumline.numerics.rounding.precision import precision as compare
     from drumline.targets import load_target

@@ -18,7 +18,7 @@ def repeat(
     inputs: InputsName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a function several times on every local device, and compare the bits it returns."""
+    """Run a function again and again, and compare the bits."""
     need_jax()
     from drumline.numerics.repetition import repeat as run_repeatedly
     from drumline.targets import load_target

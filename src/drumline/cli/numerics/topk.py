@@ -22,7 +22,7 @@ def topk(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the recall of lax.approx_max_k, and whether its results can be true."""
+    """Measure the recall of lax.approx_max_k."""
     need_jax()
     ks, lengths = _numbers("k", k, int), _numbers("length", length, int)
     recalls = _numbers("recall", recall, float)
