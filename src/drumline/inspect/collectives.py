@@ -257,8 +257,8 @@ def _narrowed(instruction: Instruction, within: Computation) -> str:
     bf16 before, and to bf16 behind, so that no digit of what was between can matter.
     """
     applied = instruction.called().get("to_apply", ("",))[0]
-    if applied.endswith("_promoted"):
-        return "bf16"
+    if applied:
+        return "bf16" if applied.endswith("_promoted") else ""
     taken = [within.by_name.get(name) for name in instruction.operands]
     if not taken or not all(value is not None and _widens(value) for value in taken):
         return ""
@@ -295,8 +295,13 @@ def _walk(
         called = instruction.called()
         match instruction.opcode:
             case "while":
-                inside = executions.looped(trips(instruction, computation, module))
-                names = called.get("body", ())
+                turns = trips(instruction, computation, module)
+                inside, names = executions.looped(turns), called.get("body", ())
+                # The condition is asked once more than the body runs.
+                asked = executions.looped(None if turns is None else turns + 1)
+                for name in called.get("condition", ()):
+                    if name in module.computations:
+                        yield from _walk(module, module.computations[name], asked, start)
             case "conditional":
                 inside = executions.maybe()
                 names = tuple(name for some in called.values() for name in some)

@@ -113,8 +113,12 @@ def _beyond(report: Communication, limits: dict[str, dict[_Key, int | None]]) ->
         sums.setdefault((one.kind, key), []).append(one)
     for (kind, key), members in sums.items():
         limit, total = limits[kind][key], sum(one.total for one in members)
-        if limit is not None and total > limit:
-            over = f" over {' and '.join(key)}" if key else ""
+        over = f" over {' and '.join(key)}" if key else ""
+        endless = [one for one in members if one.at_least]
+        if limit is not None and endless:
+            lines.append(f"{kind}{over}: within {size(limit)} only if its loop ends soon enough")
+            lines += [f"  {_line(one, 'may run more often')}" for one in endless]
+        elif limit is not None and total > limit:
             lines.append(f"{kind}{over}: {size(total)} a device, and {size(limit)} are allowed")
             lines += [f"  {_line(one, 'counts')}" for one in members]
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 from drumline.inspect.mistakes import Mistake
 
@@ -36,9 +36,12 @@ def checked(axes: Mapping[Any, Any]) -> Axes:
         Mistake: one has not.
     """
     for name, size in axes.items():
-        if not isinstance(name, str) or not isinstance(size, int) or size < 1:
-            raise Mistake(f"the mesh axis {name!r} has the size {size!r}; it must be 1 or more")
-    return dict(axes)
+        whole = isinstance(size, SupportsIndex) and not isinstance(size, bool)
+        if not isinstance(name, str) or not whole or size < 1:
+            raise Mistake(
+                f"the mesh axis {name!r} has the size {size!r}; it must be a number from 1 on"
+            )
+    return {name: int(size) for name, size in axes.items()}
 
 
 def shown(axes: Axes) -> str:

@@ -10,7 +10,7 @@ import io
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,8 +22,10 @@ from drumline.inspect.compiling.meshes import (
     as_jax_meshes,
     axes_of_mesh,
     check_divides,
+    check_mesh,
     meshes_in,
     place,
+    same_mesh,
 )
 from drumline.inspect.mistakes import Mistake
 
@@ -61,8 +63,12 @@ def lower(
         Mistake: it does not trace, or the mesh does not divide an argument.
     """
     given = () if mesh is None else (axes_of_mesh(mesh),)
+    if isinstance(function, jax.stages.Traced):
+        function = function.lower(lowering_platforms=(platform,) if platform else None)
     if isinstance(function, jax.stages.Lowered):
-        return _read("the lowered program", function, given)
+        program = _read("the lowered program", function, ())
+        same_mesh(list(program.meshes), given, "the lowered program is")
+        return replace(program, meshes=_unique((*given, *program.meshes)))
     if not callable(function):
         raise Mistake(f"{function!r} is no function; give one, jitted or not, or a lowered program")
     name = getattr(function, "__name__", type(function).__name__)
@@ -70,13 +76,16 @@ def lower(
     refusals = []
     for candidate in meshes:
         context = contextlib.nullcontext() if candidate is None else _under(candidate)
-        placed = arguments if candidate is None else place(arguments, candidate)
-        check_divides(placed)
         try:
+            placed = arguments if candidate is None else place(arguments, candidate)
+            check_divides(placed)
+            check_mesh(placed, given)
             with context:
                 traced = _jitted(function).trace(*placed)
                 lowered = traced.lower(lowering_platforms=platform and (platform,))
-        except Exception as wrong:  # whatever the user's code or JAX raises
+        except Mistake:
+            raise
+        except (Exception, SystemExit) as wrong:  # whatever the user's code or JAX raises
             refusals.append(wrong)
             continue
         return _read(name, lowered, (*given, *meshes_in(placed)))

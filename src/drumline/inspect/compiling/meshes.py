@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from drumline.inspect.compiling.axes import Axes, checked, read_mesh
+from drumline.inspect.compiling.axes import Axes, checked, read_mesh, shown
 from drumline.inspect.mistakes import Mistake
 
 MeshLike = Mesh | AbstractMesh | Mapping[str, int] | str
@@ -71,6 +71,28 @@ def place(arguments: Any, mesh: Mesh | AbstractMesh) -> Any:
         return struct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
     return jax.tree.map(placed, arguments)
+
+
+def check_mesh(arguments: Any, given: tuple[Axes, ...]) -> None:
+    """Refuse arguments that lie on another mesh than the one that is given.
+
+    Raises:
+        Mistake: with both meshes.
+    """
+    same_mesh(meshes_in(arguments), given, "the arguments lie")
+
+
+def same_mesh(found: list[Axes], given: tuple[Axes, ...], what: str) -> None:
+    """Refuse a given mesh that is none of those that were found, if any were.
+
+    Raises:
+        Mistake: with both.
+    """
+    for axes in given:
+        if found and axes not in found:
+            raise Mistake(
+                f"mesh={shown(axes)}, but {what} on {' and '.join(shown(one) for one in found)}"
+            )
 
 
 def check_divides(arguments: tuple[Any, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 
@@ -20,6 +20,7 @@ from drumline.inspect.compiling.workers import (
     has_tpu_compiler,
     tpu_worker,
 )
+from drumline.inspect.hlo.inlining import without_fusions
 from drumline.inspect.hlo.text import Module, parse_module
 from drumline.inspect.mistakes import Mistake
 
@@ -77,6 +78,8 @@ def compiled_program(
     """
     if isinstance(function, jax.stages.Compiled):
         return _of_compiled(function, mesh)
+    if compiler not in get_args(Compiler):
+        raise Mistake(f"{compiler!r} is no compiler; there are {', '.join(get_args(Compiler))}")
     chosen = _choose(compiler, on, mesh, arguments)
     # Lowered already, it is lowered for what it was lowered for.
     platform = {"cpu": "cpu", "tpu": "tpu"}.get(chosen)
@@ -94,7 +97,7 @@ def compiled_program(
 
 def _on_cpus(program: LoweredProgram) -> Module:
     answer = cpu_worker(program.partitions).compile(_request(program), program.code)
-    return parse_module(answer.text)
+    return without_fusions(parse_module(answer.text))
 
 
 def _beyond(program: LoweredProgram, axes: Axes) -> InspectedProgram:
@@ -125,7 +128,10 @@ def _choose(
         return compiler
     if on is not None:
         return "tpu" if has_tpu_compiler() else "cpu"
-    here = jax.default_backend()
+    try:
+        here = jax.default_backend()
+    except RuntimeError as wrong:
+        raise Mistake(f"JAX does not start: {str(wrong).splitlines()[0]}") from wrong
     if here == "cpu":
         return "cpu"
     wanted = [prod(axes.values()) for axes in meshes_in(arguments)]

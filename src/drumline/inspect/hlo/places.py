@@ -19,6 +19,7 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _A_LIBRARY = re.compile(
     r"[/\\](?:jax|jaxlib|equinox|optax|drumline[/\\]parallel)[/\\](?!.*(?:tests|examples)[/\\])"
 )
+_OURS = re.compile(r"[/\\]drumline[/\\]inspect[/\\]compiling[/\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Places:
         frame = _FRAME.search(attributes, at)
         if frame and int(frame[1]) in self.frames:
             file, line = self.frames[int(frame[1])]
-            return SourcePlace(f"{_shown(file)}:{line}", op_name)
+            return SourcePlace(f"{_shown(file)}:{line}" if file else "", op_name)
         file_found, line_found = _FILE.search(attributes, at), _LINE.search(attributes, at)
         if file_found and line_found:
             return SourcePlace(f"{_shown(file_found[1])}:{line_found[1]}", op_name)
@@ -137,11 +138,14 @@ def _outside_libraries(
     number: int, parents: dict[int, tuple[int, int]], lines: dict[int, tuple[str, int]]
 ) -> tuple[str, int]:
     innermost = lines.get(parents[number][0], ("", 0))
+    innermost = ("", 0) if _OURS.search(innermost[0]) else innermost
     seen = set()
     while number in parents and number not in seen:
         seen.add(number)
         location, parent = parents[number]
         file, line = lines.get(location, ("", 0))
+        if _OURS.search(file):
+            break  # what called the function that is looked at
         if file and not _A_LIBRARY.search(file):
             return file, line
         number = parent

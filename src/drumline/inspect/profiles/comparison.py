@@ -82,7 +82,7 @@ def read_estimate(file: Path) -> EstimatedStep:
         raise Mistake(
             f"--estimate {file} cannot be read ({problem.strerror}); write it with {WRITER}"
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Mistake(f"--estimate {file} is no JSON; write it with {WRITER}") from None
     try:
         return _estimate(content)
