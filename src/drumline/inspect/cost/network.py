@@ -154,8 +154,12 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
         laid: the numbers of the torus' dimensions that an axis is to take, by name.
 
     Raises:
-        Mistake: an axis does not fit.
+        Mistake: an axis does not fit, or one is told of that the mesh has not.
     """
+    told = laid or {}
+    for name in told:
+        if name not in mesh:
+            raise Mistake(f"laid= tells where mesh axis {name} lies, and the mesh is {shown(mesh)}")
     sizes = {name: size for name, size in mesh.items() if size > 1}
     if not target.torus:
         whole = {name: Laid((TorusLine(size, True),)) for name, size in sizes.items()}
@@ -164,7 +168,6 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
     free = {number: line for number, line in enumerate(target.torus) if line.length > 1}
     across = target.slices
     cores = target.per_chip
-    told = laid or {}
     for name in sorted(sizes, key=lambda name: (name not in told, -sizes[name])):
         size = sizes[name]
         if name in told:
