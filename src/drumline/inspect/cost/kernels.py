@@ -222,7 +222,8 @@ class _Grouping:
                     continue
                 if self._small(value):
                     continue
-                sliced = one.opcode in ("dynamic-slice", "slice")
+                # Its other operands are the numbers where it begins.
+                sliced = one.opcode in ("dynamic-slice", "slice") and operand == one.operands[0]
                 part = float(one.shape.bytes) if sliced else None
                 if one.opcode == "dynamic-update-slice" and one.operands[0] == operand:
                     part = 0.0
