@@ -295,7 +295,7 @@ def test_an_axis_of_one_device_costs_nothing() -> None:
     assert all(network.seconds(kind, 1e9, ["Y"]) == 0 for kind in KINDS)
 
 
-# Which links ---------------------------------------------------------------------------------------
+# Which links ------------------------------------------------------------------------------------
 
 
 def test_axes_have_links_of_their_own() -> None:
@@ -311,7 +311,7 @@ def test_a_permute_on_a_ring_leaves_the_other_direction_free() -> None:
     assert set(LINE.resources(["Y"], "up")) == set(LINE.resources(["Y"], "down"))
 
 
-# Properties ----------------------------------------------------------------------------------------
+# Properties -------------------------------------------------------------------------------------
 
 sizes = st.integers(min_value=0, max_value=2**36)
 lengths = st.lists(st.sampled_from((2, 3, 4, 8, 16)), min_size=1, max_size=3)
