@@ -37,7 +37,8 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
     several times the bandwidth's, which counts instead.
     """
     work, constants = kernel.work, machine.constants
-    if not work.products and not computes(kernel.lead):
+    copies = kernel.lead.opcode == "copy-start"  # beside the computing, but not in no time
+    if not work.products and not copies and not computes(kernel.lead):
         return Cost(kind=_kind(kernel))
     peak = machine.peak_flops * constants.matmul
     multiplying = sum(

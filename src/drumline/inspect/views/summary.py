@@ -35,7 +35,8 @@ def _lines(told: Estimate) -> Iterator[str]:
         if told.seconds and one.exposed / told.seconds >= 0.01:
             yield f"  {_waits(told, one)}"
     for operation in told.operations[:2]:
-        yield f"  {_operation(told, operation)}"
+        if operation.seconds > 0:  # a copy that is hidden keeps nothing waiting
+            yield f"  {_operation(told, operation)}"
     yield f"  {_memory(told)}"
     if told.laid:
         laid = "; ".join(f"{axis} is a {where}" for axis, where in told.laid.items())
