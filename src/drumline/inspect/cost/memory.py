@@ -64,11 +64,12 @@ def as_told(module: Module, told: Mapping[str, int]) -> Memory:
 def needed(module: Module) -> Memory:
     """By the lives of the values of a program that is not fused."""
     arguments = _arguments(module)
-    peak = _Lives(module).peak(module.entry)
     donated = _donated(module)
-    outputs = max(0, module.entry.root.shape.bytes - donated)
-    # The outputs are alive at the end, among the temporaries: they are told apart.
-    temporaries = max(0, peak.size - module.entry.root.shape.bytes)
+    peak = _Lives(module, frozenset(donated)).peak(module.entry)
+    outputs = max(0, module.entry.root.shape.bytes - sum(donated.values()))
+    # Until they are made, the room of the outputs is there for temporaries; that of donated
+    # arguments is not.
+    temporaries = max(0, peak.size - outputs)
     largest = sorted([*arguments, *peak.held], key=lambda held: -held.bytes)[:8]
     return Memory(sum(held.bytes for held in arguments), outputs, temporaries, tuple(largest))
 
@@ -80,19 +81,22 @@ def _arguments(module: Module) -> list[Held]:
     ]
 
 
-def _donated(module: Module) -> int:
-    """Bytes of arguments that results take the place of."""
+def _donated(module: Module) -> dict[int, int]:
+    """The results that take the place of arguments, by their number, and the bytes of each."""
     alias = re.search(r"input_output_alias=\{(.*?)\}, entry", module.head + ", entry")
-    total = 0
-    for number in re.findall(r":\s*\((\d+)", alias[1] if alias else ""):
+    found = {}
+    for result, number in re.findall(r"\{(\d*)\}:\s*\((\d+)", alias[1] if alias else ""):
         parameter = module.entry.parameters.get(int(number))
-        total += parameter.shape.bytes if parameter is not None else 0
-    return total
+        if parameter is not None:
+            found[int(result or 0)] = parameter.shape.bytes
+    return found
 
 
 class _Lives:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, donated: frozenset[int]) -> None:
         self.module = module
+        self.donated = donated
+        """The numbers of the results that have room already, that of arguments."""
         self.known: dict[str, _Peak] = {}
 
     def peak(self, computation: Computation) -> _Peak:
@@ -111,8 +115,10 @@ class _Lives:
                 for buffer in buffers.get(name, ()):
                     last[id(buffer)] = at
         end = len(computation.instructions)
-        for buffer in buffers[computation.root.name]:
+        for number, buffer in enumerate(buffers[computation.root.name]):
             last[id(buffer)] = end
+            if computation is self.module.entry and number in self.donated:
+                buffer.size = 0
         return self._sweep(computation, buffers, last)
 
     def _sweep(
