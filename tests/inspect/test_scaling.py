@@ -127,7 +127,7 @@ def test_a_program_that_xla_shards_in_another_way_is_refused() -> None:
         return lax.with_sharding_constraint(y.sum(0), NamedSharding(mesh, P("X")))
 
     said = refused(jax.jit(rows), on(mesh, (128 * 24, 64), "X"))
-    assert "another way" in said or "different programs" in said or "follows no rule" in said
+    assert said.startswith("XLA makes different programs for X=16 and X=64")
 
 
 @pytest.mark.usefixtures("few")
