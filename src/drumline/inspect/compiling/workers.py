@@ -117,7 +117,11 @@ def cpu_worker(devices: int) -> Worker:
 
 
 def tpu_worker() -> Worker:
-    """A process with the TPU's compiler."""
+    """A process with the TPU's compiler.
+
+    Raises:
+        Mistake: the Python that is named for it cannot be run.
+    """
     python = os.environ.get(TPU_PYTHON)
     environment = {
         "JAX_PLATFORMS": "cpu",
@@ -126,7 +130,13 @@ def tpu_worker() -> Worker:
         "TPU_WORKER_ID": "0",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     }
-    return _worker("tpu", 0, [python or sys.executable], ["tpu"], environment)
+    try:
+        return _worker("tpu", 0, [python or sys.executable], ["tpu"], environment)
+    except OSError as wrong:
+        raise Mistake(
+            f"{python} cannot be run ({wrong.strerror}): name a Python that has libtpu in "
+            f"{TPU_PYTHON}, or none"
+        ) from wrong
 
 
 def has_tpu_compiler() -> bool:
