@@ -4,6 +4,7 @@ And a check, when the last test is done, that no process of ours is left running
 """
 
 import os
+import sys
 import uuid
 
 import pytest
@@ -25,6 +26,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that leaves processes behind, and name them; the workers have ended by now."""
+    # A run without workers is its own, and those that compile for it end only when it does.
+    compiling = sys.modules.get("drumline.inspect.compiling.workers")
+    if compiling is not None:
+        compiling.stop_workers()
     config = session.config
     if hasattr(config, "workerinput") or not os.path.isdir("/proc/self"):
         return
