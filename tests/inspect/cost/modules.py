@@ -47,6 +47,12 @@ def compiled_kernels_of(lines: str, *others: str) -> list[Kernel]:
     return [one for one in as_compiled(made.entry, made) if one.lead.opcode not in FREE]
 
 
+def only(kernels: list[Kernel]) -> Kernel:
+    """The one kernel that there is."""
+    (kernel,) = kernels
+    return kernel
+
+
 def counted_loop(turns: int | None, body: str, carried: str, begin: str) -> tuple[str, str, str]:
     """The line of a loop, its condition and its body; None turns depend on the data."""
     bound = (
