@@ -8,7 +8,6 @@ from drumline.inspect.cost.constants import constants_of
 from drumline.inspect.cost.work import MatrixProduct
 from tests.inspect.cost.modules import DOT, compiled_kernels_of, computation, kernels_of, only
 
-
 # Products ----------------------------------------------------------------------------------------
 
 
