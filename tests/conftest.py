@@ -6,7 +6,6 @@ And a check, when the last test is done, that no process of ours is left running
 import os
 import sys
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,15 +18,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_compilers_left() -> Iterator[None]:
-    """End the processes that compile, which are otherwise kept until Python ends."""
-    yield
-    workers = sys.modules.get("drumline.inspect.compiling.workers")
-    if workers is not None:
-        workers.stop_workers()
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Whatever is started from now on tells who started it."""
     os.environ[leftovers.TEST] = item.nodeid
@@ -36,6 +26,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that leaves processes behind, and name them; the workers have ended by now."""
+    # A run without workers is its own, and those that compile for it end only when it does.
+    compiling = sys.modules.get("drumline.inspect.compiling.workers")
+    if compiling is not None:
+        compiling.stop_workers()
     config = session.config
     if hasattr(config, "workerinput") or not os.path.isdir("/proc/self"):
         return

@@ -8,7 +8,7 @@ input, an all-reduce twice that, a permute its operand, an all-to-all (n−1)/n 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -117,6 +117,7 @@ def collectives_of(
     mesh: Mapping[str, int],
     *,
     groups: Mapping[str, int] | None = None,
+    others: Sequence[Mapping[str, int]] = (),
     widened: bool = False,
 ) -> list[Collective]:
     """Every collective that runs, in the order of the schedule.
@@ -125,15 +126,17 @@ def collectives_of(
         module: the compiled program.
         mesh: the mesh's axes and their sizes, in the order that devices are numbered in.
         groups: the mesh by which its groups are numbered, where that is a smaller one.
+        others: more meshes that the program names, of the same devices.
         widened: whether its compiler computes bfloat16 in float32, as the CPU's does: the types are
             then what the conversions around a collective say.
     """
     found = []
+    meshes = _Meshes(mesh, groups or mesh, tuple(others))
     for place in walk(module):
         kind = KINDS.get(_base(place.instruction.opcode))
         if kind is None or place.instruction.opcode.endswith(("-done", "-update")):
             continue
-        collective = _collective(kind, place, module, _Meshes(mesh, groups or mesh), widened)
+        collective = _collective(kind, place, module, meshes, widened)
         if collective is not None:
             found.append(collective)
     return found
@@ -145,9 +148,23 @@ class _Meshes:
 
     wanted: Mapping[str, int]
     numbered: Mapping[str, int]
+    others: tuple[Mapping[str, int], ...] = ()
+
+    def axes(self, instruction: Instruction, devices: int) -> tuple[str, ...]:
+        """The axes that a collective runs along, by the mesh whose axes it runs along whole."""
+        size = group_size(instruction, devices)
+        for mesh in (self.numbered, *self.others):
+            over = axes(instruction, mesh, devices)
+            if "source_target_pairs" in instruction.attributes and len(over) == 1:
+                return over
+            if prod(mesh[name] for name in over) == size:
+                return over
+        return axes(instruction, self.numbered, devices)
 
     def members(self, group: int, over: tuple[str, ...]) -> int:
         """How many devices a group has that has so many along these axes of the numbered mesh."""
+        if any(name not in self.wanted for name in over):
+            return group
         whole = prod(self.numbered[name] for name in over)
         return prod(self.wanted[name] for name in over) if group == whole else group
 
@@ -209,7 +226,7 @@ def _collective(
     kind: str, place: Found, module: Module, meshes: _Meshes, widened: bool
 ) -> Collective | None:
     instruction, within = place.instruction, place.within
-    over = axes(instruction, meshes.numbered, module.partitions)
+    over = meshes.axes(instruction, module.partitions)
     group = meshes.members(group_size(instruction, module.partitions), over)
     shapes = operand_shapes(instruction, within)
     if group <= 1 or not shapes or not place.executions.count:

@@ -44,16 +44,20 @@ class Communication:
         if not self.collectives:
             return f"{self.name} does not communicate."
         counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
-        unknown = False
         for collective in self.collectives:
             counts[collective.kind, collective.axes] += collective.count
-            unknown |= collective.at_least
         kinds = [
             f"{plural(count, kind)} over {' and '.join(axes) or 'devices'}"
             for (kind, axes), count in sorted(counts.items(), key=lambda item: -item[1])
         ]
-        least = "at least " if unknown else ""
-        return f"{self.name} sends {least}{size(self.sent)} a device: {', '.join(kinds)}."
+        return f"{self.name} sends {self._about}{size(self.sent)} a device: {', '.join(kinds)}."
+
+    @property
+    def _about(self) -> str:
+        """What is not known of the sum: loops of unknown length, branches that may not be taken."""
+        endless = any(collective.at_least for collective in self.collectives)
+        maybe = any(collective.conditional for collective in self.collectives)
+        return "about " if endless and maybe else "at least " if endless else "at most " * maybe
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -164,7 +168,11 @@ def communication_of(program: InspectedProgram) -> Communication:
         compiled_by=program.compiled_by,
         collectives=tuple(
             collectives_of(
-                program.module, program.mesh, groups=program.groups, widened=program.widened
+                program.module,
+                program.mesh,
+                groups=program.groups,
+                others=program.other_meshes,
+                widened=program.widened,
             )
         ),
         overlap_known=program.compiler != "cpu",

@@ -11,6 +11,7 @@ from typing import Any
 
 from drumline.chips import TIERS, Price, UnknownName, places, price
 from drumline.inspect.compiling.axes import shown
+from drumline.inspect.compiling.lowering import told
 from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler
 from drumline.inspect.cost.machines import Machine, machine
@@ -134,13 +135,14 @@ def compare(
 
     Raises:
         UnknownName: there is no such slice, or no such tier.
-        Mistake: there is nothing to compare, or the function traces under no layout.
+        Mistake: there is nothing to compare. A layout that does not go on a slice is told of in
+            the table.
     """
     if isinstance(on, str):
         on = [on]
     if tier not in TIERS:
         raise UnknownName(f"{tier!r} is no tier of prices; there are {', '.join(TIERS)}")
-    ways = layouts if isinstance(layouts, Mapping) else {way.name: way for way in layouts}
+    ways = _by_name(layouts)
     targets = [machine(name) for name in on]
     if not ways or not targets:
         raise Mistake("there is nothing to compare: name a layout and a slice at least")
@@ -152,9 +154,27 @@ def compare(
     return LayoutComparison(tuple(sorted(choices, key=_order)), tier)
 
 
+def _by_name(layouts: Iterable[Layout] | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(layouts, Mapping):
+        return layouts
+    listed = list(layouts)
+    for way in listed:
+        if not isinstance(way, Layout):
+            raise Mistake(f"{way!r} is no Layout; give those, or arguments by the layout's name")
+    names = [way.name for way in listed]
+    if len(set(names)) < len(names):
+        raise Mistake(f"two layouts have one name; they are {', '.join(names)}")
+    return {way.name: way for way in listed}
+
+
 def _layout(name: str, given: Any, target: Machine) -> Layout:
     """A layout as it was given, or as it is made for so many devices."""
-    made = given(target.devices) if callable(given) and not isinstance(given, Layout) else given
+    made = given
+    if callable(given):
+        try:
+            made = given(target.devices)
+        except Exception as wrong:  # whatever the user's function raises
+            raise Mistake(f"cannot be made for {target.devices} devices: {told(wrong)}") from wrong
     if isinstance(made, Layout):
         return made
     return Layout(name, made if isinstance(made, tuple) else (made,))
@@ -170,15 +190,14 @@ def _choice(
     name, given = named
     try:
         way = _layout(name, given, target)
-        told = estimate(
+        found = estimate(
             way.function or fn, *way.arguments, on=target.name, mesh=way.mesh, compiler=compiler
         )
     except Mistake as why:
         return ComparedLayout(name, target.name, None, str(why))
     rate = _dollars_per_second(target, tier)
-    return ComparedLayout(
-        name, target.name, told, dollars=None if rate is None else rate * told.seconds
-    )
+    dollars = None if rate is None else rate * found.seconds
+    return ComparedLayout(name, target.name, found, dollars=dollars)
 
 
 def _dollars_per_second(target: Machine, tier: str) -> float | None:

@@ -61,6 +61,8 @@ def expect_communication(
 
 
 def _kinds(given: str | Iterable[str]) -> list[str]:
+    if not isinstance(given, Iterable):
+        raise Mistake(f"{given!r} names no kinds of collectives; give a list of them")
     names = [given] if isinstance(given, str) else list(given)
     known = sorted(set(KINDS.values()))
     for name in names:
@@ -85,7 +87,8 @@ def _by_axes(kind: str, given: Any) -> dict[_Key, int | None]:
         return {None: _bytes(kind, given)}
     found: dict[_Key, int | None] = {}
     for axes, limit in given.items():
-        names = axes if isinstance(axes, tuple) else tuple(n.strip() for n in axes.split(","))
+        parts = axes if isinstance(axes, tuple) else str(axes).split(",")
+        names = tuple(str(name).strip() for name in parts)
         found[tuple(sorted(names))] = _bytes(f"{kind} over {axes}", limit)
     return found
 

@@ -69,7 +69,7 @@ class Estimate:
     model_flops: float
     """The same without what is computed again for the backward pass."""
     mfu: float
-    """Model FLOPs over what the device could do in the time."""
+    """Model FLOPs over what the device could do in the time, each type at its own peak."""
     memory: Memory
     memory_limit: float
     communication: tuple[Waiting, ...]
@@ -213,7 +213,6 @@ def estimate_program(
     scheduled = program.compiler != "cpu"
     timeline = Player(program.module, network, program.groups or program.mesh, scheduled).play()
     totals = _Totals(timeline)
-    peak = target.peak_flops * timeline.seconds
     return Estimate(
         name=program.name,
         on=target.name,
@@ -224,7 +223,7 @@ def estimate_program(
         busy=totals.busy,
         flops=totals.flops,
         model_flops=totals.model_flops,
-        mfu=totals.model_flops / peak if peak else 0.0,
+        mfu=totals.model_at_peak / timeline.seconds if timeline.seconds else 0.0,
         memory=as_told(program.module, program.memory)
         if program.memory
         else needed(program.module),
@@ -249,7 +248,9 @@ class _Totals:
         self.bounds = dict.fromkeys(BOUNDS, 0.0)
         self.busy: dict[str, float] = {}
         self.flops = 0.0
-        self.model_flops = 0.0
+        self.at_peak = 0.0
+        self._again: dict[str, float] = {}
+        self._once: dict[str, float] = {}
         self._places: dict[tuple[Any, ...], list[tuple[TimelineEvent, int]]] = {}
         for event, times in timeline.flat():
             self._add(event, times)
@@ -266,8 +267,22 @@ class _Totals:
             self.bounds[event.cost.bound or "overhead"] += took * times
             key = (event.kind, None, event.place.source, event.place.scope)
             self.flops += event.cost.flops * times
-            self.model_flops += 0.0 if event.cost.recomputed else event.cost.flops * times
+            self.at_peak += event.cost.at_peak * times
+            if event.cost.recomputed or "transpose(" not in event.place.op_name:
+                of = self._again if event.cost.recomputed else self._once
+                of[event.place.source] = of.get(event.place.source, 0.0) + event.cost.flops * times
         self._places.setdefault(key, []).append((event, times))
+
+    @property
+    def model_flops(self) -> float:
+        """Without what is computed again: marked so, and found in the forward pass too."""
+        again = sum(min(flops, self._once.get(line, 0.0)) for line, flops in self._again.items())
+        return self.flops - again
+
+    @property
+    def model_at_peak(self) -> float:
+        """Seconds of the model's own products at the peak."""
+        return self.at_peak * self.model_flops / self.flops if self.flops else 0.0
 
     def communication(self) -> tuple[Waiting, ...]:
         found = [

@@ -68,11 +68,11 @@ def program(
 ) -> None:
     """Show what MODULE:FUNCTION sends, and takes on a slice."""
     need_jax()
-    _check(target, example, listed, compiler, (png or trace) is not None, on)
+    _check(target, example, listed, compiler, (png or trace) is not None, on, shapes, inputs)
     if mesh is not None:
         _emulate(mesh)
     if listed:
-        _list()
+        _list(as_json)
         return
     with prints_aside():
         function, arguments, axes = _load(target, example, mesh, shapes or [], inputs)
@@ -86,6 +86,8 @@ def _check(
     compiler: str,
     draws: bool,
     on: list[str] | None,
+    shapes: list[str] | None,
+    inputs: str | None,
 ) -> None:
     """Refuse what makes no sense before anything is imported."""
     from drumline.inspect.mistakes import Mistake
@@ -95,6 +97,8 @@ def _check(
             "name a function as MODULE:FUNCTION, or one of ours with --example NAME: --list lists "
             "them"
         )
+    if shapes and (inputs or example):
+        raise Mistake("--shapes gives the arguments: leave out --inputs and --example")
     if compiler not in ("auto", "cpu", "tpu", "here"):
         raise Mistake(f"--compiler {compiler}: it can be auto, cpu, tpu or here")
     if draws and len(on or []) != 1:
@@ -112,12 +116,16 @@ def _emulate(mesh: str) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {wanted}".strip()
 
 
-def _list() -> None:
+def _list(as_json: bool) -> None:
     from drumline.inspect.compiling.axes import shown
     from drumline.inspect.examples import examples
 
     rows = [[one.name, shown(dict(one.mesh)), one.on, one.what] for one in examples().values()]
-    print_table(["NAME", "MESH", "ON", "WHAT"], rows)
+    if as_json:
+        names = ("name", "mesh", "on", "what")
+        typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
+    else:
+        print_table(["NAME", "MESH", "ON", "WHAT"], rows)
 
 
 def _load(
@@ -161,16 +169,19 @@ def _tell(
         from drumline.inspect.compare import Layout
 
         way = Layout("as given", arguments, axes)
-        compared = compare(function, [way], on, compiler=compiler)
+        with prints_aside():
+            compared = compare(function, [way], on, compiler=compiler)
         _print(compared, as_json)
         return
     place = on[0] if on else None
     # On the slice that is asked for, so that the TPU's compiler tells what it does there.
-    sent = communication(function, *arguments, mesh=axes, on=place, compiler=compiler)
+    with prints_aside():
+        sent = communication(function, *arguments, mesh=axes, on=place, compiler=compiler)
     if place is None:
         _print(sent, as_json)
         return
-    told = estimate(function, *arguments, mesh=axes, on=place, compiler=compiler)
+    with prints_aside():
+        told = estimate(function, *arguments, mesh=axes, on=place, compiler=compiler)
     for path, save in ((how[1], told.save_png), (how[2], told.save_trace)):
         if path is not None:
             save(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal, get_args
@@ -43,6 +44,8 @@ class InspectedProgram:
     """Bytes per device as the TPU's compiler tells them."""
     groups: Axes | None = None
     """The mesh by which its groups of devices are numbered, where it is told from a smaller one."""
+    other_meshes: tuple[Axes, ...] = ()
+    """More meshes that it names, of as many devices."""
     widened: bool = False
     """Whether bfloat16 was computed in float32, as CPUs have it."""
 
@@ -81,6 +84,11 @@ def compiled_program(
     if compiler not in get_args(Compiler):
         raise Mistake(f"{compiler!r} is no compiler; there are {', '.join(get_args(Compiler))}")
     chosen = _choose(compiler, on, mesh, arguments)
+    if chosen == "cpu" and on is not None:
+        # JAX writes some things in another way for CPUs, random numbers for one. What it writes for
+        # TPUs alone, such as kernels, the CPU's compiler may refuse.
+        with suppress(Mistake):
+            return _by_cpus(lower(function, arguments, mesh=mesh, platform="tpu"))
     # Lowered already, it is lowered for what it was lowered for.
     platform = {"cpu": "cpu", "tpu": "tpu"}.get(chosen)
     program = lower(function, arguments, mesh=mesh, platform=platform)
@@ -90,9 +98,21 @@ def compiled_program(
     if chosen == "here":
         text = program.lowered.compile().as_text()
         return InspectedProgram(program.name, parse_module(text), axes, jax.default_backend())
+    return _by_cpus(program)
+
+
+def _by_cpus(program: LoweredProgram) -> InspectedProgram:
+    axes = _mesh_of(program)
     if program.partitions > MOST_DEVICES:
         return _beyond(program, axes)
-    return InspectedProgram(program.name, _on_cpus(program), axes, "cpu")
+    return InspectedProgram(
+        program.name, _on_cpus(program), axes, "cpu", other_meshes=_others(program, axes)
+    )
+
+
+def _others(program: LoweredProgram, axes: Axes) -> tuple[Axes, ...]:
+    alike = (mesh for mesh in program.meshes if prod(mesh.values()) == program.partitions)
+    return tuple(mesh for mesh in alike if mesh != axes)
 
 
 def _on_cpus(program: LoweredProgram) -> Module:

@@ -14,13 +14,19 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+import time
 from typing import Any
 
 # Passes of the CPU compiler that change what the program means to send or compute, for the sake of
 # CPUs: they widen bf16 to f32, fuse as no accelerator does, sum in the order of a CPU's vectors,
 # and carry arrays into loops that are cheaper to make again in each turn.
 FOR_CPUS_ALONE = (
-    "all-reduce-promotion,float-normalization-bf16,fusion,fusion-wrapper,cpu-fusion,"
+    "all-reduce-promotion,float-normalization-bf16,float-normalization-f8e5m2,"
+    "float-normalization-f8e4m3,float-normalization-f8e4m3fn,float-normalization-f8e4m3b11fnuz,"
+    "float-normalization-f8e5m2fnuz,float-normalization-f8e4m3fnuz,float-normalization-f8e3m4,"
+    "float-normalization-f8e8m0fnu,float-normalization-f4e2m1fn,convolution-group-converter,"
+    "fusion,fusion-wrapper,"
     "dot-library-rewriter,dot-library-passes,cpu-parallel-task-assigner,small-while-loop-hoisting,"
     "tree_reduction_rewriter,while-loop-invariant-code-motion,"
     "while-loop-expensive-invariant-code-motion"
@@ -51,7 +57,7 @@ def compile_for_cpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     import numpy as np
     from jaxlib import xla_client
 
-    folder = tempfile.mkdtemp(prefix="drumline-inspect-")
+    folder = tempfile.mkdtemp(dir=os.environ.get("DRUMLINE_WORKER_FOLDER"))
     try:
         devices = jax.devices("cpu")[: request["partitions"]]
         overrides = {
@@ -107,8 +113,21 @@ def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     }
 
 
+def leave_with_the_parent() -> None:
+    """End when the process that started this one has ended, even in the middle of a program."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Answer requests until stdin ends."""
+    leave_with_the_parent()
     # What XLA and JAX print goes to stderr: stdout is for the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -122,7 +141,8 @@ def main() -> None:
         except Exception as error:  # whatever the compiler says
             answer = {"error": f"{type(error).__name__}: {error}", "text": ""}
         text = answer.pop("text").encode()
-        answers.write(json.dumps({**answer, "length": len(text)}).encode() + b"\n" + text)
+        header = {**answer, "number": request["number"], "length": len(text)}
+        answers.write(json.dumps(header).encode() + b"\n" + text)
         answers.flush()
 
 

@@ -12,7 +12,9 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,14 +44,21 @@ class Worker:
     def __init__(self, python: list[str], arguments: list[str], environment: dict[str, str]):
         """Start it."""
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [*python, str(SCRIPT), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # XLA prints a stack for each program whose code it cannot make, which is all of bf16.
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        self._asked = 0
+        # Here, so that a worker that is killed leaves nothing behind.
+        self._folder = tempfile.TemporaryDirectory(prefix="drumline-inspect-")
+        try:
+            self._process = subprocess.Popen(
+                [*python, str(SCRIPT), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # XLA prints a stack for each program whose code it cannot make: all of bf16.
+                stderr=subprocess.DEVNULL,
+                env=environment | {"DRUMLINE_WORKER_FOLDER": self._folder.name},
+            )
+        except OSError:
+            self._folder.cleanup()
+            raise
 
     @property
     def alive(self) -> bool:
@@ -62,34 +71,50 @@ class Worker:
         Raises:
             Mistake: the compiler refused it, or died of it.
         """
-        answer: dict[str, Any]
         with self._lock:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
             try:
-                header = json.dumps({**request, "length": len(code)}).encode()
-                self._process.stdin.write(header + b"\n" + code)
-                self._process.stdin.flush()
-                line = self._process.stdout.readline()
-                answer = json.loads(line) if line else {"error": "", "length": 0}
-                text = self._process.stdout.read(answer["length"]).decode()
-            except (BrokenPipeError, ValueError):
-                answer, text = {"error": ""}, ""
+                answer, text = self._ask(request, code)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                answer, text = {"error": ""}, ""  # it died, or is no worker of ours
+            except BaseException:
+                # Interrupted, its answer would be taken for that of the next program.
+                self.stop()
+                raise
         if "error" not in answer:
             return Answer(text, answer.get("memory", {}))
         if answer["error"]:
             raise Mistake(f"the compiler refuses the program: {_sentence(answer['error'])}")
+        ended = self._process.poll()
         self.stop()
-        ended = self._process.wait()
-        raise Mistake(f"the compiler's process ended with {ended} while it compiled the program")
+        how = "gave no answer" if ended is None else f"ended with {ended}"
+        raise Mistake(f"the compiler's process {how} while it compiled the program")
+
+    def _ask(self, request: dict[str, Any], code: bytes) -> tuple[dict[str, Any], str]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._asked += 1
+        header = {**request, "number": self._asked, "length": len(code)}
+        self._process.stdin.write(json.dumps(header).encode() + b"\n" + code)
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            return {"error": ""}, ""
+        answer = json.loads(line)
+        if answer["number"] != self._asked:
+            raise ValueError(answer["number"])
+        return answer, self._process.stdout.read(answer["length"]).decode()
 
     def stop(self) -> None:
         """End the process."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # it never took the last request
+                    pipe.close()
         self._process.wait()
+        self._folder.cleanup()
 
 
 def _sentence(error: str) -> str:
@@ -117,7 +142,11 @@ def cpu_worker(devices: int) -> Worker:
 
 
 def tpu_worker() -> Worker:
-    """A process with the TPU's compiler."""
+    """A process with the TPU's compiler.
+
+    Raises:
+        Mistake: the Python that is named for it cannot be run.
+    """
     python = os.environ.get(TPU_PYTHON)
     environment = {
         "JAX_PLATFORMS": "cpu",
@@ -126,7 +155,13 @@ def tpu_worker() -> Worker:
         "TPU_WORKER_ID": "0",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     }
-    return _worker("tpu", 0, [python or sys.executable], ["tpu"], environment)
+    try:
+        return _worker("tpu", 0, [python or sys.executable], ["tpu"], environment)
+    except OSError as wrong:
+        raise Mistake(
+            f"{python} cannot be run ({wrong.strerror}): name a Python that has libtpu in "
+            f"{TPU_PYTHON}, or none"
+        ) from wrong
 
 
 def has_tpu_compiler() -> bool:
@@ -146,7 +181,12 @@ def _worker(
             return known[1]
         if known is not None:
             known[1].stop()
-        inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        # A user's settings of JAX and XLA are for the user's program.
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JAX_", "XLA_"))
+        }
         started = Worker(python, arguments, inherited | environment)
         _workers[kind] = (size, started)
         return started

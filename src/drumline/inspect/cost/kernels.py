@@ -211,7 +211,8 @@ class _Grouping:
             "dot", "convolution",
         }:  # fmt: skip
             return traffic(kernel.instructions[0], self.computation, self.module)
-        if all(one.opcode in ("bitcast", "copy") for one in kernel.instructions):
+        is_result = self.computation is self.module.entry and kernel.instructions[-1].is_root
+        if not is_result and all(o.opcode in ("bitcast", "copy") for o in kernel.instructions):
             return NOTHING  # copies that the CPU's layouts and loops ask for
         read: dict[str, float] = {}
         written = 0.0
@@ -222,7 +223,8 @@ class _Grouping:
                     continue
                 if self._small(value):
                     continue
-                sliced = one.opcode in ("dynamic-slice", "slice")
+                # Its other operands are the numbers where it begins.
+                sliced = one.opcode in ("dynamic-slice", "slice") and operand == one.operands[0]
                 part = float(one.shape.bytes) if sliced else None
                 if one.opcode == "dynamic-update-slice" and one.operands[0] == operand:
                     part = 0.0
@@ -246,7 +248,8 @@ class _Grouping:
             return 0.0
         if one.opcode == "dynamic-update-slice":
             return float(self.computation.by_name[one.operands[1]].shape.bytes)
-        if one.opcode in ("bitcast", "copy") and one.operands and one.operands[0] not in inside:
+        moved = one.opcode in ("bitcast", "copy") and not (one.opcode == "copy" and one.is_root)
+        if moved and one.operands and one.operands[0] not in inside:
             return 0.0
         return float(one.shape.bytes)
 

@@ -81,6 +81,8 @@ def machine(name: str) -> Machine:
     Raises:
         UnknownName: no slice and no GPU is called so.
     """
+    if not isinstance(name, str):
+        raise UnknownName(f"{name!r} names no slice; one looks like v5litepod-8 or 2xv6e-256")
     found = re.fullmatch(r"\s*(?:(\d{1,6})\s*[x×]\s*)?(\S+)\s*", name)
     if found is None:
         raise UnknownName(f"{name!r} names no slice; one looks like v5litepod-8 or 2xv6e-256")

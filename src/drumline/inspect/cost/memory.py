@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drumline.inspect.cost.kernels import fused
+from drumline.inspect.cost.kernels import Kernel, fused
 from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape, closing
 
 _VIEWS = {"bitcast", "copy", "opt-barrier", "reshape", "domain", "add-dependency"}
@@ -102,21 +102,27 @@ class _Lives:
         return self.known[computation.name]
 
     def _peak(self, computation: Computation) -> _Peak:
-        unseen = self._within_kernels(computation)
+        kernels = fused(computation, self.module)
+        unseen = _within(kernels)
         buffers: dict[str, list[_Buffer]] = {}
         for one in computation.instructions:
             buffers[one.name] = self._buffers(one, computation, buffers, unseen)
-        if computation is self.module.entry:
-            for number, buffer in enumerate(buffers[computation.root.name]):
-                buffer.size = 0 if number in self.donated else buffer.size
         last = {}
         for at, one in enumerate(computation.instructions):
             for name in (one.name, *one.operands):
                 for buffer in buffers.get(name, ()):
                     last[id(buffer)] = at
+        order = {one.name: at for at, one in enumerate(computation.instructions)}
+        for kernel in kernels:
+            ends = max(order[one.name] for one in kernel.instructions)
+            for name in kernel.takes:  # all of it is there while the kernel runs
+                for buffer in buffers.get(name, ()):
+                    last[id(buffer)] = max(last[id(buffer)], ends)
         end = len(computation.instructions)
-        for buffer in buffers[computation.root.name]:
+        for number, buffer in enumerate(buffers[computation.root.name]):
             last[id(buffer)] = end
+            if computation is self.module.entry and number in self.donated:
+                buffer.size = 0
         return self._sweep(computation, buffers, last)
 
     def _sweep(
@@ -150,12 +156,6 @@ class _Lives:
         ]
         return max(peaks, key=lambda peak: peak.size, default=_Peak())
 
-    def _within_kernels(self, computation: Computation) -> set[str]:
-        """Values that no kernel writes to memory."""
-        kernels = fused(computation, self.module)
-        every = {one.name for kernel in kernels for one in kernel.instructions}
-        return every - {name for kernel in kernels for name in kernel.writes}
-
     def _buffers(
         self,
         one: Instruction,
@@ -181,6 +181,12 @@ class _Lives:
         where = one.place.scope or one.place.op_name.rpartition("/")[2] or one.opcode
         at_line = f" at {one.place.short}" if one.place.source else ""
         return [_Buffer(array.bytes, f"{where}{at_line}") for array in one.shape.arrays()]
+
+
+def _within(kernels: list[Kernel]) -> set[str]:
+    """Values that no kernel writes to memory."""
+    every = {one.name for kernel in kernels for one in kernel.instructions}
+    return every - {name for kernel in kernels for name in kernel.writes}
 
 
 def _count(shape: Shape) -> int:

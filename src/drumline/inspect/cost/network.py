@@ -32,10 +32,10 @@ class Laid:
     """How many devices of one chip it runs over."""
 
     def __str__(self) -> str:
-        """In words: `a ring of 16`, `a line of 4 × a line of 2`."""
+        """In words: `ring of 16`, `line of 4 × line of 2`."""
         parts = [f"{self.slices} slices"] if self.slices > 1 else []
-        parts += [f"the {self.cores} cores of a chip"] if self.cores > 1 else []
-        parts += [f"a {'ring' if line.wraps else 'line'} of {line.length}" for line in self.lines]
+        parts += [f"{self.cores} cores of a chip"] if self.cores > 1 else []
+        parts += [f"{'ring' if line.wraps else 'line'} of {line.length}" for line in self.lines]
         return " × ".join(parts) or "one device"
 
 
@@ -154,8 +154,12 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
         laid: the numbers of the torus' dimensions that an axis is to take, by name.
 
     Raises:
-        Mistake: an axis does not fit.
+        Mistake: an axis does not fit, or one is told of that the mesh has not.
     """
+    told = laid or {}
+    for name in told:
+        if name not in mesh:
+            raise Mistake(f"laid= tells where mesh axis {name} lies, and the mesh is {shown(mesh)}")
     sizes = {name: size for name, size in mesh.items() if size > 1}
     if not target.torus:
         whole = {name: Laid((TorusLine(size, True),)) for name, size in sizes.items()}
@@ -163,8 +167,11 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
     found: dict[str, Laid] = {name: Laid(()) for name in mesh}
     free = {number: line for number, line in enumerate(target.torus) if line.length > 1}
     across = target.slices
+    # Slices are far apart: the axis of just that size goes between them, or else the first that
+    # has room for them, as meshes are written.
+    fits = [name for name, size in sizes.items() if size % across == 0]
+    outer = next((name for name in fits if sizes[name] == across), fits[0] if fits else None)
     cores = target.per_chip
-    told = laid or {}
     for name in sorted(sizes, key=lambda name: (name not in told, -sizes[name])):
         size = sizes[name]
         if name in told:
@@ -175,9 +182,7 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
                 )
             found[name] = Laid(lines)
             continue
-        # Slices are far apart: the mesh's first axis that has room for them goes between them.
-        first = next(iter(sizes))
-        beyond = gcd(size, across) if name == first or _too_large(size, free, cores) else 1
+        beyond = gcd(size, across) if name == outer or _too_large(size, free, cores) else 1
         size, across = size // beyond, across // beyond
         lines, free, rest = _take(size, free)
         inner = gcd(rest, cores)

@@ -23,6 +23,8 @@ class Cost:
     bound: str = ""
     """`compute`, `memory` or `overhead`."""
     flops: float = 0.0
+    at_peak: float = 0.0
+    """Seconds that its products would take at the peak of their type."""
     bytes: float = 0.0
     recomputed: bool = False
     """Whether it is done again, for a backward pass that did not keep the first result."""
@@ -62,6 +64,7 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
         seconds=seconds,
         bound=bound,
         flops=work.flops,
+        at_peak=sum(p.flops / p.peak_of_type() for p in work.products) / machine.peak_flops,
         bytes=work.moved,
         recomputed="rematted_computation" in kernel.lead.place.op_name,
         cycles=cycles,

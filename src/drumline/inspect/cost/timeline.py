@@ -143,16 +143,14 @@ class Player:
     def _called(self, lead: Instruction, within: Computation) -> TimelineEvent:
         called = lead.called()
         turns: int | None = 1
-        if lead.opcode == "while":
-            turns = trips(lead, within, self.module)
-            names = called.get("body", ())
-        else:
-            names = tuple(name for some in called.values() for name in some)
-        inner = [
-            self.play(self.module.computations[n]) for n in names if n in self.module.computations
-        ]
+        names = [name for some in called.values() for name in some]
+        known = self.module.computations
+        inner = [self.play(known[name]) for name in names if name in known]
         # Of a condition's branches, the longest.
         longest = max(inner, key=lambda line: line.seconds, default=Timeline((), 0.0))
+        if lead.opcode == "while":
+            turns = trips(lead, within, self.module)
+            longest = _turn(inner, self.network.machine.constants.operation)
         longest = replace(longest, unknown_turns=longest.unknown_turns or turns is None)
         times = 1 if turns is None else turns
         return TimelineEvent(
@@ -331,6 +329,20 @@ def _line(events: list[TimelineEvent], total: float) -> Timeline:
     unknown = any(event.inside is not None and event.inside.unknown_turns for event in events)
     kept = tuple(event for event in events if event.seconds > 0)
     return Timeline(tuple(sorted(kept, key=lambda event: event.start)), total, unknown)
+
+
+def _turn(parts: list[Timeline], start: float) -> Timeline:
+    """One turn of a loop: its condition, its body, and what it takes to begin another."""
+    events: list[TimelineEvent] = []
+    seconds = 0.0
+    for part in parts:
+        events += [
+            replace(event, start=event.start + seconds, end=event.end + seconds)
+            for event in part.events
+        ]
+        seconds += part.seconds
+    unknown = any(part.unknown_turns for part in parts)
+    return Timeline(tuple(events), seconds + start, unknown)
 
 
 def _links(timeline: Timeline) -> tuple[str, ...]:

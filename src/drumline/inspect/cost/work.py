@@ -66,9 +66,13 @@ class MatrixProduct:
         least = min(pad(a, tile) * pad(b, tile) * pad(c, rows) for a, b, c in ways)
         return 2.0 * self.batch * least
 
+    def peak_of_type(self) -> float:
+        """The peak for its type, relative to bfloat16."""
+        return 2.0 if self.dtype in _EIGHT_BITS else 1.0
+
     def speed(self, constants: Constants) -> float:
         """Relative to a plain product of bfloat16."""
-        kind = 2.0 if self.dtype in _EIGHT_BITS else 1.0
+        kind = self.peak_of_type()
         if self.dtype in ("f32", "s32"):
             kind = constants.float32
         if self.fused_attention:

@@ -34,7 +34,8 @@ _NUMPY = {
 
 def dtype_name(hlo: str) -> str:
     """The type as a JAX user writes it: `bfloat16` for `bf16`."""
-    return _NUMPY.get(hlo, f"float8_{hlo[2:]}" if hlo.startswith("f8") else hlo)
+    narrow = re.fullmatch(r"f([48])(e\w+)", hlo)
+    return _NUMPY.get(hlo, f"float{narrow[1]}_{narrow[2]}" if narrow else hlo)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,11 @@ def _lines(told: Estimate) -> Iterator[str]:
         if told.seconds and one.exposed / told.seconds >= 0.01:
             yield f"  {_waits(told, one)}"
     for operation in told.operations[:2]:
-        yield f"  {_operation(told, operation)}"
+        if operation.seconds > 0:  # a copy that is hidden keeps nothing waiting
+            yield f"  {_operation(told, operation)}"
     yield f"  {_memory(told)}"
     if told.laid:
-        laid = "; ".join(f"{axis} on {where}" for axis, where in told.laid.items())
+        laid = "; ".join(f"{axis} {where}" for axis, where in told.laid.items())
         yield f"  links: {laid}"
     yield f"  compiled by {told.compiled_by}; times are the model's, not measured"
 

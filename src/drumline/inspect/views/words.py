@@ -21,6 +21,8 @@ def size(count: float) -> str:
 def read_size(text: str | int) -> int:
     """The bytes of `8 MiB`, `1.5 GB` or `4096`; raises ValueError for anything else."""
     if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise ValueError(text)
         return text
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", str(text), re.IGNORECASE)
     if found is None:

@@ -1,0 +1,348 @@
+"""What runs as one kernel, and its FLOPs and bytes, from small programs written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.inspect.cost.constants import constants_of
+from drumline.inspect.cost.work import MatrixProduct
+from tests.inspect.cost.modules import DOT, compiled_kernels_of, computation, kernels_of, only
+
+# Products ----------------------------------------------------------------------------------------
+
+
+def test_a_product() -> None:
+    kernel = only(
+        kernels_of(f"""
+        %p = bf16[256,512] parameter(0)
+        %q = bf16[512,128] parameter(1)
+        ROOT %y = bf16[256,128] dot(%p, %q), {DOT}
+        """)
+    )
+    assert kernel.work.products == (MatrixProduct(1, 256, 512, 128, "bf16"),)
+    assert kernel.work.flops == 2 * 256 * 512 * 128
+    assert kernel.work.read == 2 * (256 * 512 + 512 * 128)
+    assert kernel.work.written == 2 * 256 * 128
+
+
+def test_a_product_of_many_matrices() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = f32[8,64,32] parameter(0)
+        %q = f32[8,16,32] parameter(1)
+        ROOT %y = f32[8,64,16] dot(%p, %q), lhs_batch_dims={0}, rhs_batch_dims={0}, \
+lhs_contracting_dims={2}, rhs_contracting_dims={2}
+        """)
+    )
+    assert kernel.work.products == (MatrixProduct(8, 64, 32, 16, "f32"),)
+
+
+def test_a_product_over_several_dimensions() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = bf16[4,8,16,32] parameter(0)
+        %q = bf16[16,32,64] parameter(1)
+        ROOT %y = bf16[4,8,64] dot(%p, %q), lhs_contracting_dims={2,3}, rhs_contracting_dims={0,1}
+        """)
+    )
+    assert kernel.work.products == (MatrixProduct(1, 32, 512, 64, "bf16"),)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "labels", "flops"),
+    [
+        # Forward: 3×3 over 16 features at each of 2·8·8 places, 32 features out.
+        ("2,8,8,16", "3,3,16,32", "2,8,8,32", "b01f_01io->b01f", 2 * (128 * 32) * (9 * 16)),
+        # Depthwise: the kernel has one feature in for each out.
+        ("2,8,8,16", "3,3,1,16", "2,8,8,16", "b01f_01io->b01f", 2 * (128 * 16) * 9),
+        # The gradient of a kernel: the batch is summed over.
+        ("16,8,8,2", "2,8,8,32", "3,3,16,32", "f01b_i01o->01bf", 2 * (9 * 16 * 32) * 128),
+    ],
+)
+def test_a_convolution(left: str, right: str, result: str, labels: str, flops: int) -> None:
+    kernel = only(
+        kernels_of(f"""
+        %p = bf16[{left}] parameter(0)
+        %q = bf16[{right}] parameter(1)
+        ROOT %y = bf16[{result}] convolution(%p, %q), window={{size=3x3 pad=1_1x1_1}}, \
+dim_labels={labels}
+        """)
+    )
+    assert kernel.work.flops == flops
+
+
+@pytest.mark.parametrize(
+    ("precision", "passes"), [("", 1), ("high,high", 3), ("highest,highest", 6)]
+)
+def test_float32_of_more_precision_takes_several_passes(precision: str, passes: int) -> None:
+    asked = f", operand_precision={{{precision}}}" if precision else ""
+    kernel = only(
+        kernels_of(f"""
+        %p = f32[2048,2048] parameter(0)
+        %q = f32[2048,2048] parameter(1)
+        ROOT %y = f32[2048,2048] dot(%p, %q), {DOT}{asked}
+        """)
+    )
+    (product,) = kernel.work.products
+    constants = constants_of("v5e")
+    assert product.speed(constants) == pytest.approx(1 / passes)
+    # A GPU's float32 is TF32, at half the speed of bfloat16.
+    assert product.speed(constants_of("H200")) == pytest.approx(0.5 / passes)
+    assert product.flops == 2 * 2048**3
+
+
+def test_bfloat16_takes_one_pass_whatever_is_asked() -> None:
+    kernel = only(
+        kernels_of(f"""
+        %p = bf16[256,256] parameter(0)
+        ROOT %y = bf16[256,256] dot(%p, %p), {DOT}, operand_precision={{highest,highest}}
+        """)
+    )
+    assert kernel.work.products[0].speed(constants_of("v5e")) == 1
+    assert kernel.work.read == 2 * 256 * 256, "an operand that is taken twice is read once"
+
+
+def test_eight_bits_are_twice_as_quick() -> None:
+    assert MatrixProduct(1, 8, 8, 8, "s8").speed(constants_of("v5e")) == 2
+    assert MatrixProduct(1, 8, 8, 8, "f8e4m3fn").speed(constants_of("H200")) == 2
+
+
+def test_the_unit_multiplies_whole_tiles() -> None:
+    constants = constants_of("v5e")  # 128×128, rows of 8
+    assert MatrixProduct(1, 256, 128, 512, "bf16").padded_flops(constants) == 2 * 256 * 128 * 512
+    # Whole tiles of what is held, and eight rows at a time of what passes.
+    assert MatrixProduct(1, 130, 300, 300, "bf16").padded_flops(constants) == 2 * 136 * 384 * 384
+    assert MatrixProduct(1, 1, 4096, 4096, "bf16").padded_flops(constants) == 2 * 8 * 4096 * 4096
+
+
+# What is one kernel ------------------------------------------------------------------------------
+
+
+def test_a_chain_of_elementwise_operations_is_one_kernel() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = f32[1024,1024] parameter(0)
+        %e = f32[1024,1024] exponential(%p)
+        %m = f32[1024,1024] multiply(%e, %p)
+        ROOT %y = f32[1024,1024] add(%m, %e)
+        """)
+    )
+    elements = 1024 * 1024
+    assert kernel.work.read == 4 * elements, "an operand that two of them take is read once"
+    assert kernel.work.written == 4 * elements
+    assert kernel.work.vector == (8 + 1 + 1) * elements
+    assert kernel.work.flops == 0
+
+
+def test_a_sum_takes_in_what_it_sums() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = f32[1024,512] parameter(0)
+        %zero = f32[] constant(0)
+        %e = f32[1024,512] multiply(%p, %p)
+        ROOT %y = f32[1024] reduce(%e, %zero), dimensions={1}, to_apply=%sum
+        """)
+    )
+    assert kernel.lead.opcode == "reduce"
+    assert kernel.work.read == 4 * 1024 * 512 + 4
+    assert kernel.work.written == 4 * 1024
+
+
+def test_a_softmax_is_two_kernels_of_which_each_computes_the_exponential() -> None:
+    kernels = kernels_of("""
+    %p = f32[1024,512] parameter(0)
+    %zero = f32[] constant(0)
+    %m = f32[1024,512] multiply(%p, %p)
+    %s = f32[1024] reduce(%m, %zero), dimensions={1}, to_apply=%sum
+    %b = f32[1024,512] broadcast(%s), dimensions={0}
+    ROOT %y = f32[1024,512] divide(%m, %b)
+    """)
+    assert [kernel.lead.opcode for kernel in kernels] == ["reduce", "divide"]
+    # Cheap enough to be computed twice, it goes through memory in neither.
+    assert [kernel.work.written for kernel in kernels] == [4 * 1024, 4 * 1024 * 512]
+    assert kernels[1].work.read == 4 * 1024 * 512 + 4 * 1024
+
+
+def test_a_costly_value_that_two_kernels_need_is_computed_once() -> None:
+    kernels = kernels_of("""
+    %p = f32[1024,512] parameter(0)
+    %zero = f32[] constant(0)
+    %e = f32[1024,512] exponential(%p)
+    %s = f32[1024] reduce(%e, %zero), dimensions={1}, to_apply=%sum
+    %b = f32[1024,512] broadcast(%s), dimensions={0}
+    ROOT %y = f32[1024,512] divide(%e, %b)
+    """)
+    assert [kernel.lead.opcode for kernel in kernels] == ["exponential", "reduce", "divide"]
+    assert kernels[0].work.written == 4 * 1024 * 512
+
+
+def test_a_value_that_has_room_on_the_chip_does_not_go_through_memory() -> None:
+    lines = f"""
+    %p = bf16[256,512] parameter(0)
+    %q = bf16[512,128] parameter(1)
+    %r = bf16[128,64] parameter(2)
+    %h = bf16[256,128] dot(%p, %q), {DOT}
+    ROOT %y = bf16[256,64] dot(%h, %r), {DOT}
+    """
+    size = 2 * 256 * 128
+    for room, through in ((0.0, size), (float(size), 0)):
+        first, second = kernels_of(lines, on_chip=room)
+        assert first.work.written == through
+        assert second.work.read == through + 2 * 128 * 64
+
+
+def test_an_epilogue_belongs_to_its_product() -> None:
+    kernel = only(
+        kernels_of(f"""
+        %p = bf16[256,512] parameter(0)
+        %q = bf16[512,128] parameter(1)
+        %bias = bf16[128] parameter(2)
+        %y = bf16[256,128] dot(%p, %q), {DOT}
+        %b = bf16[256,128] broadcast(%bias), dimensions={{1}}
+        %s = bf16[256,128] add(%y, %b)
+        ROOT %t = bf16[256,128] tanh(%s)
+        """)
+    )
+    assert kernel.lead.opcode == "dot"
+    assert kernel.work.read == 2 * (256 * 512 + 512 * 128 + 128)
+    assert kernel.work.written == 2 * 256 * 128
+    assert kernel.work.vector == (1 + 12) * 256 * 128
+
+
+def test_conversions_of_operands_belong_to_the_product() -> None:
+    kernel = only(
+        kernels_of(f"""
+        %p = f32[256,512] parameter(0)
+        %q = bf16[128,512] parameter(1)
+        %c = bf16[256,512] convert(%p)
+        %t = bf16[512,128] transpose(%q), dimensions={{1,0}}
+        ROOT %y = bf16[256,128] dot(%c, %t), {DOT}
+        """)
+    )
+    assert kernel.work.read == 4 * 256 * 512 + 2 * 512 * 128
+
+
+def test_costly_work_on_an_operand_runs_before_the_product() -> None:
+    kernels = kernels_of(f"""
+    %p = bf16[256,512] parameter(0)
+    %q = bf16[512,128] parameter(1)
+    %e = bf16[256,512] exponential(%p)
+    ROOT %y = bf16[256,128] dot(%e, %q), {DOT}
+    """)
+    assert [kernel.lead.opcode for kernel in kernels] == ["exponential", "dot"]
+    assert kernels[0].work.written == 2 * 256 * 512
+
+
+def test_a_sum_over_a_product_is_a_kernel_of_its_own() -> None:
+    kernels = kernels_of(f"""
+    %p = f32[256,512] parameter(0)
+    %q = f32[512,128] parameter(1)
+    %zero = f32[] constant(0)
+    %y = f32[256,128] dot(%p, %q), {DOT}
+    ROOT %s = f32[256] reduce(%y, %zero), dimensions={{1}}, to_apply=%sum
+    """)
+    assert [kernel.lead.opcode for kernel in kernels] == ["dot", "reduce"]
+
+
+def test_each_product_of_a_running_sum_adds_itself() -> None:
+    kernels = kernels_of(f"""
+    %p = f32[256,512] parameter(0)
+    %q = f32[512,128] parameter(1)
+    %r = f32[512,128] parameter(2)
+    %s = f32[512,128] parameter(3)
+    %a = f32[256,128] dot(%p, %q), {DOT}
+    %b = f32[256,128] dot(%p, %r), {DOT}
+    %c = f32[256,128] dot(%p, %s), {DOT}
+    %ab = f32[256,128] add(%a, %b)
+    ROOT %abc = f32[256,128] add(%ab, %c)
+    """)
+    assert [len(kernel.work.products) for kernel in kernels] == [1, 1, 1]
+    assert [sum(one.opcode == "add" for one in k.instructions) for k in kernels] == [0, 1, 1]
+    out = 4 * 256 * 128
+    taken = 4 * (256 * 512 + 512 * 128)
+    assert [kernel.work.read for kernel in kernels] == [taken, taken + out, taken + out]
+    assert all(kernel.work.written == out for kernel in kernels)
+
+
+# Slices and updates ------------------------------------------------------------------------------
+
+
+def test_a_slice_reads_only_itself() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = f32[64,1024,1024] parameter(0)
+        %i = s32[] parameter(1)
+        %zero = s32[] constant(0)
+        %s = f32[1,1024,1024] dynamic-slice(%p, %i, %zero, %zero), \
+dynamic_slice_sizes={1,1024,1024}
+        ROOT %n = f32[1,1024,1024] negate(%s)
+        """)
+    )
+    size = 4 * 1024 * 1024
+    assert kernel.work.read == pytest.approx(size, abs=16)
+    assert kernel.work.written == size
+
+
+def test_an_update_writes_only_itself() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = f32[64,1024,1024] parameter(0)
+        %u = f32[1,1024,1024] parameter(1)
+        %i = s32[] parameter(2)
+        %zero = s32[] constant(0)
+        %n = f32[1,1024,1024] negate(%u)
+        ROOT %d = f32[64,1024,1024] dynamic-update-slice(%p, %n, %i, %zero, %zero)
+        """)
+    )
+    size = 4 * 1024 * 1024
+    assert kernel.work.read == pytest.approx(size, abs=16)
+    assert kernel.work.written == size
+
+
+FUSED_SLICE = computation(
+    "sliced",
+    """
+    %a = f32[64,1024] parameter(0)
+    %i = s32[] parameter(1)
+    %zero = s32[] constant(0)
+    %s = f32[1,1024] dynamic-slice(%a, %i, %zero), dynamic_slice_sizes={1,1024}
+    ROOT %n = f32[1,1024] negate(%s)
+    """,
+)
+FUSED_UPDATE = computation(
+    "updated",
+    """
+    %a = f32[64,1024] parameter(0)
+    %u = f32[1,1024] parameter(1)
+    %i = s32[] parameter(2)
+    %zero = s32[] constant(0)
+    ROOT %d = f32[64,1024] dynamic-update-slice(%a, %u, %i, %zero)
+    """,
+)
+
+
+def test_a_compiled_fusion_reads_and_writes_as_its_slices_do() -> None:
+    sliced, updated = compiled_kernels_of(
+        """
+        %p = f32[64,1024] parameter(0)
+        %i = s32[] parameter(1)
+        %s = f32[1,1024] fusion(%p, %i), kind=kLoop, calls=%sliced
+        ROOT %d = f32[64,1024] fusion(%p, %s, %i), kind=kLoop, calls=%updated
+        """,
+        FUSED_SLICE,
+        FUSED_UPDATE,
+    )
+    row = 4 * 1024
+    assert (sliced.work.read, sliced.work.written) == (row + 4, row)
+    assert (updated.work.read, updated.work.written) == (row + 4, row)
+
+
+def test_what_a_compiler_placed_on_the_chip_costs_no_bandwidth() -> None:
+    kernel = only(
+        compiled_kernels_of(f"""
+        %p = bf16[256,512]{{1,0:T(8,128)(2,1)S(1)}} parameter(0)
+        %q = bf16[512,128]{{1,0:T(8,128)(2,1)}} parameter(1)
+        ROOT %y = bf16[256,128]{{1,0:T(8,128)(2,1)S(1)}} dot(%p, %q), {DOT}
+        """)
+    )
+    assert (kernel.work.read, kernel.work.written) == (2 * 512 * 128, 0)

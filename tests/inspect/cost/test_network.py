@@ -1,0 +1,347 @@
+"""How meshes lie on slices, and the collectives' times against the scaling book's formulas."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.chips import UnknownName, chip
+from drumline.inspect.cost.constants import constants_of
+from drumline.inspect.cost.machines import TorusLine, check_fits, machine
+from drumline.inspect.cost.network import Laid, Network, lay
+from drumline.inspect.mistakes import Mistake
+
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+MIB = 2**20
+
+
+def laid_out(mesh: dict[str, int], on: str) -> dict[str, str]:
+    return {name: str(where) for name, where in lay(mesh, machine(on)).axes.items()}
+
+
+def one_way(name: str) -> float:
+    """Bytes per second over one link in one direction, as collectives reach it."""
+    return chip(name).link_bandwidth * constants_of(name).link
+
+
+@pytest.mark.parametrize(
+    ("on", "mesh", "where"),
+    [
+        ("v5litepod-8", {"X": 2, "Y": 4}, {"X": "line of 2", "Y": "line of 4"}),
+        ("v5litepod-8", {"X": 4, "Y": 2}, {"X": "line of 4", "Y": "line of 2"}),
+        ("v5litepod-8", {"X": 8}, {"X": "line of 2 × line of 4"}),
+        ("v5litepod-8", {"X": 8, "Y": 1}, {"X": "line of 2 × line of 4", "Y": "one device"}),
+        ("v6e-256", {"X": 16, "Y": 16}, {"X": "ring of 16", "Y": "ring of 16"}),
+        ("v6e-256", {"X": 256}, {"X": "ring of 16 × ring of 16"}),
+        # A part of a ring is a line: its ends are not joined.
+        ("v6e-256", {"X": 4, "Y": 64}, {"X": "line of 4", "Y": "ring of 16 × line of 4"}),
+        (
+            "v6e-256",
+            {"X": 8, "Y": 8, "Z": 4},
+            {"X": "line of 8", "Y": "line of 8", "Z": "line of 2 × line of 2"},
+        ),
+        ("v5p-16", {"X": 2, "Y": 4}, {"X": "line of 2", "Y": "line of 2 × line of 2"}),
+        ("v5p-128", {"X": 4, "Y": 4, "Z": 4}, dict.fromkeys("XYZ", "ring of 4")),
+        ("v5p-128", {"X": 4, "Y": 16}, {"X": "ring of 4", "Y": "ring of 4 × ring of 4"}),
+        (
+            "v5p-128",
+            {"X": 8, "Y": 8},
+            {"X": "ring of 4 × line of 2", "Y": "line of 2 × ring of 4"},
+        ),
+        # JAX shows two devices for each chip of these.
+        ("v2-8", {"X": 2, "Y": 4}, {"X": "2 cores of a chip", "Y": "line of 2 × line of 2"}),
+        ("v2-8", {"X": 8}, {"X": "2 cores of a chip × line of 2 × line of 2"}),
+        (
+            "tpu7x-128",
+            {"X": 8, "Y": 32},
+            {"X": "2 cores of a chip × ring of 4", "Y": "ring of 4 × ring of 8"},
+        ),
+        (
+            "2xv6e-256",
+            {"data": 2, "model": 256},
+            {"data": "2 slices", "model": "ring of 16 × ring of 16"},
+        ),
+        ("2xv6e-256", {"data": 512}, {"data": "2 slices × ring of 16 × ring of 16"}),
+        # The mesh's first axis goes between the slices, whichever is longer.
+        (
+            "2xv6e-256",
+            {"X": 16, "Y": 32},
+            {"X": "2 slices × line of 8", "Y": "ring of 16 × line of 2"},
+        ),
+    ],
+)
+def test_a_mesh_lies_on_whole_dimensions_where_it_can(
+    on: str, mesh: dict[str, int], where: dict[str, str]
+) -> None:
+    assert laid_out(mesh, on) == where
+
+
+@pytest.mark.parametrize(
+    ("on", "devices"),
+    [
+        ("v5litepod-8", 8),
+        ("v6e-256", 256),
+        ("2xv6e-256", 512),
+        ("v5p-128", 64),
+        ("v2-8", 8),
+        ("tpu7x-8", 16),
+        ("8xH200", 8),
+        ("H200", 1),
+    ],
+)
+def test_how_many_devices_a_machine_has(on: str, devices: int) -> None:
+    assert machine(on).devices == devices
+
+
+def test_the_two_cores_of_a_chip_share_what_it_has() -> None:
+    whole, half = chip("v2"), machine("v2-8")
+    assert half.peak_flops == whole.peak_bf16_flops / 2
+    assert half.memory == whole.hbm_bytes / 2
+    assert half.memory_bandwidth == whole.hbm_bandwidth / 2
+    assert half.link == pytest.approx(one_way("v2") / 2)
+
+
+def test_a_mesh_of_chips_takes_both_cores_as_one_device() -> None:
+    assert check_fits(machine("v2-8"), {"X": 4}, 4).per_chip == 1
+    assert check_fits(machine("v5p-16"), {"X": 8}, 8).per_chip == 1
+    assert check_fits(machine("v5p-16"), {"X": 16}, 16).per_chip == 2
+
+
+@pytest.mark.parametrize(
+    ("on", "devices"), [("v5litepod-8", 16), ("8xH200", 4), ("2xv6e-256", 256)]
+)
+def test_a_mesh_of_another_size_is_refused(on: str, devices: int) -> None:
+    with pytest.raises(Mistake) as refusal:
+        check_fits(machine(on), {"X": devices}, devices)
+    said = str(refusal.value)
+    assert f"the mesh X={devices} has {devices} devices" in said
+    assert on in said
+
+
+@pytest.mark.parametrize(
+    ("on", "mesh", "axis"),
+    [
+        ("v5litepod-8", {"X": 3, "Y": 2}, "X=3"),
+        ("v6e-256", {"X": 2, "Y": 512}, "Y=512"),
+        ("v5p-128", {"X": 3}, "X=3"),
+    ],
+)
+def test_an_axis_that_does_not_fit_is_refused(on: str, mesh: dict[str, int], axis: str) -> None:
+    with pytest.raises(Mistake, match=f"mesh axis {axis} of .* does not fit on {on}, whose chips"):
+        lay(mesh, machine(on))
+
+
+def test_an_axis_lies_where_it_is_told_to() -> None:
+    on = machine("v5p-64")  # 2×4×4
+    assert str(lay({"X": 4, "Y": 8}, on).axes["Y"]) == "line of 2 × line of 4"
+    told = lay({"X": 8, "Y": 4}, on, {"X": (0, 2), "Y": (1,)})
+    assert {name: str(where) for name, where in told.axes.items()} == {
+        "X": "line of 2 × line of 4",
+        "Y": "line of 4",
+    }
+    rest = lay({"X": 8, "Y": 4}, on, {"Y": (2,)})
+    assert str(rest.axes["X"]) == "line of 2 × line of 4"
+
+
+@pytest.mark.parametrize(
+    "told", [{"X": (0,)}, {"X": (1, 2)}, {"X": (7,)}, {"X": (0, 1), "Y": (1,)}, {"Q": (0,)}]
+)
+def test_what_is_told_must_hold_the_axis(told: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(Mistake, match="mesh axis"):
+        lay({"X": 8, "Y": 4}, machine("v5p-64"), told)
+
+
+@pytest.mark.parametrize("name", ["v9-8", "0xv6e-256", "8xH2O0", "", "x", "v5litepod-7"])
+def test_there_is_no_such_machine(name: str) -> None:
+    with pytest.raises(UnknownName) as refusal:
+        machine(name)
+    assert "\n" not in str(refusal.value)
+
+
+# Times -------------------------------------------------------------------------------------------
+
+RING = lay({"X": 16, "Y": 16}, machine("v6e-256"))
+LINE = lay({"X": 2, "Y": 4}, machine("v5litepod-8"))
+SLICES = lay({"data": 2, "X": 16, "Y": 16}, machine("2xv6e-256"))
+
+
+def latency(name: str, hops: int) -> float:
+    return constants_of(name).collective + hops * constants_of(name).hop
+
+
+def test_an_all_gather_on_a_ring_uses_both_directions() -> None:
+    shard = 64 * MIB
+    whole = 16 * shard
+    # V / W with the link's both directions, less the shard that each device has already.
+    expected = whole * 15 / 16 / (2 * one_way("v6e")) + latency("v6e", 8)
+    assert RING.seconds("all-gather", shard, ["X"]) == pytest.approx(expected)
+
+
+def test_an_all_gather_over_two_rings_uses_twice_the_links() -> None:
+    shard = 4 * MIB
+    expected = 256 * shard * 255 / 256 / (4 * one_way("v6e")) + latency("v6e", 16)
+    assert RING.seconds("all-gather", shard, ["X", "Y"]) == pytest.approx(expected)
+
+
+def test_an_all_gather_on_a_line_has_one_link_at_its_ends() -> None:
+    shard = 64 * MIB
+    expected = 3 * shard / one_way("v5e") + latency("v5e", 3)
+    assert LINE.seconds("all-gather", shard, ["Y"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("network", "over", "members"),
+    [
+        (RING, ("X",), 16),
+        (RING, ("X", "Y"), 256),
+        (LINE, ("Y",), 4),
+        (LINE, ("X", "Y"), 8),
+        (SLICES, ("data",), 2),
+        (SLICES, ("data", "X"), 32),
+        (lay({"X": 8}, machine("v2-8")), ("X",), 8),
+        (lay({"X": 2, "Y": 4}, machine("v2-8")), ("X",), 2),
+        (lay({"X": 8}, machine("8xH200")), ("X",), 8),
+    ],
+)
+def test_a_reduce_scatter_takes_as_long_and_an_all_reduce_twice(
+    network: Network, over: tuple[str, ...], members: int
+) -> None:
+    whole = 512.0 * MIB
+    gather = network.seconds("all-gather", whole / members, over)
+    assert network.seconds("reduce-scatter", whole, over) == pytest.approx(gather)
+    start = network.machine.constants.collective
+    if not network.machine.torus:
+        start += network.machine.constants.hop
+    assert network.seconds("all-reduce", whole, over) - start == pytest.approx(2 * (gather - start))
+
+
+@pytest.mark.parametrize(
+    ("network", "axis", "length", "quarters"), [(RING, "X", 16, 1), (LINE, "Y", 4, 2)]
+)
+def test_an_all_to_all_takes_a_quarter_of_an_all_gather(
+    network: Network, axis: str, length: int, quarters: int
+) -> None:
+    taken = 64.0 * MIB
+    name = network.machine.chip.name
+    # The book: V / (4·W) with W both ways and V the whole array; on a line twice that.
+    expected = quarters * taken * length / (4 * 2 * one_way(name))
+    hops = length // 2 if quarters == 1 else length - 1
+    seconds = network.seconds("all-to-all", taken, [axis])
+    assert seconds == pytest.approx(expected + latency(name, hops))
+
+
+def test_a_permute_uses_one_link_in_one_direction() -> None:
+    taken = 64.0 * MIB
+    ring = taken / one_way("v6e") + latency("v6e", 1)
+    assert RING.seconds("collective-permute", taken, ["X"]) == pytest.approx(ring)
+    # From the last device of a line to the first, it passes all the others.
+    line = taken / one_way("v5e") + latency("v5e", 3)
+    assert LINE.seconds("collective-permute", taken, ["Y"]) == pytest.approx(line)
+
+
+def test_small_messages_take_the_latency() -> None:
+    for kind, hops in (("all-gather", 8), ("reduce-scatter", 8), ("all-reduce", 16)):
+        assert RING.seconds(kind, 1, ["X"]) == pytest.approx(latency("v6e", hops), rel=1e-3)
+    assert LINE.seconds("all-gather", 1, ["Y"]) == pytest.approx(latency("v5e", 3), rel=1e-3)
+
+
+@pytest.mark.parametrize(("whole", "measured"), [(34e6, 680e-6), (128e3, 8e-6)])
+def test_what_the_book_measured_on_an_axis_of_four(whole: float, measured: float) -> None:
+    assert LINE.seconds("all-gather", whole / 4, ["Y"]) == pytest.approx(measured, rel=0.1)
+
+
+def test_between_slices_the_data_centre_network_carries_it() -> None:
+    dcn = 1.25e10 * constants_of("v6e").link
+    taken = 256.0 * MIB
+    start = constants_of("v6e").collective
+    assert SLICES.seconds("all-gather", taken, ["data"]) == pytest.approx(start + taken / dcn)
+    assert SLICES.seconds("all-reduce", taken, ["data"]) == pytest.approx(start + taken / dcn)
+    assert SLICES.seconds("collective-permute", taken, ["data"]) == pytest.approx(
+        start + taken / dcn
+    )
+    # Summed within the slice first, only a part goes between them.
+    inside = SLICES.seconds("all-reduce", taken, ["X"])
+    both = SLICES.seconds("all-reduce", taken, ["data", "X"])
+    assert both == pytest.approx(inside + taken / 16 / dcn)
+    assert both < inside + SLICES.seconds("all-reduce", taken, ["data"])
+
+
+def test_gpus_talk_through_a_switch() -> None:
+    network = lay({"X": 8}, machine("8xH200"))
+    link = chip("H200").link_bandwidth * constants_of("H200").link
+    start = constants_of("H200").collective + constants_of("H200").hop
+    taken = 64.0 * MIB
+    for kind, factor in (
+        ("all-gather", 7.0),
+        ("reduce-scatter", 7 / 8),
+        ("all-to-all", 7 / 8),
+        ("all-reduce", 14 / 8),
+        ("collective-permute", 1.0),
+    ):
+        assert network.seconds(kind, taken, ["X"]) == pytest.approx(start + factor * taken / link)
+
+
+def test_the_cores_of_a_chip_are_nearer_than_its_neighbours() -> None:
+    network = lay({"X": 2, "Y": 4}, machine("v2-8"))
+    taken = 64.0 * MIB
+    within = taken / one_way("v2") + latency("v2", 1)
+    assert network.seconds("all-gather", taken, ["X"]) == pytest.approx(within)
+    assert network.seconds("all-gather", taken / 2, ["Y"]) > within
+
+
+def test_an_axis_of_one_device_costs_nothing() -> None:
+    network = lay({"X": 8, "Y": 1}, machine("v5litepod-8"))
+    assert all(network.seconds(kind, 1e9, ["Y"]) == 0 for kind in KINDS)
+
+
+# Which links ------------------------------------------------------------------------------------
+
+
+def test_axes_have_links_of_their_own() -> None:
+    assert not set(RING.resources(["X"])) & set(RING.resources(["Y"]))
+    assert set(RING.resources(["X", "Y"])) == {*RING.resources(["X"]), *RING.resources(["Y"])}
+    assert set(SLICES.resources(["data"])) == {"dcn"}
+    assert "dcn" in SLICES.resources(["data", "X"])
+    assert lay({"X": 8}, machine("8xH200")).resources(["X"]) == ("nvlink",)
+
+
+def test_a_permute_on_a_ring_leaves_the_other_direction_free() -> None:
+    assert not set(RING.resources(["X"], "up")) & set(RING.resources(["X"], "down"))
+    assert set(LINE.resources(["Y"], "up")) == set(LINE.resources(["Y"], "down"))
+
+
+# Properties -------------------------------------------------------------------------------------
+
+sizes = st.integers(min_value=0, max_value=2**36)
+lengths = st.lists(st.sampled_from((2, 3, 4, 8, 16)), min_size=1, max_size=3)
+
+
+def joined(lengths: list[int], wraps: bool) -> Network:
+    lines = tuple(TorusLine(length, wraps) for length in lengths)
+    return Network(machine("v6e-256"), {"X": Laid(lines)})
+
+
+@given(kind=st.sampled_from(KINDS), lengths=lengths, wraps=st.booleans(), few=sizes, many=sizes)
+def test_more_bytes_take_longer(
+    kind: str, lengths: list[int], wraps: bool, few: int, many: int
+) -> None:
+    few, many = sorted((few, many))
+    network = joined(lengths, wraps)
+    assert network.seconds(kind, few, ["X"]) <= network.seconds(kind, many, ["X"])
+
+
+@given(kind=st.sampled_from(KINDS), lengths=lengths, taken=sizes)
+def test_a_ring_is_never_slower_than_a_line(kind: str, lengths: list[int], taken: int) -> None:
+    ring, line = joined(lengths, True), joined(lengths, False)
+    assert ring.seconds(kind, taken, ["X"]) <= line.seconds(kind, taken, ["X"])
+
+
+@given(kind=st.sampled_from(KINDS), taken=sizes, slices=st.sampled_from((2, 4, 8)))
+def test_the_data_centre_network_is_never_quicker(kind: str, taken: int, slices: int) -> None:
+    inside = Network(machine("v6e-256"), {"X": Laid((TorusLine(slices, True),))})
+    across = Network(machine("v6e-256"), {"X": Laid((), slices)})
+    start = constants_of("v6e").collective
+    hops = slices * constants_of("v6e").hop
+    assert across.seconds(kind, taken, ["X"]) + hops >= inside.seconds(kind, taken, ["X"])
+    assert across.seconds(kind, taken, ["X"]) >= start

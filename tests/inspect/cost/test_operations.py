@@ -1,0 +1,168 @@
+"""Kernels that somebody wrote, a GPU's libraries, and the seconds of single kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.inspect.cost.kernels import Kernel
+from drumline.inspect.cost.machines import machine
+from drumline.inspect.cost.operations import kernel_cost
+from drumline.inspect.cost.work import MatrixProduct
+from tests.inspect.cost.modules import DOT, compiled_kernels_of, kernels_of, only
+
+# Written kernels ---------------------------------------------------------------------------------
+
+
+def attention(scope: str) -> list[Kernel]:
+    named = f'metadata={{op_name="jit(f)/{scope}/dot_general"}}'
+    batch = "lhs_batch_dims={0}, rhs_batch_dims={0}"
+    return kernels_of(f"""
+    %q = bf16[8,1024,64] parameter(0)
+    %k = bf16[8,1024,64] parameter(1)
+    %v = bf16[8,1024,64] parameter(2)
+    %s = f32[8,1024,1024] dot(%q, %k), {batch}, lhs_contracting_dims={{2}}, \
+rhs_contracting_dims={{2}}, {named}
+    %e = f32[8,1024,1024] exponential(%s), {named}
+    %p = bf16[8,1024,1024] convert(%e), {named}
+    ROOT %y = bf16[8,1024,64] dot(%p, %v), {batch}, lhs_contracting_dims={{2}}, \
+rhs_contracting_dims={{1}}, {named}
+    """)
+
+
+def test_what_passes_within_a_written_kernel_stays_on_the_chip() -> None:
+    kernels = attention("kernel[flash_attention]")
+    assert {kernel.written_in for kernel in kernels} == {"flash_attention"}
+    size = 2 * 8 * 1024 * 64
+    assert sum(kernel.work.read for kernel in kernels) == 3 * size
+    assert sum(kernel.work.written for kernel in kernels) == size
+    assert sum(kernel.work.flops for kernel in kernels) == 2 * 2 * 8 * 1024 * 1024 * 64
+
+
+def test_a_written_kernel_says_how_much_of_the_work_it_does() -> None:
+    whole, half = (
+        attention("kernel[flash_attention]"),
+        attention("kernel[flash_attention work=0.5]"),
+    )
+    for before, after in zip(whole, half, strict=True):
+        assert after.work.flops == before.work.flops / 2
+        assert after.work.vector == before.work.vector / 2
+        assert after.work.moved == before.work.moved
+
+
+def test_without_the_scope_the_scores_go_through_memory() -> None:
+    kernels = attention("attention")
+    assert not any(kernel.written_in for kernel in kernels)
+    assert sum(kernel.work.moved for kernel in kernels) > 2 * 4 * 8 * 1024 * 1024
+
+
+# A GPU's libraries -------------------------------------------------------------------------------
+
+
+def test_a_library_s_product() -> None:
+    kernel = only(
+        compiled_kernels_of("""
+        %p = bf16[256,512] parameter(0)
+        %q = bf16[512,128] parameter(1)
+        ROOT %y = (bf16[256,128], s8[1024]) custom-call(%p, %q), \
+custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
+{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],\
+"rhs_batch_dimensions":[]}}}
+        """)
+    )
+    assert kernel.work.products == (MatrixProduct(1, 256, 512, 128, "bf16"),)
+    assert kernel.work.read == 2 * (256 * 512 + 512 * 128)
+
+
+def test_a_library_s_product_of_many_matrices() -> None:
+    kernel = only(
+        compiled_kernels_of("""
+        %p = bf16[8,64,32] parameter(0)
+        %q = bf16[8,32,16] parameter(1)
+        ROOT %y = (bf16[8,64,16], s8[1024]) custom-call(%p, %q), \
+custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":\
+{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"],\
+"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}
+        """)
+    )
+    assert kernel.work.products == (MatrixProduct(8, 64, 32, 16, "bf16"),)
+
+
+@pytest.mark.parametrize(
+    ("target", "mask", "flops"),
+    [
+        ("__cudnn$fmhaSoftmax", "NO_MASK", 2 * 2 * 4 * 12 * 1024 * 1024 * 64),
+        ("__cudnn$fmhaSoftmax", "CAUSAL", 2 * 4 * 12 * 1024 * 1024 * 64),
+        ("__cudnn$fmhaSoftmaxBackward", "NO_MASK", 5 * 2 * 4 * 12 * 1024 * 1024 * 64),
+    ],
+)
+def test_a_library_s_attention(target: str, mask: str, flops: int) -> None:
+    kernel = only(
+        compiled_kernels_of(f"""
+        %q = bf16[4,1024,12,64] parameter(0)
+        %k = bf16[4,1024,12,64] parameter(1)
+        %v = bf16[4,1024,12,64] parameter(2)
+        ROOT %y = (bf16[4,12,1024,64], u8[0]) custom-call(%q, %k, %v), \
+custom_call_target="{target}", backend_config={{"cudnn_fmha_backend_config":\
+{{"mask_type":"{mask}"}}}}
+        """)
+    )
+    assert kernel.work.flops == flops
+    assert all(product.fused_attention for product in kernel.work.products)
+
+
+# Seconds -----------------------------------------------------------------------------------------
+
+
+def test_a_large_product_is_bound_by_computing() -> None:
+    kernel = only(
+        kernels_of(f"""
+        %p = bf16[8192,8192] parameter(0)
+        ROOT %y = bf16[8192,8192] dot(%p, %p), {DOT}
+        """)
+    )
+    on = machine("v5litepod-8")
+    told = kernel_cost(kernel, on, scheduled=False)
+    multiplying = 2 * 8192**3 / (1.97e14 * 0.98)
+    loading = 2 * 2 * 8192**2 / (8.2e11 * 0.92)
+    assert told.bound == "compute"
+    assert told.kind == "matmul"
+    assert told.seconds == pytest.approx(multiplying + 0.25 * loading + 0.3e-6)
+
+
+def test_an_addition_is_bound_by_memory() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = f32[8192,8192] parameter(0)
+        ROOT %y = f32[8192,8192] add(%p, %p)
+        """)
+    )
+    told = kernel_cost(kernel, machine("v5litepod-8"), scheduled=False)
+    loading = 2 * 4 * 8192**2 / (8.2e11 * 0.92)
+    computing = 8192**2 / (4096 * 1.5e9)
+    assert told.bound == "memory"
+    assert told.kind == "elementwise"
+    assert told.seconds == pytest.approx(loading + 0.25 * computing + 0.3e-6)
+
+
+def test_a_little_work_is_bound_by_starting_it_and_a_handful_of_numbers_is_free() -> None:
+    for size, bound in (("64,64", "overhead"), ("8", "")):
+        kernel = only(
+            kernels_of(f"""
+            %p = f32[{size}] parameter(0)
+            ROOT %y = f32[{size}] add(%p, %p)
+            """)
+        )
+        told = kernel_cost(kernel, machine("v5litepod-8"), scheduled=False)
+        assert told.bound == bound
+        assert (told.seconds > 0) == bool(bound)
+
+
+def test_what_is_computed_again_is_marked() -> None:
+    kernel = only(
+        kernels_of(f"""
+        %p = bf16[256,256] parameter(0)
+        ROOT %y = bf16[256,256] dot(%p, %p), {DOT}, \
+metadata={{op_name="jit(f)/transpose(jvp)/rematted_computation/dot_general"}}
+        """)
+    )
+    assert kernel_cost(kernel, machine("v5litepod-8"), scheduled=False).recomputed

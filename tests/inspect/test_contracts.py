@@ -1,0 +1,172 @@
+"""`expect_communication`: what a contract allows, what it forbids, and what it says when broken."""
+
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from drumline.inspect import Mistake, UnexpectedCommunication, expect_communication
+from tests.inspect.expected import Built
+from tests.inspect.meshes import mesh_of, shape_on
+
+KIB = 1024
+ROWS_AND_COLUMNS = P("X", "Y")
+
+
+def built(body: Any, out: P = ROWS_AND_COLUMNS) -> Built:
+    """A body under shard_map on X=2,Y=4, given a float32 shard of 32×32: 4 KiB."""
+    mesh = mesh_of((2, 4))
+    function = jax.shard_map(body, mesh=mesh, in_specs=P("X", "Y"), out_specs=out, check_vma=False)
+    return Built(function, (shape_on(mesh, (64, 128), P("X", "Y")),), mesh)
+
+
+def gathers(x: jax.Array) -> jax.Array:
+    """Over Y: each device sends three shards of 4 KiB."""
+    return jnp.sin(lax.all_gather(x, "Y", axis=1, tiled=True))
+
+
+def gathers_and_sums(x: jax.Array) -> jax.Array:
+    whole = lax.all_gather(x, "Y", axis=1, tiled=True)
+    return jnp.sin(whole) + lax.psum(x.sum(), ("X", "Y"))
+
+
+def gathers_in_a_loop(x: jax.Array) -> jax.Array:
+    def turn(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.sin(lax.all_gather(x, "Y", axis=1, tiled=True))[:, :32], None
+
+    return lax.scan(turn, x, length=5)[0]
+
+
+GATHERS = built(gathers, P("X", None))
+BOTH = built(gathers_and_sums, P("X", None))
+LOOP = built(gathers_in_a_loop)
+
+
+def expect(program: Built, **contract: Any) -> Any:
+    return expect_communication(program.function, *program.arguments, mesh=program.mesh, **contract)
+
+
+@pytest.mark.parametrize(
+    "allow",
+    [
+        {"all-gather": {"Y": "12 KiB"}},
+        {"all-gather": {"Y": 12 * KIB}},
+        {"all-gather": {"Y": "12.288 kB"}},
+        {"all-gather": {"Y": None}},
+        {"all-gather": {("Y",): "12 KiB"}},
+        {"all-gather": "12 KiB"},
+        {"all-gather": None},
+        ["all-gather"],
+        "all-gather",
+        {"all-gather": {"Y": "12 KiB"}, "all-reduce": "1 GiB"},
+    ],
+)
+def test_what_is_allowed_passes_and_is_returned(allow: Any) -> None:
+    report = expect(GATHERS, allow=allow)
+    (found,) = report.collectives
+    assert (found.kind, found.axes, found.total) == ("all-gather", ("Y",), 12 * KIB)
+
+
+@pytest.mark.parametrize(
+    ("allow", "says"),
+    [
+        ((), "all-gather over Y of float32, 12 KiB, at "),
+        ({}, "is not allowed"),
+        (["all-reduce"], "is not allowed"),
+        ({"all-gather": {"X": "1 GiB"}}, "all-gather over Y"),
+        ({"all-gather": {"X,Y": "1 GiB"}}, "is not allowed"),
+        (
+            {"all-gather": {"Y": "12287 B"}},
+            "all-gather over Y: 12 KiB a device, and 12 KiB are allowed",
+        ),
+        ({"all-gather": {"Y": "8 KiB"}}, "12 KiB a device, and 8 KiB are allowed"),
+        ({"all-gather": 8 * KIB}, "all-gather: 12 KiB a device, and 8 KiB are allowed"),
+        ({"all-gather": {"Y": 0}}, "0 B are allowed"),
+    ],
+)
+def test_what_is_not_allowed_fails_with_the_line_and_the_table(allow: Any, says: str) -> None:
+    with pytest.raises(UnexpectedCommunication) as broken:
+        expect(GATHERS, allow=allow)
+    said = str(broken.value)
+    assert says in said
+    assert "test_contracts.py:" in said.splitlines()[0] + said.splitlines()[1]
+    assert "KIND" in said, "the whole table"
+
+
+def test_it_is_an_assertion_as_pytest_has_them() -> None:
+    assert issubclass(UnexpectedCommunication, AssertionError)
+
+
+def test_several_axes_at_once_are_written_in_any_order() -> None:
+    for axes in ("X,Y", "Y, X", ("X", "Y"), ("Y", "X")):
+        report = expect(BOTH, allow={"all-gather": None, "all-reduce": {axes: "1 KiB"}})
+        assert {found.kind for found in report.collectives} == {"all-gather", "all-reduce"}
+    with pytest.raises(UnexpectedCommunication, match=r"all-reduce over X and Y .* is not allowed"):
+        expect(BOTH, allow={"all-gather": None, "all-reduce": {"X": "1 KiB"}})
+
+
+@pytest.mark.parametrize("forbid", ["all-to-all", ["all-to-all", "collective-permute"]])
+def test_what_is_not_forbidden_passes(forbid: Any) -> None:
+    assert len(expect(BOTH, forbid=forbid).collectives) == 2
+
+
+@pytest.mark.parametrize(
+    ("forbid", "kinds"),
+    [
+        ("all", {"all-gather", "all-reduce"}),
+        ("all-gather", {"all-gather"}),
+        (["all-gather", "all-to-all"], {"all-gather"}),
+        (("all-reduce",), {"all-reduce"}),
+    ],
+)
+def test_what_is_forbidden_fails_with_a_line_for_each(forbid: Any, kinds: set[str]) -> None:
+    with pytest.raises(UnexpectedCommunication) as broken:
+        expect(BOTH, forbid=forbid)
+    lines = str(broken.value).partition("\n\n")[0].splitlines()
+    assert all(line.endswith("is forbidden") for line in lines)
+    assert {line.split()[0] for line in lines} == kinds
+
+
+def test_a_program_that_is_silent_passes_every_contract() -> None:
+    silent = built(jnp.sin)
+    assert expect(silent, forbid="all").collectives == ()
+    assert expect(silent, allow=()).collectives == ()
+    assert expect(silent, allow={"all-gather": 0}).sent == 0
+
+
+def test_the_turns_of_a_loop_are_added_up() -> None:
+    expect(LOOP, allow={"all-gather": {"Y": "60 KiB"}})
+    with pytest.raises(UnexpectedCommunication) as broken:
+        expect(LOOP, allow={"all-gather": {"Y": "59 KiB"}})
+    said = str(broken.value)
+    assert "all-gather over Y: 60 KiB a device, and 59 KiB are allowed" in said
+    assert "12 KiB × 5" in said
+
+
+@pytest.mark.parametrize(
+    ("contract", "says"),
+    [
+        ({"allow": ["allgather"]}, "'allgather' is no kind of collective; there are all-gather"),
+        ({"allow": {"all_gather": None}}, "'all_gather' is no kind"),
+        ({"forbid": "everything"}, "'everything' is no kind"),
+        ({"forbid": ["all-gather", "gossip"]}, "'gossip' is no kind"),
+        ({"allow": {"all-gather": "much"}}, "all-gather: 'much' is no size"),
+        ({"allow": {"all-gather": {"Y": "8 MiBs"}}}, "all-gather over Y: '8 MiBs' is no size"),
+        ({"allow": {"all-gather": "-1"}}, "'-1' is no size"),
+        ({"allow": {"all-gather": -1}}, "-1 is no size"),
+        ({"allow": {"all-gather": True}}, "True is no size"),
+        ({"allow": ["all-gather"], "forbid": "all"}, "either allow= or forbid="),
+    ],
+)
+def test_a_contract_that_makes_no_sense_is_refused(contract: dict[str, Any], says: str) -> None:
+    with pytest.raises(Mistake) as refusal:
+        expect(GATHERS, **contract)
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,378 @@
+"""`estimate` and `compare`, as a user calls them, on programs whose cost is known."""
+
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from drumline.chips import UnknownName, places, price, slice_of
+from drumline.inspect import Estimate, Layout, Mistake, compare, estimate
+
+MESH = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
+shape = jax.ShapeDtypeStruct
+
+
+def on_mesh(dims: tuple[int, ...], spec: P, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return shape(dims, dtype, sharding=NamedSharding(MESH, spec))
+
+
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x @ w
+
+
+def gathered(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.all_gather(x, "Y", axis=0, tiled=True) @ w
+
+
+def told_of_gathered() -> Estimate:
+    """x is gathered along Y before it is multiplied: 1024 rows of 4096 from each of four."""
+    function = jax.shard_map(
+        gathered, mesh=MESH, in_specs=(P("Y"), P()), out_specs=P(), check_vma=False
+    )
+    x, w = on_mesh((4096, 4096), P("Y")), on_mesh((4096, 4096), P())
+    return estimate(function, x, w, on="v5litepod-8", compiler="cpu")
+
+
+def one_chip(function: Any, *arguments: Any) -> Estimate:
+    return estimate(function, *arguments, on="v5litepod-1", compiler="cpu")
+
+
+def test_a_large_product_reaches_nearly_what_products_reach() -> None:
+    side = shape((8192, 8192), jnp.bfloat16)
+    told = one_chip(product, side, side)
+    assert told.bound == "compute"
+    assert told.flops == told.model_flops == 2 * 8192**3
+    assert 0.94 < told.mfu <= 0.98
+    assert told.seconds == pytest.approx(2 * 8192**3 / 1.97e14 / told.mfu)
+    assert told.communication == ()
+    assert (told.exposed, told.hidden, told.at_least, told.fits) == (0, 0, False, True)
+    assert told.memory.arguments == 2 * 2 * 8192**2
+
+
+def test_an_addition_is_bound_by_memory() -> None:
+    told = one_chip(jnp.add, *[shape((8192, 8192), jnp.float32)] * 2)
+    assert told.bound == "memory"
+    assert told.mfu == 0
+    assert told.seconds == pytest.approx(3 * 4 * 8192**2 / (8.2e11 * 0.92), rel=0.1)
+
+
+def test_many_little_operations_are_bound_by_starting_them() -> None:
+    def little(x: jax.Array) -> jax.Array:
+        for _ in range(6):
+            x = x @ x
+        return x
+
+    assert one_chip(little, shape((64, 64), jnp.float32)).bound == "overhead"
+
+
+def test_a_gather_that_a_product_needs_is_exposed() -> None:
+    told = told_of_gathered()
+    gather = 3e-6 + 3 * (1024 * 4096 * 2 / (4.5e10 * 0.9) + 1e-6)
+    (waiting,) = told.communication
+    assert (waiting.kind, waiting.axes, waiting.count) == ("all-gather", ("Y",), 1)
+    assert waiting.exposed == waiting.seconds == pytest.approx(gather)
+    assert told.exposed == pytest.approx(gather)
+    assert told.bounds["network"] == pytest.approx(gather)
+    assert told.seconds == pytest.approx(sum(told.bounds.values()))
+    assert told.laid == {"X": "line of 2", "Y": "line of 4"}
+    assert "waits for all-gather over Y at test_estimate.py" in str(told)
+
+
+def test_a_gather_that_nothing_needs_is_hidden() -> None:
+    def beside(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return lax.all_gather(x, "Y", axis=0, tiled=True), w @ w
+
+    function = jax.shard_map(
+        beside, mesh=MESH, in_specs=(P("Y"), P()), out_specs=(P(), P()), check_vma=False
+    )
+    x, w = on_mesh((512, 512), P("Y")), on_mesh((8192, 8192), P())
+    told = estimate(function, x, w, on="v5litepod-8", compiler="cpu")
+    assert told.exposed == 0
+    assert told.hidden > 0
+    assert "all hidden" in str(told)
+
+
+def test_what_is_computed_again_counts_for_time_and_not_for_mfu() -> None:
+    def block(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(jnp.tanh(x @ w) @ w), None
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.scan(jax.checkpoint(block), x, w)[0].astype(jnp.float32).sum()
+
+    x, w = shape((1024, 512), jnp.bfloat16), shape((3, 512, 512), jnp.bfloat16)
+    told = one_chip(jax.value_and_grad(loss, argnums=(0, 1)), x, w)
+    forward = 3 * 2 * (2 * 1024 * 512 * 512)
+    assert told.model_flops == 3 * forward, "forward, and twice as much backward"
+    assert told.flops == 4 * forward, "and forward again"
+    assert told.mfu == pytest.approx(told.model_flops / told.seconds / 1.97e14)
+
+
+def test_the_turns_of_a_scan_are_counted() -> None:
+    def scanned(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, w: (x @ w, None), x, w)[0]
+
+    told = one_chip(scanned, shape((512, 512), jnp.bfloat16), shape((7, 512, 512), jnp.bfloat16))
+    assert told.flops == 7 * 2 * 512**3
+    assert not told.at_least
+
+
+def test_a_loop_of_unknown_length_is_said_to_take_at_least() -> None:
+    def searched(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: x.sum() < 1e6, lambda x: x @ x, x)
+
+    told = one_chip(searched, shape((512, 512), jnp.float32))
+    assert told.at_least
+    assert "at least" in str(told).splitlines()[0]
+
+
+def test_what_does_not_fit_is_said() -> None:
+    told = one_chip(jnp.add, *[shape((65536, 65536), jnp.float32)] * 2)
+    assert not told.fits
+    assert told.memory.arguments == 2 * 4 * 65536**2
+    assert "does NOT fit" in str(told)
+
+
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
+def test_the_memory_of_a_step_is_near_the_compiler_s_own_account(donated: tuple[int, ...]) -> None:
+    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in weights:
+                h = jnp.tanh(h @ w)
+            return (h**2).sum()
+
+        slopes = jax.grad(loss)(weights)
+        return [w - 0.1 * slope for w, slope in zip(weights, slopes, strict=True)]
+
+    weights, x = [shape((256, 256), jnp.float32)] * 6, shape((1024, 256), jnp.float32)
+    function = jax.jit(step, donate_argnums=donated)
+    account: Any = function.lower(weights, x).compile().memory_analysis()
+    told = one_chip(function, weights, x).memory
+    assert told.arguments == account.argument_size_in_bytes
+    assert told.outputs == pytest.approx(
+        account.output_size_in_bytes - account.alias_size_in_bytes, abs=64
+    )
+    assert told.temporaries == pytest.approx(account.temp_size_in_bytes, rel=0.25)
+
+
+@pytest.mark.parametrize("of", [told_of_gathered, lambda: one_chip(jnp.sin, jnp.ones((8,)))])
+def test_it_is_ten_lines_at_most_and_json(of: Callable[[], Estimate]) -> None:
+    told = of()
+    lines = str(told).splitlines()
+    assert 3 <= len(lines) <= 10
+    assert lines[0].startswith(f"{told.name}: ")
+    assert told.on in lines[0]
+    again = json.loads(json.dumps(told.to_dict(), allow_nan=False))
+    assert again["seconds"] == told.seconds
+    assert again["memory"]["total"] == told.memory.total
+    assert sum(one["seconds"] for one in again["operations"]) + again["exposed_seconds"] == (
+        pytest.approx(told.seconds)
+    )
+
+
+def test_lowered_and_compiled_programs_are_estimated_too() -> None:
+    side = shape((512, 512), jnp.float32)
+    lowered = jax.jit(product).lower(side, side)
+    of_function = one_chip(product, side, side)
+    assert one_chip(lowered).flops == of_function.flops
+    assert one_chip(lowered.compile()).flops == of_function.flops
+
+
+def test_a_mesh_in_words_shards_what_it_is_told_of() -> None:
+    x: Any = partial(shape, dtype=jnp.bfloat16)
+    told = estimate(
+        product,
+        x((1024, 2048), sharding=P("X", "Y")),
+        x((2048, 8192), sharding=P(None, "Y")),
+        on="v5litepod-8",
+        mesh="X=2,Y=4",
+        compiler="cpu",
+    )
+    assert told.mesh == {"X": 2, "Y": 4}
+    assert [(one.kind, one.axes) for one in told.communication] == [("all-gather", ("Y",))]
+
+
+# Refusals ----------------------------------------------------------------------------------------
+
+
+def wrong(x: jax.Array) -> jax.Array:
+    return x @ jnp.ones((3, 3))
+
+
+REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
+    "unknown slice": (lambda: estimate(jnp.sin, 1.0, on="v9-8"), "v9-8"),
+    "no number of slices": (lambda: estimate(jnp.sin, 1.0, on="0xv6e-8"), "1 or more"),
+    "a mesh that the slice has no room for": (
+        lambda: estimate(jnp.sin, on_mesh((8, 8), P("X")), on="v5litepod-4", compiler="cpu"),
+        "the mesh X=2,Y=4 has 8 devices and v5litepod-4 has 4",
+    ),
+    "one device on a slice of eight": (
+        lambda: estimate(jnp.sin, shape((8,), jnp.float32), on="v5litepod-8", compiler="cpu"),
+        "has 1 device and v5litepod-8 has 8",
+    ),
+    "a mesh that does not divide the arguments": (
+        lambda: estimate(
+            jnp.sin,
+            jax.ShapeDtypeStruct((10, 8), jnp.float32, sharding=P("Y")),
+            on="v5litepod-8",
+            mesh="X=2,Y=4",
+        ),
+        "argument 1 of shape (10, 8): dimension 0 of 10 does not divide by the 4 devices along Y",
+    ),
+    "a function that does not trace": (
+        lambda: one_chip(wrong, shape((4, 4), jnp.float32)),
+        "wrong does not trace: TypeError",
+    ),
+    "no function": (lambda: one_chip(3, shape((4,), jnp.float32)), "3 is no function"),
+    "a mesh that is none": (
+        lambda: estimate(jnp.sin, 1.0, on="v5litepod-8", mesh="2x4"),
+        "the mesh '2x4': write each axis as NAME=SIZE",
+    ),
+    "the TPU's compiler where it is not": (
+        lambda: estimate(jnp.sin, 1.0, on="v5litepod-1", compiler="tpu"),
+        "the TPU's compiler is not installed here",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.inspect.compiling.programs.has_tpu_compiler", lambda: False)
+    call, says = REFUSALS[name]
+    with pytest.raises((Mistake, UnknownName)) as refusal:
+        call()
+    said = str(refusal.value)
+    assert says in said
+    assert "\n" not in said
+    assert "Traceback" not in said
+
+
+def test_a_function_that_does_not_trace_is_told_with_its_own_line() -> None:
+    with pytest.raises(Mistake, match=r"at .*test_estimate\.py:\d+$"):
+        one_chip(wrong, shape((4, 4), jnp.float32))
+
+
+# Comparisons -------------------------------------------------------------------------------------
+
+
+def data_parallel(devices: int) -> tuple[Any, ...]:
+    """Rows of x over all devices, w on every one of them."""
+    mesh = AbstractMesh((devices,), ("X",), (AxisType.Auto,))
+    x = shape((4096, 4096), jnp.bfloat16, sharding=NamedSharding(mesh, P("X")))
+    return x, shape((4096, 4096), jnp.bfloat16, sharding=NamedSharding(mesh, P()))
+
+
+def contracted(devices: int) -> tuple[Any, ...]:
+    """What is summed over lies on all devices: the terms are summed over the network."""
+    mesh = AbstractMesh((devices,), ("X",), (AxisType.Auto,))
+    x = shape((4096, 4096), jnp.bfloat16, sharding=NamedSharding(mesh, P(None, "X")))
+    return x, shape((4096, 4096), jnp.bfloat16, sharding=NamedSharding(mesh, P("X")))
+
+
+BOTH = {"data": data_parallel, "contracted": contracted}
+
+
+def test_layouts_made_for_a_number_of_devices_are_ordered_by_time() -> None:
+    told = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
+    assert len(told.choices) == 4
+    seconds = [choice.estimate.seconds for choice in told.choices if choice.estimate is not None]
+    assert seconds == sorted(seconds)
+    assert told.best is not None
+    assert (told.best.layout, told.best.on) == ("data", "v5litepod-8")
+    exposed = {c.layout: c.estimate.exposed for c in told.choices if c.estimate is not None}
+    assert exposed["data"] == 0
+    assert exposed["contracted"] > 0
+    lines = str(told).splitlines()
+    assert len(lines) == 1 + 4 + 1
+    json.dumps(told.to_dict(), allow_nan=False)
+
+
+def test_the_cheapest_is_by_the_dollars_of_a_call() -> None:
+    told = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
+    found = slice_of("v5litepod-8")
+    listed = [price(found, place.zone, "spot") for place in places(found)]
+    rate = min(one.per_chip_hour for one in listed if one is not None) * 8 / 3600
+    by_name = {(choice.layout, choice.on): choice for choice in told.choices}
+    one = by_name["data", "v5litepod-8"]
+    assert one.estimate is not None
+    assert one.dollars is not None
+    assert one.dollars == pytest.approx(rate * one.estimate.seconds)
+    priced = [choice.dollars for choice in told.choices if choice.dollars is not None]
+    assert told.cheapest is not None
+    assert told.cheapest.dollars == min(priced)
+    dearer = compare(product, BOTH, "v5litepod-8", tier="on-demand", compiler="cpu")
+    assert dearer.best is not None
+    assert dearer.best.dollars is not None
+    assert dearer.best.dollars > one.dollars
+    assert "on-demand" in str(dearer)
+
+
+def test_what_does_not_fit_comes_behind_what_does_and_what_does_not_go_last() -> None:
+    def large(devices: int) -> tuple[Any, ...]:
+        del devices
+        return (shape((65536, 65536), jnp.bfloat16),) * 2
+
+    def fails(*_: jax.Array) -> jax.Array:
+        raise ValueError("this layout has none")
+
+    small = (shape((4096, 4096), jnp.float32),) * 2
+    told = compare(
+        jnp.add,
+        {
+            "broken": Layout("broken", small, function=fails),
+            "large": large,
+            "small": small,
+        },
+        "v5litepod-1",
+        compiler="cpu",
+    )
+    assert [choice.layout for choice in told.choices] == ["small", "large", "broken"]
+    assert told.best is told.choices[0]
+    assert told.choices[1].estimate is not None
+    assert not told.choices[1].estimate.fits
+    assert told.choices[2].estimate is None
+    assert "this layout has none" in told.choices[2].why
+    assert "broken on v5litepod-1: fails does not trace" in str(told)
+
+
+def test_where_nothing_fits_there_is_no_best() -> None:
+    large = (shape((65536, 65536), jnp.bfloat16),) * 2
+    told = compare(jnp.add, {"large": large}, "v5litepod-1", compiler="cpu")
+    assert told.best is None
+    assert told.cheapest is None
+
+
+def test_a_layout_that_fits_one_slice_alone_is_told_so() -> None:
+    told = compare(
+        product, [Layout("four", data_parallel(4))], ["v5litepod-8", "v5litepod-4"], compiler="cpu"
+    )
+    assert [choice.on for choice in told.choices] == ["v5litepod-4", "v5litepod-8"]
+    assert "has 4 devices and v5litepod-8 has 8" in told.choices[1].why
+
+
+@pytest.mark.parametrize(
+    ("layouts", "on", "tier", "says"),
+    [
+        ({}, ["v5litepod-4"], "spot", "nothing to compare"),
+        (BOTH, [], "spot", "nothing to compare"),
+        (BOTH, ["v9-8"], "spot", "v9-8"),
+        (BOTH, ["v5litepod-4"], "gratis", "gratis"),
+    ],
+)
+def test_a_comparison_that_makes_no_sense_is_refused(
+    layouts: dict[str, Any], on: list[str], tier: str, says: str
+) -> None:
+    with pytest.raises((Mistake, UnknownName), match=says) as refusal:
+        compare(product, layouts, on, tier=tier)
+    assert "\n" not in str(refusal.value)

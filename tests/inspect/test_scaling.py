@@ -1,0 +1,170 @@
+"""Programs for more devices than can be compiled for: told from fewer, as if compiled directly."""
+
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from drumline.inspect import Communication, Estimate, Mistake, communication, estimate
+from drumline.inspect.compiling import programs
+from drumline.inspect.compiling.scaling import shorter_meshes
+from tests.inspect.expected import told_counts
+
+shape = jax.ShapeDtypeStruct
+
+
+def mesh_of(**sizes: int) -> AbstractMesh:
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
+
+
+def on(mesh: AbstractMesh, dims: tuple[int, ...], *spec: Any) -> jax.ShapeDtypeStruct:
+    return shape(dims, jnp.bfloat16, sharding=NamedSharding(mesh, P(*spec)))
+
+
+Built = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def gathers_weights(mesh: AbstractMesh) -> Built:
+    """Rows of the batch and of every layer's weights over X, a scan over three layers."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0].astype(jnp.float32).sum()
+
+    function = jax.jit(
+        jax.value_and_grad(loss),
+        out_shardings=(NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "X"))),
+    )
+    return function, (on(mesh, (3, 512, 512), None, "X"), on(mesh, (4096, 512), "X"))
+
+
+def splits_features(mesh: AbstractMesh) -> Built:
+    """The batch over X, and the inner features over Y."""
+
+    def block(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ up) @ down
+
+    function = jax.jit(block, out_shardings=NamedSharding(mesh, P("X")))
+    arguments = (
+        on(mesh, (2048, 256), "X"),
+        on(mesh, (256, 512), None, "Y"),
+        on(mesh, (512, 256), "Y"),
+    )
+    return function, arguments
+
+
+def both(build: Callable[[AbstractMesh], Built], mesh: AbstractMesh) -> tuple[Any, ...]:
+    function, arguments = build(mesh)
+    sent = communication(function, *arguments, compiler="cpu")
+    told = estimate(function, *arguments, on="v5p-256", compiler="cpu")
+    return sent, told
+
+
+@pytest.mark.parametrize(
+    ("build", "mesh"),
+    [(gathers_weights, mesh_of(X=128)), (splits_features, mesh_of(X=32, Y=4))],
+    ids=["weights gathered over 128", "features split over 32×4"],
+)
+def test_it_is_told_as_if_it_had_been_compiled(
+    build: Callable[[AbstractMesh], Built], mesh: AbstractMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct: Communication
+    direct_told: Estimate
+    direct, direct_told = both(build, mesh)
+    assert direct.collectives
+    assert "and told from there" not in direct.compiled_by
+    monkeypatch.setattr(programs, "MOST_DEVICES", 64)
+    carried, told = both(build, mesh)
+    assert "and told from there" in carried.compiled_by
+    assert (carried.devices, carried.mesh) == (direct.devices, direct.mesh)
+    found, expected = (report.to_dict()["collectives"] for report in (carried, direct))
+    assert told_counts(found) == told_counts(expected)
+    assert [one["group"] for one in found] == [one["group"] for one in expected]
+    assert carried.sent == direct.sent
+    assert told.seconds == direct_told.seconds
+    assert told.bounds == direct_told.bounds
+    assert told.flops == direct_told.flops
+    assert told.exposed == direct_told.exposed
+    assert told.memory == direct_told.memory
+
+
+def refused(function: Any, *arguments: Any) -> str:
+    with pytest.raises(Mistake) as refusal:
+        communication(function, *arguments, compiler="cpu")
+    said = str(refusal.value)
+    assert "\n" not in said
+    return said
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MOST_DEVICES", 64)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_program_that_says_what_each_device_has_is_refused() -> None:
+    mesh = mesh_of(X=128)
+    function = jax.shard_map(lambda x: lax.psum(x, "X"), mesh=mesh, in_specs=P("X"), out_specs=P())
+    assert "shard_map fixes what each device has" in refused(function, on(mesh, (256, 8), "X"))
+
+
+@pytest.mark.usefixtures("few")
+def test_a_program_that_xla_shards_in_another_way_is_refused() -> None:
+    mesh = mesh_of(X=128)
+
+    # Rows that 16 devices divide, and more do not: beyond, they have to be padded or moved.
+    def rows(x: jax.Array) -> jax.Array:
+        y = x.reshape(-1, 24, 64)
+        y = lax.with_sharding_constraint(y, NamedSharding(mesh, P(None, "X")))
+        return lax.with_sharding_constraint(y.sum(0), NamedSharding(mesh, P("X")))
+
+    said = refused(jax.jit(rows), on(mesh, (128 * 24, 64), "X"))
+    assert said.startswith("XLA makes different programs for X=16 and X=64")
+
+
+@pytest.mark.usefixtures("few")
+def test_a_mesh_without_a_long_axis_is_refused() -> None:
+    mesh = mesh_of(X=8, Y=4, Z=4)
+
+    def summed(x: jax.Array) -> jax.Array:
+        return x.sum()
+
+    function = jax.jit(summed, out_shardings=NamedSharding(mesh, P()))
+    said = refused(function, on(mesh, (64, 64), "X", "Y"))
+    assert said.startswith("the mesh X=8,Y=4,Z=4 has 128 devices, more than the 64")
+
+
+def test_the_longest_axis_is_shortened_to_what_divides_it() -> None:
+    assert shorter_meshes({"X": 1024, "Y": 4}, 2048) == [
+        {"X": 128, "Y": 4},
+        {"X": 256, "Y": 4},
+        {"X": 512, "Y": 4},
+    ]
+    assert [mesh["X"] for mesh in shorter_meshes({"X": 4480}, 2048)] == [640, 896, 1120]
+    with pytest.raises(Mistake, match="no axis that can be shortened enough"):
+        shorter_meshes({"X": 4099}, 2048)
+
+
+@pytest.mark.parametrize("wanted", [4096, 8960])
+def test_a_whole_pod_is_told(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the data's layout fixes: the sum of a gradient over every device."""
+    monkeypatch.setattr(programs, "MOST_DEVICES", 256)
+    mesh = mesh_of(X=wanted)
+
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.einsum("bd,bf->df", x, w)
+
+    function = jax.jit(product, out_shardings=NamedSharding(mesh, P()))
+    x = on(mesh, (wanted * 8, 64), "X")
+    report = communication(function, x, x, compiler="cpu")
+    (found,) = report.collectives
+    assert (found.kind, found.group, report.devices) == ("all-reduce", wanted, wanted)
+    assert found.sent == 2 * (wanted - 1) * (64 * 64 * 2) // wanted
