@@ -15,6 +15,7 @@ from typing import Any
 
 from drumline.inspect.hlo.groups import axes_of, read_groups, read_pairs
 from drumline.inspect.hlo.loops import trips
+from drumline.inspect.hlo.places import SourcePlace
 from drumline.inspect.hlo.text import BITS, Computation, Instruction, Module, Shape, dtype_name
 
 KINDS = {
@@ -238,9 +239,9 @@ def _collective(
     start = place.start or (
         (instruction, within) if instruction.opcode.endswith("-start") else None
     )
-    origin = instruction.place
-    if not origin.op_name and start is not None:
-        origin = start[0].place
+    origin = start[0].place if start and not instruction.place.source else instruction.place
+    if not origin.source:
+        origin = _asked_for_by(instruction, within) or origin
     return Collective(
         kind=kind,
         axes=over,
@@ -256,6 +257,30 @@ def _collective(
         group=group,
         name=instruction.name,
     )
+
+
+NEAR = 4
+"""How far from a collective without a line of its own its reason is looked for."""
+
+
+def _asked_for_by(instruction: Instruction, within: Computation) -> SourcePlace | None:
+    """Where what takes the result comes from, or else what makes it: XLA may name neither."""
+    for near in (_users, _makers):
+        here = [instruction]
+        for _ in range(NEAR):
+            here = [other for one in here for other in near(one, within)]
+            found = next((one.place for one in here if one.place.source), None)
+            if found is not None:
+                return found
+    return None
+
+
+def _users(one: Instruction, within: Computation) -> Sequence[Instruction]:
+    return within.users.get(one.name, ())
+
+
+def _makers(one: Instruction, within: Computation) -> Sequence[Instruction]:
+    return [within.by_name[name] for name in one.operands if name in within.by_name]
 
 
 def _types(
