@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from drumline.inspect.hlo.executions import Found, walk
 from drumline.inspect.hlo.groups import axes_of, read_groups, read_pairs
-from drumline.inspect.hlo.loops import trips
 from drumline.inspect.hlo.places import SourcePlace
 from drumline.inspect.hlo.text import BITS, Computation, Instruction, Module, Shape, dtype_name
 
@@ -79,38 +79,6 @@ class Collective:
             "group": self.group,
             "name": self.name,
         }
-
-
-@dataclass(frozen=True)
-class Executions:
-    """How often an instruction runs in one call of the program."""
-
-    count: int = 1
-    at_least: bool = False
-    conditional: bool = False
-
-    def looped(self, turns: int | None) -> Executions:
-        """Within a loop; None is an unknown number of turns."""
-        return Executions(
-            self.count * (1 if turns is None else turns),
-            self.at_least or turns is None,
-            self.conditional,
-        )
-
-    def maybe(self) -> Executions:
-        """Within a branch."""
-        return Executions(self.count, self.at_least, True)
-
-
-@dataclass(frozen=True)
-class Found:
-    """An instruction, where it stands, and how often it runs."""
-
-    instruction: Instruction
-    within: Computation
-    executions: Executions
-    start: tuple[Instruction, Computation] | None = None
-    """The `async-start`, or fusion that starts it, where it stands in a computation of its own."""
 
 
 def collectives_of(
@@ -319,42 +287,6 @@ def _narrows(value: Instruction) -> bool:
 def _steps(value: Instruction) -> str:
     """The operations of a fusion, which XLA names after them."""
     return value.name if value.opcode == "fusion" else value.opcode
-
-
-def walk(module: Module) -> Iterator[Found]:
-    """Every instruction that runs, in order, with how often it does."""
-    yield from _walk(module, module.entry, Executions(), None)
-
-
-def _walk(
-    module: Module,
-    computation: Computation,
-    executions: Executions,
-    start: tuple[Instruction, Computation] | None,
-) -> Iterator[Found]:
-    for instruction in computation.instructions:
-        yield Found(instruction, computation, executions, start)
-        called = instruction.called()
-        match instruction.opcode:
-            case "while":
-                turns = trips(instruction, computation, module)
-                inside, names = executions.looped(turns), called.get("body", ())
-                # The condition is asked once more than the body runs.
-                asked = executions.looped(None if turns is None else turns + 1)
-                for name in called.get("condition", ()):
-                    if name in module.computations:
-                        yield from _walk(module, module.computations[name], asked, start)
-            case "conditional":
-                inside = executions.maybe()
-                names = tuple(name for some in called.values() for name in some)
-            case "call" | "fusion" | "async-start" | "custom-call":
-                inside, names = executions, called.get("calls", ()) + called.get("to_apply", ())
-            case _:
-                continue
-        begun = (instruction, computation) if instruction.opcode == "async-start" else start
-        for name in names:
-            if name in module.computations:
-                yield from _walk(module, module.computations[name], inside, begun)
 
 
 def _between(start: Instruction, within: Computation) -> Iterator[str]:
