@@ -241,7 +241,7 @@ class TestPicture:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "PIL", None)
-        with pytest.raises(Mistake, match=r"pip install 'pillow>=10\.1'"):
+        with pytest.raises(Mistake, match=r"pip install 'drumline\[inspect\]'"):
             told(line()).save_png(tmp_path / "nothing.png")
 
     def test_another_ending_is_a_mistake(self, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def pillow() -> Any:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
         raise Mistake(
-            "a picture is drawn with Pillow, which is not installed: pip install 'drumline[inspect]'"
+            "pictures are drawn with Pillow, which is not installed: "
+            "pip install 'drumline[inspect]'"
         ) from None
     return Image, ImageDraw, ImageFont
 
