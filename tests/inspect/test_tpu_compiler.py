@@ -160,7 +160,7 @@ def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
         assert (found.kind, found.axes, found.sent) == ("collective-permute", ("Y",), 512 * 1024)
         assert found.asynchronous
         assert len(found.between) == 1
-    assert "does not overlap" not in str(told)
+    assert "overlaps nothing" not in str(told)
 
 
 def test_its_schedule_cycles_and_memory_are_what_counts(stand_in: StandIn) -> None:

@@ -79,10 +79,7 @@ class Communication:
             return "\n".join(lines)
         lines += ["", *self._table()]
         if not self.overlap_known:
-            lines += [
-                "",
-                "This compiler does not overlap: estimate() says what a slice would hide.",
-            ]
+            lines += ["", NO_OVERLAP]
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
@@ -105,18 +102,7 @@ class Communication:
             [kind, axes, dtype, sent, f"{sign}{count:,}", size(total), hidden, source, scope]
             for (kind, axes, dtype, sent, hidden, sign, source, scope), (count, total) in ordered
         ]
-        headings = [
-            "KIND",
-            "AXES",
-            "DTYPE",
-            "SENT",
-            "TIMES",
-            "TOTAL",
-            "MEANWHILE",
-            "SOURCE",
-            "SCOPE",
-        ]
-        lines = table(headings, cells[:LISTED], right="   rrr")
+        lines = table(HEADINGS, cells[:LISTED], right="   rrr")
         if len(cells) > LISTED:
             lines.append(f"and {len(cells) - LISTED:,} more, which send less: see to_dict()")
         return lines

@@ -33,7 +33,7 @@ class Waiting:
     """How long they run."""
     exposed: float
     """How long the device waits for them."""
-    sent: float
+    taken: float
     """Bytes that each device enters them with."""
 
 
@@ -138,7 +138,7 @@ class Estimate:
                     "count": one.count,
                     "seconds": one.seconds,
                     "exposed_seconds": one.exposed,
-                    "bytes": one.sent,
+                    "bytes": one.taken,
                 }
                 for one in self.communication
             ],
@@ -294,7 +294,7 @@ class _Totals:
                 count=sum(times for _, times in events),
                 seconds=sum(event.seconds * times for event, times in events),
                 exposed=sum(event.exposed * times for event, times in events),
-                sent=sum(event.cost.bytes * times for event, times in events),
+                taken=sum(event.cost.bytes * times for event, times in events),
             )
             for (kind, axes, source, scope), events in self._places.items()
             if axes is not None

@@ -167,9 +167,7 @@ _NOT_THE_USERS = ("/jax/", "/drumline/inspect/")
 def told(wrong: BaseException) -> str:
     """An exception in one line, with the line of the user's code that it comes from."""
     frames = traceback.extract_tb(wrong.__traceback__)
-    own = [
-        f for f in frames if "/jax/" not in f.filename and "/drumline/inspect/" not in f.filename
-    ]
+    own = [f for f in frames if not any(part in f.filename for part in _NOT_THE_USERS)]
     place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
     lines = [line.strip() for line in str(wrong).splitlines() if line.strip()]
     return f"{type(wrong).__name__}: {lines[0][:300] if lines else ''}{place}"

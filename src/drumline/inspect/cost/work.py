@@ -9,7 +9,7 @@ from functools import reduce
 from math import ceil, log2, prod
 
 from drumline.inspect.cost.constants import Constants
-from drumline.inspect.hlo.text import BITS, Computation, Instruction, Module, Shape
+from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape
 
 # Operations whose units multiply in float32 do so in several passes of bfloat16, or slower units.
 _EIGHT_BITS = {"s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e4m3fnuz", "f8e5m2fnuz", "s4", "u4"}
@@ -301,8 +301,3 @@ def _written_by(inner: Computation, shape: Shape) -> float:
         else:
             total += _in_memory(array)
     return total
-
-
-def width(dtype: str) -> int:
-    """Bits of an element."""
-    return BITS.get(dtype, 32)
