@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from drumline.inspect import Communication, Estimate, Mistake, communication, estimate
 from drumline.inspect.examples import Example, example, examples
-from drumline.inspect.examples.registry import Built
+from drumline.inspect.examples.program import Built
 from tests.inspect.expected import (
     Expected,
     all_gather,

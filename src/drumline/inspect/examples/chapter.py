@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect.examples.registry import Build, Built, Example
+from drumline.inspect.examples.program import Build, Built, Example
 from drumline.parallel import (
     allgather_matmul,
     expert_matmul,

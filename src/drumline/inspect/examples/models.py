@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect.examples.registry import Built, Example
+from drumline.inspect.examples.program import Built, Example
 from drumline.models import LM, MLP, llama_1b3, llama_350m, vit_b16
 
 LENGTH = 2048
