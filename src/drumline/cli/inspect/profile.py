@@ -1,12 +1,12 @@
 """`drumline inspect profile`: where the time of a traced step went."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drumline.cli.options import AsJson, need_jax
 from drumline.cli.rendering.table import print_table
 from drumline.cli.rendering.text import harmless
 
@@ -32,13 +32,10 @@ def profile(
         Path | None,
         typer.Option("--estimate", metavar="FILE", help="An estimate as JSON, to compare with."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where the time of a traced step went."""
-    from drumline.inspect.mistakes import Mistake
-
-    if find_spec("jax") is None:
-        raise Mistake("jax is not installed, and this needs it: pip install 'drumline[jax]'")
+    need_jax()
     from drumline.inspect.profiles import read_profile
     from drumline.inspect.profiles.comparison import compare, read_estimate
     from drumline.inspect.profiles.report import summary
