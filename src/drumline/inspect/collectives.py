@@ -105,6 +105,8 @@ def collectives_of(
         kind = KINDS.get(_base(place.instruction.opcode))
         if kind is None or place.instruction.opcode.endswith(("-done", "-update")):
             continue
+        if kind == "all-reduce" and place.fused and is_scattered(place.instruction, place.within):
+            kind = "reduce-scatter"  # as the TPU's compiler writes one
         collective = _collective(kind, place, module, meshes, widened)
         if collective is not None:
             found.append(collective)
@@ -174,6 +176,20 @@ def operand_shapes(instruction: Instruction, within: Computation) -> list[Shape]
     if _base(instruction.opcode) == "collective-permute":
         return [array for array in arrays if array.dims] or arrays[:1]
     return arrays
+
+
+def is_scattered(lead: Instruction, within: Computation) -> bool:
+    """Whether every device keeps only a part of an all-reduce's result of its own."""
+    users = within.users.get(lead.name, ())
+    seen = 0
+    while users and seen < 4:
+        if all(user.opcode == "dynamic-slice" for user in users):
+            return all(user.shape.elements < lead.shape.elements for user in users)
+        if len(users) != 1 or users[0].opcode not in ("bitcast", "copy", "convert", "reshape"):
+            return False
+        users = within.users.get(users[0].name, ())
+        seen += 1
+    return False
 
 
 def sent_bytes(kind: str, taken: int, group: int) -> int:

@@ -28,6 +28,7 @@ from drumline.inspect.compiling.meshes import (
     same_mesh,
 )
 from drumline.inspect.mistakes import Mistake
+from drumline.parallel.rings.ring import written_for
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def lower(
             placed = arguments if candidate is None else place(arguments, candidate)
             check_divides(placed)
             check_mesh(placed, given)
-            with context:
+            with context, written_for("tpu" if platform == "tpu" else "other"):
                 traced = _jitted(function).trace(*placed)
                 lowered = traced.lower(lowering_platforms=platform and (platform,))
         except Mistake:

@@ -151,6 +151,8 @@ def tpu_worker() -> Worker:
     environment = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
+        # It drives no TPU: several may compile at once, and beside a program that has the TPU.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",

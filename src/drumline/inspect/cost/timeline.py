@@ -16,6 +16,7 @@ from drumline.inspect.collectives import (
     KINDS,
     axes,
     group_size,
+    is_scattered,
     operand_shapes,
 )
 from drumline.inspect.cost.kernels import FREE, Kernel, as_compiled, fused
@@ -29,6 +30,7 @@ from drumline.inspect.hlo.text import Computation, Instruction, Module
 DEVICE = "device"
 """The resource that computes."""
 LINK_IS_FREE = -1
+PRODUCTS = ("dot", "convolution")
 COPIES = "copies"
 """The resource that copies between a device's memories, beside its computing."""
 
@@ -123,7 +125,7 @@ class Player:
         if group_size(lead, self.module.partitions) <= 1:
             return TimelineEvent(lead.name, "free", DEVICE, 0.0, 0.0, lead.place)
         taken = float(sum(shape.bytes for shape in operand_shapes(lead, within)))
-        if kind == "all-reduce" and not self.scheduled and _is_scattered(lead, within):
+        if kind == "all-reduce" and not self.scheduled and is_scattered(lead, within):
             # Every accelerator's compiler makes a reduce-scatter of this; the CPU's does not.
             kind = "reduce-scatter"
         seconds = self.network.seconds(kind, taken, over)
@@ -356,16 +358,20 @@ def _base(opcode: str) -> str:
 
 
 def _started(kernel: Kernel, module: Module) -> Kernel:
-    """What an `async-start` starts, in its place."""
+    """The collective that an `async-start` starts or that is all of a fusion, in its place."""
     lead = kernel.lead
-    if lead.opcode != "async-start":
+    if lead.opcode not in ("async-start", "fusion"):
         return kernel
     called = module.computations.get((lead.called().get("calls") or ("",))[0])
     inner = [one for one in called.instructions if one.opcode in KINDS] if called else []
-    if not inner:
+    if called is None or not inner or any(one.opcode in PRODUCTS for one in called.instructions):
         return kernel
+    opcode = inner[0].opcode
+    if lead.opcode == "fusion" and opcode == "all-reduce" and is_scattered(inner[0], called):
+        opcode = "reduce-scatter"  # as the TPU's compiler writes one
     # Its operands are the start's: the parameters of the called computation stand for them.
-    return Kernel(kernel.name, [replace(inner[0], operands=lead.operands)], takes=kernel.takes)
+    started = replace(inner[0], opcode=opcode, operands=lead.operands)
+    return Kernel(kernel.name, [started], takes=kernel.takes)
 
 
 def _direction(lead: Instruction) -> str:
@@ -375,17 +381,3 @@ def _direction(lead: Instruction) -> str:
         return ""
     up = sum(1 if target > source else -1 for source, target in pairs)
     return "up" if up > 0 else "down"
-
-
-def _is_scattered(lead: Instruction, within: Computation) -> bool:
-    """Whether every device keeps only a part of an all-reduce's result of its own."""
-    users = within.users.get(lead.name, ())
-    seen = 0
-    while users and seen < 4:
-        if all(user.opcode == "dynamic-slice" for user in users):
-            return all(user.shape.elements < lead.shape.elements for user in users)
-        if len(users) != 1 or users[0].opcode not in ("bitcast", "copy", "convert", "reshape"):
-            return False
-        users = within.users.get(users[0].name, ())
-        seen += 1
-    return False

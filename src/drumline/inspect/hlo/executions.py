@@ -39,6 +39,8 @@ class Found:
     executions: Executions
     start: tuple[Instruction, Computation] | None = None
     """The `async-start`, or fusion that starts it, where it stands in a computation of its own."""
+    fused: bool = False
+    """Whether it stands within a fusion."""
 
 
 def walk(module: Module) -> Iterator[Found]:
@@ -51,9 +53,10 @@ def _walk(
     computation: Computation,
     executions: Executions,
     start: tuple[Instruction, Computation] | None,
+    fused: bool = False,
 ) -> Iterator[Found]:
     for instruction in computation.instructions:
-        yield Found(instruction, computation, executions, start)
+        yield Found(instruction, computation, executions, start, fused)
         called = instruction.called()
         match instruction.opcode:
             case "while":
@@ -72,6 +75,7 @@ def _walk(
             case _:
                 continue
         begun = (instruction, computation) if instruction.opcode == "async-start" else start
+        within = fused or instruction.opcode == "fusion"
         for name in names:
             if name in module.computations:
-                yield from _walk(module, module.computations[name], inside, begun)
+                yield from _walk(module, module.computations[name], inside, begun, within)

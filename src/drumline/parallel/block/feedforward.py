@@ -14,7 +14,7 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.rings.gather import allgather_matmul
-from drumline.parallel.rings.loops import Direction, Loop, check_choice
+from drumline.parallel.rings.ring import Direction, Loop, check_choice
 from drumline.parallel.rings.scatter import matmul_reducescatter
 
 Layout = Literal["columns", "rows"]

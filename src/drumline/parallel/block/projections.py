@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.rings.gather import allgather_matmul
-from drumline.parallel.rings.loops import Direction, Loop
+from drumline.parallel.rings.ring import Direction, Loop
 from drumline.parallel.rings.scatter import matmul_reducescatter
 
 

@@ -41,7 +41,7 @@ from drumline.parallel.block.weights import (
     begin,
     feedforward_weights,
 )
-from drumline.parallel.rings.loops import Direction, Loop
+from drumline.parallel.rings.ring import Direction, Loop
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.einsum.labels import Axes, Labelled, Product, item_bytes
-from drumline.parallel.rings.loops import Direction, Lane, Ring
+from drumline.parallel.rings.ring import Direction, Lane, Ring
 
 Choice = Literal["local", "gather-matmul", "matmul-scatter", "matmul-allreduce", "jnp.einsum"]
 Movement = Literal[

@@ -30,8 +30,8 @@ from drumline.parallel.einsum.labels import (
 )
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
-from drumline.parallel.rings.loops import Direction, Loop, check_choice
 from drumline.parallel.rings.products import result_dtype, sum_dtype
+from drumline.parallel.rings.ring import Direction, Loop, check_choice
 from drumline.parallel.rings.scatter import matmul_reducescatter
 from drumline.parallel.varying import same_everywhere, varying_axes
 

@@ -12,20 +12,20 @@ from math import prod
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.modes import reverse_only
-from drumline.parallel.rings.loops import (
+from drumline.parallel.rings.loops import accumulate, circulate
+from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
+from drumline.parallel.rings.ring import (
     Arrival,
     Direction,
     Lane,
     Loop,
     Ring,
-    accumulate,
-    circulate,
     ring_over,
 )
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings.scatter import (
     Scattered,
     scatter_gradients,
@@ -33,7 +33,7 @@ from drumline.parallel.rings.scatter import (
     scattered_sums,
 )
 from drumline.parallel.rings.shapes import check_contraction, check_weight
-from drumline.parallel.varying import is_checked, same_everywhere, vary_alike, zeros
+from drumline.parallel.varying import empty, is_checked, same_everywhere, vary_alike
 
 
 def matmul_allreduce(
@@ -44,6 +44,7 @@ def matmul_allreduce(
     direction: Direction = "both",
     loop: Loop = "auto",
     precision: lax.PrecisionLike = None,
+    wire_dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """Multiply by row-sharded weights and sum over a mesh axis, for use inside `jax.shard_map`.
 
@@ -58,13 +59,16 @@ def matmul_allreduce(
         x: this device's shard, with any number of leading dimensions.
         w: this device's rows of the weights.
         axis_name: the mesh axis (or axes) of the ring.
-        direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
+        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
+            way.
         loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
-            rolls rings of more than two devices, which need less memory and compile time then.
+            rolls rings of more than two devices, which need less memory and compile time then, and
+            on TPUs those of more than sixteen.
         precision: of each multiplication, as `jnp.matmul` takes it.
+        wire_dtype: the type in which sums travel; None is that in which they are added, float32.
     """
     caller = "matmul_allreduce"
-    ring = ring_over(caller, axis_name, direction, loop, precision)
+    ring = ring_over(caller, axis_name, direction, loop, precision, wire_dtype)
     check_weight(caller, x, w)
     check_contraction(caller, x, w)
     checked = is_checked(axis_name)
@@ -96,7 +100,7 @@ def _allreduce(
     if ring.size == 1:
         return same_everywhere(ring.axis_name, dot(ring, x, w))
     dtype = result_dtype(x, w)
-    shares = [share.astype(dtype) for share in scattered_sums(ring, cut, x, w)]
+    shares = [share.astype(dtype) for share in scattered_sums(ring, cut, (x,), (w,))]
     return same_everywhere(ring.axis_name, _gather_shares(ring, scattered_dim(cut, x), shares))
 
 
@@ -106,13 +110,13 @@ def _gather_shares(ring: Ring, dim: int, shares: list[jax.Array]) -> jax.Array:
     shape = list(shares[0].shape)
     shape[dim] = length * ring.size
 
-    def visit(out: jax.Array, arrivals: list[Arrival]) -> jax.Array:
+    def visit(out: jax.Array | None, arrivals: list[Arrival]) -> jax.Array:
+        out = empty(tuple(shape), shares[0].dtype, shares[0]) if out is None else out
         for lane, part, source in arrivals:
             out = put(out, part, source * length + lane.start, dim)
         return out
 
-    start = zeros(tuple(shape), shares[0].dtype, shares[0])
-    return circulate(ring, ring.lanes(length), shares, visit, start)
+    return circulate(ring, ring.lanes(length), shares, visit)
 
 
 def _forward(

@@ -1,54 +1,83 @@
 """`allgather_matmul`: multiply by what the other devices hold, without gathering it.
 
 The shards of x travel round the ring; each device multiplies the shard that is passing with the
-block of weights that belongs to it. Its gradient is a matmul that scatters (for x) and a second
-tour of the shards (for w): running the ring again is cheaper than keeping what it brought.
+block of weights that belongs to it, or with a block of each of several weights. The gradient is a
+matmul that scatters (for x) and a second tour of the shards (for the weights): running the ring
+again is cheaper than keeping what it brought.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Literal, get_args
+from typing import Literal, get_args, overload
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.modes import reverse_only
-from drumline.parallel.rings.loops import (
+from drumline.parallel.rings.loops import circulate, in_turn
+from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, take
+from drumline.parallel.rings.ring import (
     Arrival,
     Direction,
     Loop,
     Ring,
     check_choice,
-    circulate,
-    in_turn,
     ring_over,
 )
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings.scatter import Scattered, scattered_dim, scattered_sums
 from drumline.parallel.rings.shapes import (
     check_contraction,
     check_gathered_columns,
     check_rows,
-    check_weight,
+    check_weights,
 )
-from drumline.parallel.varying import vary_alike, zeros
+from drumline.parallel.varying import empty, vary_alike
 
 Gathered = Literal["contraction", "rows"]
+Arrays = tuple[jax.Array, ...]
 
 
+@overload
 def allgather_matmul(
     x: jax.Array,
     w: jax.Array,
+    *,
+    axis_name: AxisName,
+    gathered: Gathered = ...,
+    direction: Direction = ...,
+    loop: Loop = ...,
+    precision: lax.PrecisionLike = ...,
+    wire_dtype: DTypeLike | None = ...,
+) -> jax.Array: ...
+@overload
+def allgather_matmul(
+    x: jax.Array,
+    w: Sequence[jax.Array],
+    *,
+    axis_name: AxisName,
+    gathered: Gathered = ...,
+    direction: Direction = ...,
+    loop: Loop = ...,
+    precision: lax.PrecisionLike = ...,
+    wire_dtype: DTypeLike | None = ...,
+) -> tuple[jax.Array, ...]: ...
+def allgather_matmul(
+    x: jax.Array,
+    w: jax.Array | Sequence[jax.Array],
     *,
     axis_name: AxisName,
     gathered: Gathered = "contraction",
     direction: Direction = "both",
     loop: Loop = "auto",
     precision: lax.PrecisionLike = None,
-) -> jax.Array:
+    wire_dtype: DTypeLike | None = None,
+) -> jax.Array | tuple[jax.Array, ...]:
     """Multiply an array that is sharded over a mesh axis, for use inside `jax.shard_map`.
 
     With Y standing for `axis_name`:
@@ -61,110 +90,143 @@ def allgather_matmul(
 
     Args:
         x: this device's shard, with any number of leading dimensions.
-        w: this device's columns of the weights.
+        w: this device's columns of the weights; or several weights, which one tour of x serves
+            (queries, keys and values, say), for as many results.
         axis_name: the mesh axis (or axes) of the ring.
         gathered: the dimension of x that is sharded over the axis.
-        direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
+        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
+            way.
         loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
-            rolls rings of more than two devices, which need less memory and compile time then.
+            rolls rings of more than two devices, which need less memory and compile time then, and
+            on TPUs those of more than sixteen.
         precision: of each multiplication, as `jnp.matmul` takes it.
+        wire_dtype: the type in which the sums of x's gradient travel; None is that in which they
+            are added, float32.
     """
     caller = "allgather_matmul"
-    ring = ring_over(caller, axis_name, direction, loop, precision)
+    ring = ring_over(caller, axis_name, direction, loop, precision, wire_dtype)
     check_choice(caller, "gathered", gathered, get_args(Gathered))
-    check_weight(caller, x, w)
-    if gathered == "contraction":
-        check_gathered_columns(caller, x, w, ring)
-    else:
-        check_rows(caller, x, "gathered='rows'")
-        check_contraction(caller, x, w)
-    x, w = reverse_only(caller, *vary_alike(axis_name, x, w))
+    weights = check_weights(caller, x, w)
+    for one in weights:
+        if gathered == "contraction":
+            check_gathered_columns(caller, x, one, ring)
+        else:
+            check_rows(caller, x, "gathered='rows'")
+            check_contraction(caller, x, one)
+    x, *varying = reverse_only(caller, *vary_alike(axis_name, x, *weights))
+    weights = tuple(varying)
     if ring.size == 1:
-        return dot(ring, x, w)
-    if gathered == "contraction":
+        outs = tuple(dot(ring, x, one) for one in weights)
+    elif gathered == "contraction":
         rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
-        return _gather(ring, "contraction", rows, w).reshape(*x.shape[:-1], w.shape[1])
-    return _gather(ring, "rows", x, w)
+        found = _gather(ring, "contraction", rows, weights)
+        outs = tuple(out.reshape(*x.shape[:-1], out.shape[1]) for out in found)
+    else:
+        outs = _gather(ring, "rows", x, weights)
+    return outs if isinstance(w, list | tuple) else outs[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gather(ring: Ring, gathered: Gathered, x: jax.Array, w: jax.Array) -> jax.Array:
-    row_dim = x.ndim - 2
-    lanes = ring.lanes(x.shape[row_dim])
-    parts = [take(x, lane.start, lane.size, row_dim) for lane in lanes]
-
-    if gathered == "contraction":
-        depth = x.shape[1]
-
-        def visit(sums: tuple[jax.Array, ...], arrivals: list[Arrival]) -> tuple[jax.Array, ...]:
-            return tuple(
-                sum_ + dot(ring, part, take(w, source * depth, depth, 0))
-                for sum_, (_, part, source) in zip(sums, arrivals, strict=True)
-            )
-
-        start = tuple(zeros((lane.size, w.shape[1]), sum_dtype(x, w), x) for lane in lanes)
-        sums = circulate(ring, lanes, parts, visit, start)
-        return join(sums, 0).astype(result_dtype(x, w))
-
-    height = x.shape[row_dim]
-
-    def row_visit(out: jax.Array, arrival: Arrival) -> jax.Array:
-        lane, part, source = arrival
-        return put(out, dot(ring, part, w), source * height + lane.start, row_dim)
-
-    shape = (*x.shape[:row_dim], height * ring.size, w.shape[1])
-    return circulate(ring, lanes, parts, in_turn(row_visit), zeros(shape, result_dtype(x, w), x))
+def _gather(ring: Ring, gathered: Gathered, x: jax.Array, weights: Arrays) -> Arrays:
+    products = _contracted if gathered == "contraction" else _by_rows
+    return products(ring, x, weights)
 
 
-def _forward(
-    ring: Ring, gathered: Gathered, x: jax.Array, w: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _gather(ring, gathered, x, w), (x, w)
+def _contracted(ring: Ring, x: jax.Array, weights: Arrays) -> Arrays:
+    lanes = ring.lanes(x.shape[0])
+    parts = [take(x, lane.start, lane.size, 0) for lane in lanes]
+    depth = x.shape[1]
 
-
-def _backward(
-    ring: Ring, gathered: Gathered, operands: tuple[jax.Array, jax.Array], g: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, w = operands
-    scattered: Scattered = "columns" if gathered == "contraction" else "rows"
-    sums = scattered_sums(ring, scattered, g, w, along=1)
-    dx = join(sums, scattered_dim(scattered, g)).astype(x.dtype)
-    return dx, _weight_gradient(ring, gathered, x, g).astype(w.dtype)
-
-
-def _weight_gradient(ring: Ring, gathered: Gathered, x: jax.Array, g: jax.Array) -> jax.Array:
-    if gathered == "contraction":
-        # Cut along the columns, unlike the forward pass: each block of the gradient is then
-        # complete when it is computed, and needs no float32 sum.
-        depth = x.shape[1]
-        lanes = ring.lanes(depth)
-        parts = [take(x, lane.start, lane.size, 1) for lane in lanes]
-
-        def visit(dw: jax.Array, arrival: Arrival) -> jax.Array:
-            lane, part, source = arrival
-            return put(dw, outer(ring, part, g), source * depth + lane.start, 0)
-
-        dtype = result_dtype(x, g)
-        return circulate(
-            ring, lanes, parts, in_turn(visit), zeros((depth * ring.size, g.shape[1]), dtype, g)
+    def visit(sums: tuple[Arrays, ...] | None, arrivals: list[Arrival]) -> tuple[Arrays, ...]:
+        products = tuple(
+            tuple(dot(ring, part, take(w, source * depth, depth, 0)) for w in weights)
+            for _, part, source in arrivals
         )
+        return products if sums is None else jax.tree.map(jnp.add, sums, products)
 
+    sums = circulate(ring, lanes, parts, visit)
+    return tuple(
+        join(lane_sums, 0).astype(result_dtype(x, w))
+        for w, lane_sums in zip(weights, zip(*sums, strict=True), strict=True)
+    )
+
+
+def _by_rows(ring: Ring, x: jax.Array, weights: Arrays) -> Arrays:
     row_dim = x.ndim - 2
     height = x.shape[row_dim]
     lanes = ring.lanes(height)
     parts = [take(x, lane.start, lane.size, row_dim) for lane in lanes]
 
-    def row_visit(dw: jax.Array, arrivals: list[Arrival]) -> jax.Array:
-        rows = [
-            take(g, source * height + lane.start, lane.size, row_dim)
-            for lane, _, source in arrivals
-        ]
+    def visit(outs: Arrays | None, arrival: Arrival) -> Arrays:
+        lane, part, source = arrival
+        if outs is None:
+            shape = (*x.shape[:row_dim], height * ring.size)
+            outs = tuple(empty((*shape, w.shape[1]), result_dtype(x, w), x) for w in weights)
+        start = source * height + lane.start
+        return tuple(
+            put(out, dot(ring, part, w), start, row_dim)
+            for out, w in zip(outs, weights, strict=True)
+        )
+
+    return circulate(ring, lanes, parts, in_turn(ring, visit))
+
+
+def _forward(
+    ring: Ring, gathered: Gathered, x: jax.Array, weights: Arrays
+) -> tuple[Arrays, tuple[jax.Array, Arrays]]:
+    return _gather(ring, gathered, x, weights), (x, weights)
+
+
+def _backward(
+    ring: Ring, gathered: Gathered, operands: tuple[jax.Array, Arrays], gs: Arrays
+) -> tuple[jax.Array, Arrays]:
+    x, weights = operands
+    scattered: Scattered = "columns" if gathered == "contraction" else "rows"
+    sums = scattered_sums(ring, scattered, gs, weights, along=1)
+    dx = join(sums, scattered_dim(scattered, gs[0])).astype(x.dtype)
+    gradients = _contracted_gradients if gathered == "contraction" else _row_gradients
+    dws = gradients(ring, x, gs)
+    return dx, tuple(dw.astype(w.dtype) for dw, w in zip(dws, weights, strict=True))
+
+
+def _contracted_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
+    # Cut along the columns, unlike the forward pass: each block of the gradient is then
+    # complete when it is computed, and needs no float32 sum.
+    depth = x.shape[1]
+    lanes = ring.lanes(depth)
+    parts = [take(x, lane.start, lane.size, 1) for lane in lanes]
+
+    def visit(dws: Arrays | None, arrival: Arrival) -> Arrays:
+        lane, part, source = arrival
+        if dws is None:
+            shapes = [(depth * ring.size, g.shape[1]) for g in gs]
+            dws = tuple(empty(s, result_dtype(x, g), g) for s, g in zip(shapes, gs, strict=True))
+        start = source * depth + lane.start
+        return tuple(put(dw, outer(ring, part, g), start, 0) for dw, g in zip(dws, gs, strict=True))
+
+    return circulate(ring, lanes, parts, in_turn(ring, visit))
+
+
+def _row_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
+    row_dim = x.ndim - 2
+    height = x.shape[row_dim]
+    lanes = ring.lanes(height)
+    parts = [take(x, lane.start, lane.size, row_dim) for lane in lanes]
+
+    def visit(dws: Arrays | None, arrivals: list[Arrival]) -> Arrays:
+        starts = [source * height + lane.start for lane, _, source in arrivals]
         # Both lanes in one product: dw, the largest array here, is read and written once a step.
         block = join([part for _, part, _ in arrivals], row_dim)
-        return dw + outer(ring, block, join(rows, row_dim))
+        found = []
+        for g in gs:
+            rows = [
+                take(g, start, lane.size, row_dim)
+                for start, (lane, _, _) in zip(starts, arrivals, strict=True)
+            ]
+            found.append(outer(ring, block, join(rows, row_dim)))
+        return tuple(found) if dws is None else jax.tree.map(jnp.add, dws, tuple(found))
 
-    start = zeros((x.shape[-1], g.shape[-1]), sum_dtype(x, g), g)
-    return circulate(ring, lanes, parts, row_visit, start)
+    return circulate(ring, lanes, parts, visit)
 
 
 _gather.defvjp(_forward, _backward)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from drumline.parallel.rings.loops import Ring
+from drumline.parallel.rings.ring import Ring
 
 
 def result_dtype(x: jax.Array, w: jax.Array) -> jnp.dtype:

@@ -7,35 +7,37 @@ owner travels round the ring and every device adds the block it contributes just
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.modes import reverse_only
-from drumline.parallel.rings.loops import (
+from drumline.parallel.rings.loops import accumulate, circulate
+from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, take
+from drumline.parallel.rings.ring import (
     Arrival,
     Direction,
     Lane,
     Loop,
     Ring,
-    accumulate,
     check_choice,
-    circulate,
     ring_over,
 )
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
 from drumline.parallel.rings.shapes import (
     check_contraction,
     check_divides,
     check_rows,
     check_weight,
 )
-from drumline.parallel.varying import vary_alike, zeros
+from drumline.parallel.varying import empty, vary_alike
 
 Scattered = Literal["columns", "rows"]
+Arrays = tuple[jax.Array, ...]
 
 
 def matmul_reducescatter(
@@ -47,6 +49,7 @@ def matmul_reducescatter(
     direction: Direction = "both",
     loop: Loop = "auto",
     precision: lax.PrecisionLike = None,
+    wire_dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """Multiply by row-sharded weights and scatter the sum, for use inside `jax.shard_map`.
 
@@ -64,13 +67,17 @@ def matmul_reducescatter(
         w: this device's rows of the weights.
         axis_name: the mesh axis (or axes) of the ring.
         scattered: the dimension of the result that is divided between the devices.
-        direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
+        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
+            way.
         loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
-            rolls rings of more than two devices, which need less memory and compile time then.
+            rolls rings of more than two devices, which need less memory and compile time then, and
+            on TPUs those of more than sixteen.
         precision: of each multiplication, as `jnp.matmul` takes it.
+        wire_dtype: the type in which sums travel; None is that in which they are added, float32.
+            bfloat16 halves the bytes and rounds a sum at every hop.
     """
     caller = "matmul_reducescatter"
-    ring = ring_over(caller, axis_name, direction, loop, precision)
+    ring = ring_over(caller, axis_name, direction, loop, precision, wire_dtype)
     check_choice(caller, "scattered", scattered, get_args(Scattered))
     check_weight(caller, x, w)
     check_contraction(caller, x, w)
@@ -85,7 +92,7 @@ def matmul_reducescatter(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _scatter(ring: Ring, scattered: Scattered, x: jax.Array, w: jax.Array) -> jax.Array:
-    sums = scattered_sums(ring, scattered, x, w)
+    sums = scattered_sums(ring, scattered, (x,), (w,))
     return join(sums, scattered_dim(scattered, x)).astype(result_dtype(x, w))
 
 
@@ -95,23 +102,27 @@ def scattered_dim(scattered: Scattered, x: jax.Array) -> int:
 
 
 def scattered_sums(
-    ring: Ring, scattered: Scattered, x: jax.Array, w: jax.Array, *, along: int = 0
+    ring: Ring, scattered: Scattered, xs: Arrays, weights: Arrays, *, along: int = 0
 ) -> tuple[jax.Array, ...]:
-    """This device's share of x · w, not yet cast, in one piece for each of the ring's lanes.
+    """This device's share of Σ x · w, not yet cast, in one piece for each of the ring's lanes.
 
-    `along` is the dimension of w that is contracted: 1 multiplies by the transpose.
+    `along` is the dimension of each w that is contracted: 1 multiplies by the transpose.
     """
-    whole = w.shape[1 - along] if scattered == "columns" else x.shape[-2]
+    whole = weights[0].shape[1 - along] if scattered == "columns" else xs[0].shape[-2]
     length = whole // ring.size
 
-    def term(operands: tuple[jax.Array, ...], lane: Lane, owner: jax.Array) -> jax.Array:
-        x, w = operands
-        start = owner * length + lane.start
+    def product(start: jax.Array, size: int, x: jax.Array, w: jax.Array) -> jax.Array:
         if scattered == "columns":
-            return dot(ring, x, take(w, start, lane.size, 1 - along), along=along)
-        return dot(ring, take(x, start, lane.size, x.ndim - 2), w, along=along)
+            return dot(ring, x, take(w, start, size, 1 - along), along=along)
+        return dot(ring, take(x, start, size, x.ndim - 2), w, along=along)
 
-    return accumulate(ring, ring.lanes(length), (x, w), term)
+    def term(operands: Arrays, lane: Lane, owner: jax.Array) -> jax.Array:
+        start = owner * length + lane.start
+        pairs = zip(operands[: len(xs)], operands[len(xs) :], strict=True)
+        products = [product(start, lane.size, x, w) for x, w in pairs]
+        return reduce(jnp.add, products)
+
+    return accumulate(ring, ring.lanes(length), (*xs, *weights), term)
 
 
 def _forward(
@@ -125,9 +136,8 @@ def scatter_gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Gradients of both operands from one tour of g, this device's share of the cotangent."""
     x, w = operands
-    if scattered == "columns":
-        return _columns_gradients(ring, x, w, g)
-    return _rows_gradients(ring, x, w, g)
+    gradients = _columns_gradients if scattered == "columns" else _rows_gradients
+    return gradients(ring, x, w, g)
 
 
 def _columns_gradients(
@@ -140,20 +150,19 @@ def _columns_gradients(
     parts = [take(g, lane.start, lane.size, column_dim) for lane in lanes]
 
     def visit(
-        carry: tuple[jax.Array, jax.Array], arrivals: list[Arrival]
+        carry: tuple[jax.Array, jax.Array] | None, arrivals: list[Arrival]
     ) -> tuple[jax.Array, jax.Array]:
-        dx, dw = carry
         starts = [source * width + lane.start for lane, _, source in arrivals]
         weights = [take(w, start, lane.size, 1) for start, lane in zip(starts, lanes, strict=True)]
         block = join([part for _, part, _ in arrivals], column_dim)
-        dx = dx + dot(ring, block, join(weights, 1), along=1)
+        part = dot(ring, block, join(weights, 1), along=1)
         product = outer(ring, x, block)
+        dx, dw = (None, empty(w.shape, w.dtype, g)) if carry is None else carry
         for start, lane in zip(starts, lanes, strict=True):
             dw = put(dw, take(product, lane.start, lane.size, 1), start, 1)
-        return dx, dw
+        return part if dx is None else dx + part, dw
 
-    start = zeros(x.shape, sum_dtype(g, w), g), zeros(w.shape, w.dtype, g)
-    dx, dw = circulate(ring, lanes, parts, visit, start)
+    dx, dw = circulate(ring, lanes, parts, visit)
     return dx.astype(x.dtype), dw
 
 
@@ -166,9 +175,9 @@ def _rows_gradients(
     parts = [take(g, lane.start, lane.size, row_dim) for lane in lanes]
 
     def visit(
-        carry: tuple[jax.Array, jax.Array], arrivals: list[Arrival]
+        carry: tuple[jax.Array, jax.Array] | None, arrivals: list[Arrival]
     ) -> tuple[jax.Array, jax.Array]:
-        dx, dw = carry
+        dx, dw = (empty(x.shape, x.dtype, g), None) if carry is None else carry
         rows = []
         for lane, part, source in arrivals:
             start = source * height + lane.start
@@ -176,10 +185,10 @@ def _rows_gradients(
             rows.append(take(x, start, lane.size, row_dim))
         # Both lanes in one product: dw, the largest array here, is read and written once a step.
         block = join([part for _, part, _ in arrivals], row_dim)
-        return dx, dw + outer(ring, join(rows, row_dim), block)
+        part = outer(ring, join(rows, row_dim), block)
+        return dx, part if dw is None else dw + part
 
-    start = zeros(x.shape, x.dtype, g), zeros(w.shape, sum_dtype(x, g), g)
-    dx, dw = circulate(ring, lanes, parts, visit, start)
+    dx, dw = circulate(ring, lanes, parts, visit)
     return dx, dw.astype(w.dtype)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import jax
 
-from drumline.parallel.rings.loops import Ring
+from drumline.parallel.rings.ring import Ring
 
 
 def check_weight(caller: str, x: jax.Array, w: jax.Array) -> None:
@@ -23,6 +26,18 @@ def check_weight(caller: str, x: jax.Array, w: jax.Array) -> None:
                 "surrounding jax.shard_map is not manual over; make it manual over that axis too, "
                 "or give the mesh Auto axes"
             )
+
+
+def check_weights(
+    caller: str, x: jax.Array, w: jax.Array | Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """One weight or several as a tuple, each of them checked."""
+    weights = tuple(w) if isinstance(w, list | tuple) else (cast(jax.Array, w),)
+    if not weights:
+        raise ValueError(f"{caller}: w is an empty sequence; give one matrix or more")
+    for one in weights:
+        check_weight(caller, x, one)
+    return weights
 
 
 def check_rows(caller: str, x: jax.Array, option: str) -> None:
