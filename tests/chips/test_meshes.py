@@ -73,6 +73,7 @@ EXPECTED: dict[tuple[str, tuple[int, ...]], tuple[tuple[int, int, int], ...]] = 
     ("v6e-64", (4, 16)): ((2, 6, 6), (1, 15, 1)),
     ("v6e-64", (8, 8)): ((4, 16, 4), (1, 7, 1)),
     ("v6e-64", (16, 4)): ((2, 30, 2), (1, 3, 1)),
+    ("v6e-128", (16, 8)): ((1, 15, 1), (1, 7, 7)),
     ("v6e-256", (16, 16)): ((1, 15, 1), (1, 15, 1)),
     ("v6e-256", (32, 8)): ((4, 72, 4), (1, 7, 1)),
     ("v5p-32", (4, 4)): ((1, 3, 3), (1, 3, 1)),
@@ -109,6 +110,9 @@ def test_a_picture_of_quarters() -> None:
 def test_axes_of_one_change_nothing() -> None:
     bare = lay_mesh((8, 8), (False, False), (4, 4, 4))
     assert lay_mesh((8, 8), (False, False), (1, 4, 1, 4, 4, 1)) == bare
+    # Nor do they count as an axis between two, where that would change the choice.
+    ring = lay_mesh((8, 16), (False, True), (16, 8))
+    assert lay_mesh((8, 16), (False, True), (16, 1, 8)) == ring
 
 
 @pytest.mark.parametrize("sizes", [(8,), (4, 2), (2, 4), (2, 2, 2), (8, 1)])
