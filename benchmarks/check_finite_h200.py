@@ -29,7 +29,8 @@ import optax  # type: ignore[import-untyped]
 
 from drumline.models.vit import ViT
 from drumline.numerics.finite import check_finite, first_not_finite
-from drumline.train.state import everywhere, make_mesh
+from drumline.train.mesh import make_mesh
+from drumline.train.state import everywhere
 from drumline.train.steps.loss import loss_of
 from drumline.train.steps.step import _OPTIONS
 from train_h200 import STEPS, WARM_UP, model_and_arrays

@@ -111,8 +111,9 @@ def training(name: str) -> Case:
     import optax  # type: ignore[import-untyped]
 
     from drumline.train.data import arrays as in_memory
+    from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
-    from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+    from drumline.train.state import begin, everywhere, layout, shardings
     from drumline.train.steps.step import make_step
     from train_h200 import CASES, model_and_arrays
 

@@ -92,8 +92,9 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     import optax  # type: ignore[import-untyped]
 
     from drumline.train.data import arrays as in_memory
+    from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
-    from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+    from drumline.train.state import begin, everywhere, layout, shardings
     from drumline.train.steps.step import make_step
 
     case = CASES[name]

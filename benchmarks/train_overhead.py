@@ -36,8 +36,9 @@ import optax  # type: ignore[import-untyped]
 
 from drumline.train import Functions, Recipe, Settings, data, fit
 from drumline.train.batches import Batches, Placed
+from drumline.train.mesh import make_mesh
 from drumline.train.notice import Notice
-from drumline.train.state import begin, everywhere, layout, make_mesh, shardings
+from drumline.train.state import begin, everywhere, layout, shardings
 from drumline.train.steps.step import make_step
 
 STEP = 0.05

@@ -18,7 +18,8 @@ import pytest
 
 from drumline.train.__main__ import parser
 from drumline.train.config import load_config
-from drumline.train.state import layout, make_mesh
+from drumline.train.mesh import make_mesh
+from drumline.train.state import layout
 from tests.compiling import quick_flags
 from tests.jobs.world import World, a_world
 

@@ -151,7 +151,12 @@ def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
     told = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
     assert told.compiled_by == "the TPU's own compiler"
     (request,) = asked(notes)
-    assert (request["topology"], request["mesh"], request["partitions"]) == ("v5e:2x4", [2, 4], 8)
+    assert (request["topology"], request["partitions"]) == ("v5e:2x4", 8)
+    places = request["places"]
+    assert sorted(places) == sorted([x, y, 0, 0] for x in range(2) for y in range(4))
+    for ring in (places[:4], places[4:]):
+        for (x, y, *_), (to_x, to_y, *_) in zip(ring, ring[1:] + ring[:1], strict=True):
+            assert abs(x - to_x) + abs(y - to_y) == 1, "one link along Y"
     assert Path(request["arguments"][0]) == workers.SCRIPT
     assert request["arguments"][1:] == ["tpu"]
     assert bytes.fromhex(request["begins"]) == b"ML\xefR", "MLIR's bytecode"

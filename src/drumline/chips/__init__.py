@@ -1,13 +1,16 @@
-"""Facts about hardware: chips, slices, zones, prices. No I/O, and no imports of Drumline.
+"""Facts about hardware: chips, slices, zones, prices; and how a mesh lies on a slice.
 
-The job manager takes the number of hosts from here, the cost model the speed of links, the command
-line what it prints. Each figure has its source.
+No I/O, and no imports of Drumline. The job manager takes the number of hosts from here,
+the cost model the speed of links, training the order of its devices, the command line what it
+prints. Each figure has its source.
 """
 
 from drumline.chips.catalogue import Chip, chip, chips
+from drumline.chips.meshes import lay_mesh
 from drumline.chips.names import UnknownName
 from drumline.chips.prices import STORAGE, TIERS, Price, StoragePrices, price
-from drumline.chips.slices import IciAxis, Slice, slice_of, slices
+from drumline.chips.slices import IciAxis, Slice, slice_of, slices, wraps_of
+from drumline.chips.tours import closes, links, tour
 from drumline.chips.zones import (
     LOCAL_ZONES,
     Place,
@@ -31,12 +34,17 @@ __all__ = [
     "UnknownName",
     "chip",
     "chips",
+    "closes",
     "generations_in",
+    "lay_mesh",
+    "links",
     "places",
     "price",
     "region_of",
     "same_region",
     "slice_of",
     "slices",
+    "tour",
+    "wraps_of",
     "zones",
 ]

@@ -80,11 +80,12 @@ class _Generation:
             # v5e and v6e have a slice of up to 8 chips on one host; all others have 4 per host.
             chips_per_host=chips if self.flat is _EIGHT_CHIP_HOSTS and chips <= 8 else 4,
             topology=topology,
-            wraps=self._wraps(topology),
+            wraps=self.wraps(topology),
             runtime_image=self.image,
         )
 
-    def _wraps(self, topology: Topology) -> tuple[bool, ...]:
+    def wraps(self, topology: Topology) -> tuple[bool, ...]:
+        """Which sides have links from end to end."""
         if self.pod_side is not None:
             return tuple(side == self.pod_side for side in topology)
         # The optical switches close the rings of whole cubes only.
@@ -173,6 +174,14 @@ def slices() -> tuple[Slice, ...]:
     return tuple(
         generation.slice(size) for generation in _GENERATIONS.values() for size in generation.sizes
     )
+
+
+def wraps_of(generation: str, topology: Topology) -> tuple[bool, ...]:
+    """Which sides of a slice of these sides have links from end to end; `generation` as `v5e`."""
+    prefix = _SPELLINGS.get(generation, generation)
+    if prefix not in _GENERATIONS:
+        raise UnknownName(_no_generation(generation, generation))
+    return _GENERATIONS[prefix].wraps(topology)
 
 
 def slice_of(name: str) -> Slice:

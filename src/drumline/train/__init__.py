@@ -17,14 +17,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from drumline.train.extra import missing
-from drumline.train.mistakes import Mistake
+from drumline.train.mistakes import Mistake, missing
 
 if TYPE_CHECKING:
     from drumline.train import data
     from drumline.train.checkpoints.digest import fingerprint
     from drumline.train.data import Data
     from drumline.train.loop import fit
+    from drumline.train.mesh import make_mesh
     from drumline.train.recipe import (
         Batch,
         Evaluation,
@@ -55,12 +55,14 @@ __all__ = [
     "data",
     "fingerprint",
     "fit",
+    "make_mesh",
 ]
 
 _HOMES = {
     "data": ("Data",),
     "checkpoints.digest": ("fingerprint",),
     "loop": ("fit",),
+    "mesh": ("make_mesh",),
     "recipe": (
         "Batch",
         "Evaluation",

@@ -15,8 +15,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from drumline.train.extra import missing
-from drumline.train.mistakes import Mistake, Unwritable
+from drumline.train.mistakes import Mistake, Unwritable, missing
 
 
 class _Words(argparse.ArgumentParser):

@@ -20,6 +20,7 @@ from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
 from drumline.train.checkpoints.files import usable
 from drumline.train.checkpoints.saving import Saving, open_checkpoints
+from drumline.train.mesh import make_mesh
 from drumline.train.notice import listening
 from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
@@ -27,7 +28,7 @@ from drumline.train.reporting.goodput import Clock, Goodput, open_history
 from drumline.train.reporting.progress import Progress
 from drumline.train.reporting.report import Reports
 from drumline.train.result import Ending, Result
-from drumline.train.state import make_mesh, steps_taken
+from drumline.train.state import steps_taken
 from drumline.train.steps.bad_batches import BadBatches
 from drumline.train.steps.evaluate import Measure
 from drumline.train.steps.pipeline import Pipeline, StepInFlight

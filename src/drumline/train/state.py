@@ -2,7 +2,6 @@
 
 # mypy: allow-untyped-calls
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from drumline.train.mesh import make_mesh as make_mesh  # where callers have always found it
 from drumline.train.mistakes import Mistake
 from drumline.train.recipe import Recipe
 
@@ -27,33 +27,6 @@ class State:
     """How many steps have been taken."""
     key: jax.Array
     """The run's random key, as plain words; the key of a step is this one with its number in."""
-
-
-def make_mesh(axes: Mapping[str, int]) -> Mesh:
-    """The mesh over all devices, or over the first ones where a single host has more."""
-    devices, sizes = jax.devices(), dict(axes)
-    told = " × ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
-    if any(size < 1 and size != -1 for size in sizes.values()):
-        raise Mistake(f"mesh: {told}: the size of an axis is 1 or more, or -1 for what is left")
-    open_axes = [axis for axis, size in sizes.items() if size == -1]
-    given = prod(size for size in sizes.values() if size != -1)
-    if len(open_axes) > 1:
-        raise Mistake(f"mesh: {told}: only one axis can be -1")
-    if open_axes:
-        if len(devices) % given:
-            raise Mistake(f"mesh: {told}: {len(devices)} devices do not divide by {given}")
-        sizes[open_axes[0]] = len(devices) // given
-    needed = prod(sizes.values())
-    if needed > len(devices):
-        raise Mistake(f"mesh: {told} needs {needed} devices and there are {len(devices)}")
-    if needed < len(devices) and jax.process_count() > 1:
-        raise Mistake(
-            f"mesh: {told} leaves {len(devices) - needed} of {len(devices)} devices idle, and with "
-            "several hosts all must take part; use -1 for one axis"
-        )
-    automatic = (AxisType.Auto,) * len(sizes)
-    shape, names = tuple(sizes.values()), tuple(sizes)
-    return jax.make_mesh(shape, names, automatic, devices=devices[:needed])
 
 
 def begin(recipe: Recipe) -> State:

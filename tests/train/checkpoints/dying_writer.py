@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved
-from drumline.train.state import State, everywhere, make_mesh
+from drumline.train.mesh import make_mesh
+from drumline.train.state import State, everywhere
 from tests.compiling import quick_flags
 
 STEPS = (1, 2)

@@ -18,7 +18,8 @@ from drumline.train import Data, Mistake, Recipe, data, fingerprint, fit
 from drumline.train.batches import Placed
 from drumline.train.checkpoints import checkpoint
 from drumline.train.checkpoints.provenance import changes, provenance, sampled
-from drumline.train.state import layout, make_mesh
+from drumline.train.mesh import make_mesh
+from drumline.train.state import layout
 from drumline.train.steps.loss import trace_loss
 from tests.train import toy as toys
 from tests.train.toy import ROWS, SHARDED

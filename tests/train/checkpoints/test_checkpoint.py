@@ -17,7 +17,8 @@ import pytest
 
 from drumline.train import Mistake, Settings, fit
 from drumline.train.checkpoints.checkpoint import COMMITTED, Checkpoints, Saved, kept
-from drumline.train.state import State, make_mesh
+from drumline.train.mesh import make_mesh
+from drumline.train.state import State
 from tests.train.checkpoints.dying_writer import saved, state_of, write
 from tests.train.toy import SHARDED, toy
 

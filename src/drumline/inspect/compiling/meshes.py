@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from drumline.chips import Slice, lay_mesh
 from drumline.inspect.compiling.axes import Axes, checked, read_mesh, shown
 from drumline.inspect.mistakes import Mistake
 
@@ -39,6 +40,21 @@ def as_jax_meshes(mesh: MeshLike) -> list[Mesh | AbstractMesh]:
         AbstractMesh(tuple(axes.values()), tuple(axes), (kind,) * len(axes))
         for kind in (AxisType.Explicit, AxisType.Auto)
     ]
+
+
+def places_on(on: Slice, axes: Axes) -> list[list[int]]:
+    """The chip, x, y and z, and the core of it, for each device of a mesh, as a run lays it.
+
+    Raises:
+        Mistake: the slice has more or fewer devices.
+    """
+    devices = prod(axes.values())
+    cores = 1 if devices <= on.chips else on.chip.cores or 1
+    try:
+        laid = lay_mesh(on.topology, on.wraps, tuple(axes.values()), cores)
+    except ValueError as wrong:
+        raise Mistake(f"{on.name}: {wrong}") from wrong
+    return [[*chip, *(0,) * (3 - len(chip)), core] for chip, core in laid]
 
 
 def meshes_in(arguments: Any) -> list[Axes]:

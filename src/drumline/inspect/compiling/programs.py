@@ -13,7 +13,7 @@ import jax
 from drumline.chips import Slice
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.compiling.lowering import LoweredProgram, lower
-from drumline.inspect.compiling.meshes import MeshLike, axes_of_mesh, meshes_in
+from drumline.inspect.compiling.meshes import MeshLike, axes_of_mesh, meshes_in, places_on
 from drumline.inspect.compiling.scaling import carried_on, on_mesh, shorter_meshes
 from drumline.inspect.compiling.workers import (
     MOST_DEVICES,
@@ -29,6 +29,8 @@ Compiler = Literal["auto", "cpu", "tpu", "here"]
 """Whose compiler: that of emulated CPU devices, the TPU's own, that of this process's devices."""
 
 _TOPOLOGY_NAMES = {"7x": "tpu7x"}
+_ONE_DEVICE = {"v4": {"chip_config_name": "megacore"}}
+"""What makes one device of a chip's cores, as on Cloud TPU VMs, where libtpu would make two."""
 
 
 @dataclass(frozen=True)
@@ -179,10 +181,10 @@ def _request(program: LoweredProgram) -> dict[str, Any]:
 
 def _for_tpu(program: LoweredProgram, axes: Axes, on: Slice) -> InspectedProgram:
     kind = _TOPOLOGY_NAMES.get(on.generation, on.generation)
-    topology = f"{kind}:{'x'.join(str(side) for side in on.topology)}"
     request = _request(program) | {
-        "topology": topology,
-        "mesh": list(axes.values()),
+        "topology": f"{kind}:{'x'.join(str(side) for side in on.topology)}",
+        "topology_options": _ONE_DEVICE.get(kind, {}) if program.partitions == on.chips else {},
+        "places": places_on(on, axes),
         "options": {},
     }
     answer = tpu_worker().compile(request, program.code)

@@ -89,10 +89,13 @@ def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     from jaxlib import xla_client
     from jaxlib.mlir import ir
 
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=request["topology"])
-    shape = request["mesh"] or [request["partitions"]]
-    names = tuple(f"axis{number}" for number in range(len(shape)))
-    devices = topologies.make_mesh(topology, tuple(shape), names).devices.reshape(-1)
+    topology: Any = topologies.get_topology_desc(
+        platform="tpu", topology_name=request["topology"], **request["topology_options"]
+    )
+    at: dict[Any, Any] = {
+        (*device.coords, device.core_on_chip): device for device in topology.devices
+    }
+    devices = [at[tuple(place)] for place in request["places"]]
     ids = np.array([device.id for device in devices]).reshape(1, -1)
     options = compile_options(request, ids, request["options"])
     with make_ir_context():

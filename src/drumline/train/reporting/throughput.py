@@ -6,7 +6,7 @@ import jax
 
 from drumline.chips import chip
 
-_TPUS = {
+TPUS = {
     "TPU v2": ("v2", 2),
     "TPU v3": ("v3", 2),
     "TPU v4": ("v4", 1),
@@ -24,8 +24,8 @@ _GPU = re.compile(r"\b(V100|A100|L40|H100|H200|B100|B200)\b")
 
 def peak_flops(device_kind: str) -> float | None:
     """bf16 FLOP/s of one JAX device; None for one that nobody has told us about, as a CPU."""
-    if device_kind in _TPUS:
-        name, devices = _TPUS[device_kind]
+    if device_kind in TPUS:
+        name, devices = TPUS[device_kind]
         return chip(name).peak_bf16_flops / devices
     gpu = _GPU.search(device_kind)
     return chip(gpu[1]).peak_bf16_flops if gpu else None
