@@ -61,7 +61,7 @@ class _Grid:
 
 
 @dataclass(frozen=True)
-class _Share:
+class AxisShare:
     """The boxes of a grid that one mesh axis runs through."""
 
     grid: _Grid
@@ -91,7 +91,12 @@ class _Share:
     @property
     def load(self) -> int:
         """About how many pieces the busiest link carries."""
-        return self.longest * (1 if has_circle(self.extents, self.wraps) else 2)
+        return self.longest * (1 if self.closes else 2)
+
+    @property
+    def closes(self) -> bool:
+        """Whether the tours are circles."""
+        return has_circle(self.extents, self.wraps)
 
     @property
     def length(self) -> float:
@@ -137,7 +142,7 @@ def lay_mesh(
         in_chip[axis] = gcd(sizes[axis], rest)
         rest //= in_chip[axis]
     over_chips = tuple(size // inside for size, inside in zip(sizes, in_chip, strict=True))
-    shares = _best(_Grid(tuple(topology), (1,) * len(topology), tuple(wraps)), over_chips)
+    shares = share_out(topology, wraps, over_chips)
     tours = [share.tour() for share in shares]
     places = []
     for place in product(*(range(size) for size in sizes)):
@@ -150,15 +155,22 @@ def lay_mesh(
     return tuple(places)
 
 
+def share_out(
+    topology: Sequence[int], wraps: Sequence[bool], sizes: Sequence[int]
+) -> tuple[AxisShare, ...]:
+    """The boxes that each axis of a mesh over all chips runs through, by the rule above."""
+    return _best(_Grid(tuple(topology), (1,) * len(topology), tuple(wraps)), tuple(sizes))
+
+
 @cache
-def _best(chips: _Grid, sizes: tuple[int, ...]) -> tuple[_Share, ...]:
+def _best(chips: _Grid, sizes: tuple[int, ...]) -> tuple[AxisShare, ...]:
     """The share of each axis, by the rule."""
-    found: tuple[_Share, ...] = ()
+    found: tuple[AxisShare, ...] = ()
     least: list[int] = []
     shortest: list[float] = []
     inwards = [2 ** sum(size > 1 for size in sizes[:axis]) for axis in range(len(sizes))]
 
-    def search(grid: _Grid, loads: list[int], shares: tuple[_Share, ...]) -> None:
+    def search(grid: _Grid, loads: list[int], shares: tuple[AxisShare, ...]) -> None:
         nonlocal found, least, shortest
         # The sum of loads first, then each from the last axis on: a list that only grows.
         total = sum(weight * load for weight, load in zip(reversed(inwards), loads, strict=False))
@@ -171,7 +183,7 @@ def _best(chips: _Grid, sizes: tuple[int, ...]) -> tuple[_Share, ...]:
                 found, least, shortest = shares, [total, *loads], lengths
             return
         for extents in _boxes(grid.sides, sizes[-1 - len(shares)]):
-            share = _Share(grid, extents)
+            share = AxisShare(grid, extents)
             search(grid.within(extents), [*loads, share.load], (share, *shares))
 
     search(chips, [], ())

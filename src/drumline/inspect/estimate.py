@@ -14,7 +14,7 @@ from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler, InspectedProgram
 from drumline.inspect.cost.machines import Machine, check_fits, machine
 from drumline.inspect.cost.memory import Memory, as_told, needed
-from drumline.inspect.cost.network import Network, lay
+from drumline.inspect.cost.network import LaidAs, Network, lay
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Player, Timeline, TimelineEvent
 
 BOUNDS = ("compute", "memory", "network", "overhead")
@@ -181,7 +181,7 @@ def estimate(
     *args: Any,
     on: str,
     mesh: MeshLike | None = None,
-    laid: Mapping[str, tuple[int, ...]] | None = None,
+    laid: LaidAs | None = None,
     compiler: Compiler = "auto",
 ) -> Estimate:
     """What one call of a function takes on a slice.
@@ -192,7 +192,7 @@ def estimate(
         on: the machine: `"v5litepod-8"`, `"2xv6e-256"`, `"H200"`.
         mesh: the mesh to trace under, as JAX has it or as `"X=2,Y=4"`.
         laid: the dimensions of the torus that a mesh axis is to take, by name; the others, and all
-            without it, are laid by size.
+            without it, are laid by size. `"tours"` lays them as `drumline.train.make_mesh` does.
         compiler: whose compiler to ask; by itself the TPU's where it is installed.
 
     Raises:
@@ -205,7 +205,7 @@ def estimate(
 
 
 def estimate_program(
-    program: InspectedProgram, target: Machine, laid: Mapping[str, tuple[int, ...]] | None = None
+    program: InspectedProgram, target: Machine, laid: LaidAs | None = None
 ) -> Estimate:
     """What one call of a compiled program takes on a machine."""
     target = check_fits(target, program.mesh, program.devices)

@@ -12,12 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import gcd, prod
+from typing import Literal
 
+from drumline.chips.meshes import share_out
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.cost.machines import Machine, TorusLine
 from drumline.inspect.mistakes import Mistake
 
 DCN = "dcn"
+TOURS = "tours"
+LaidAs = Mapping[str, tuple[int, ...]] | Literal["tours"]
 SWITCH = "nvlink"
 
 
@@ -30,6 +34,10 @@ class Laid:
     """How many slices it reaches across."""
     cores: int = 1
     """How many devices of one chip it runs over."""
+    closes: bool = False
+    """Whether a ring of permutes along it is a circle, with no hop longer than the others."""
+    links: int = 1
+    """The links of a hop, which as many groups of devices share."""
 
     def __str__(self) -> str:
         """In words: `ring of 16`, `line of 4 × line of 2`."""
@@ -49,7 +57,7 @@ class Network:
     def resources(self, over: Iterable[str], direction: str = "") -> tuple[str, ...]:
         """The links that a collective over these axes keeps busy.
 
-        A permute along a ring leaves the links of the other direction free. Along a line it does
+        A permute along a circle leaves the links of the other direction free. Along a line it does
         not: what goes from the last device to the first comes back over them.
         """
         if not self.machine.torus:
@@ -59,8 +67,7 @@ class Network:
             laid = self.axes[name]
             if not laid.lines and laid.cores == 1:
                 continue
-            ring = bool(laid.lines) and all(line.wraps for line in laid.lines)
-            ways = (direction,) if direction and ring else ("up", "down")
+            ways = (direction,) if direction and laid.closes else ("up", "down")
             names += [f"ici {name} {way}" for way in ways]
         across = any(self.axes[name].slices > 1 for name in over)
         return (*names, *((DCN,) if across else ())) or ("ici",)
@@ -77,9 +84,11 @@ class Network:
         if not self.machine.torus:
             return self._switched(kind, taken, prod(self._sizes(over)))
         inside = members // slices
+        # Where hops are several links long, as many groups share each link.
+        taken *= max(axis.links for axis in laid)
         start = self.machine.constants.collective
         if kind == "collective-permute":
-            return start + self._permute(taken, lines, slices)
+            return start + self._permute(taken, laid, slices)
         if kind == "all-reduce":
             scattered = taken / inside
             return (
@@ -124,13 +133,17 @@ class Network:
         hops = sum(line.length // 2 if line.wraps else line.length - 1 for line in lines)
         return taken * worst / self.machine.link + hops * self.machine.constants.hop
 
-    def _permute(self, taken: float, lines: list[TorusLine], slices: int) -> float:
+    def _permute(self, taken: float, laid: list[Laid], slices: int) -> float:
         if slices > 1:
             return taken / self.machine.dcn
-        if not lines:
+        if not any(axis.lines for axis in laid):
             return self._in_chip(taken)
         # On a line, what goes from the last device to the first passes all others.
-        hops = max(1 if line.wraps else line.length - 1 for line in lines)
+        hops = max(
+            1 if axis.closes or line.wraps else line.length - 1
+            for axis in laid
+            for line in axis.lines
+        ) * max(axis.links for axis in laid)
         return taken / self.machine.link + hops * self.machine.constants.hop
 
     def _in_chip(self, sent: float) -> float:
@@ -145,18 +158,21 @@ class Network:
         return whole * (slices - 1) / slices / self.machine.dcn
 
 
-def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None = None) -> Network:
+def lay(mesh: Axes, target: Machine, laid: LaidAs | None = None) -> Network:
     """Lay a mesh onto a machine: as told, or the largest axes first.
 
     Args:
         mesh: names and sizes.
         target: the machine.
-        laid: the numbers of the torus' dimensions that an axis is to take, by name.
+        laid: the numbers of the torus' dimensions that an axis is to take, by name; or `"tours"`,
+            for a mesh of all devices as `drumline.train.make_mesh` lays it.
 
     Raises:
         Mistake: an axis does not fit, or one is told of that the mesh has not.
     """
-    told = laid or {}
+    if isinstance(laid, str) and laid != TOURS:
+        raise Mistake(f"laid= is {laid!r}; it can be 'tours', or dimensions by the mesh axis")
+    told = {} if laid is None or isinstance(laid, str) else laid
     for name in told:
         if name not in mesh:
             raise Mistake(f"laid= tells where mesh axis {name} lies, and the mesh is {shown(mesh)}")
@@ -172,6 +188,8 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
     fits = [name for name, size in sizes.items() if size % across == 0]
     outer = next((name for name in fits if sizes[name] == across), fits[0] if fits else None)
     cores = target.per_chip
+    if laid == TOURS and (along := _along_the_links(sizes, target, outer)):
+        return Network(target, found | along)
     for name in sorted(sizes, key=lambda name: (name not in told, -sizes[name])):
         size = sizes[name]
         if name in told:
@@ -180,7 +198,7 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
                 raise Mistake(
                     f"the dimensions told for mesh axis {name} do not hold {size} devices"
                 )
-            found[name] = Laid(lines)
+            found[name] = Laid(lines, closes=all(line.wraps for line in lines))
             continue
         beyond = gcd(size, across) if name == outer or _too_large(size, free, cores) else 1
         size, across = size // beyond, across // beyond
@@ -193,8 +211,32 @@ def lay(mesh: Axes, target: Machine, laid: Mapping[str, tuple[int, ...]] | None 
                 f"mesh axis {name}={sizes[name]} of {shown(mesh)} does not fit on {target.name}, "
                 f"whose chips are {torus}"
             )
-        found[name] = Laid(lines, beyond, inner)
+        found[name] = Laid(lines, beyond, inner, bool(lines) and all(line.wraps for line in lines))
     return Network(target, found)
+
+
+def _along_the_links(
+    sizes: Mapping[str, int], target: Machine, outer: str | None
+) -> dict[str, Laid] | None:
+    """A mesh of all devices as `drumline.train.make_mesh` lays it, None for any other."""
+    if target.slices > 1 and outer is None:
+        return None
+    across = {name: target.slices if name == outer else 1 for name in sizes}
+    cores, left = {}, target.per_chip
+    for name in reversed(list(sizes)):
+        cores[name] = gcd(sizes[name] // across[name], left)
+        left //= cores[name]
+    chips = [sizes[name] // across[name] // cores[name] for name in sizes]
+    topology = [line.length for line in target.torus]
+    if prod(chips) != prod(topology) or left > 1:
+        return None
+    shares = share_out(topology, [line.wraps for line in target.torus], chips)
+    found = {}
+    for name, share in zip(sizes, shares, strict=True):
+        sides = zip(share.extents, share.wraps, strict=True)
+        lines = tuple(TorusLine(length, wraps) for length, wraps in sides if length > 1)
+        found[name] = Laid(lines, across[name], cores[name], share.closes, max(1, share.longest))
+    return found
 
 
 def _too_large(size: int, free: Mapping[int, TorusLine], cores: int) -> bool:
