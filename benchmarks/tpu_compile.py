@@ -1,12 +1,24 @@
 """What the TPU's own compiler makes of our rings, beside plain `jit`, without a TPU.
 
-    python benchmarks/tpu_compile.py [WORD …] [--on v5litepod-8]
+    python benchmarks/tpu_compile.py [WORD …] [--on v5litepod-8] [--ring 4] [--every-way]
+                                     [--keep FILE] [--schedule]
 
-Needs libtpu (`pip install 'drumline[tpu]'` on x86_64 Linux, or `DRUMLINE_TPU_PYTHON`). For each
-program the schedule is read: `cycles`, the compiler's own estimates with loops multiplied out;
-`both`, the same with the bandwidth's figures where data is only moved, of which the compiler's are
-several times too high; the hops, what a device sends, what it waits for them, and the whole. Only
-rows whose names hold all the WORDs are compiled, which under emulation takes a minute or more each.
+Needs libtpu (`pip install 'drumline[tpu]'` on x86_64 Linux, or `DRUMLINE_TPU_PYTHON`). Each row is
+a product and a way to compute it: `jit` as XLA has it, with its own collective matmul; the same
+with that off; our rings. For each the schedule is read:
+
+    cycles    the compiler's own estimates, loops multiplied out
+    moved     the same, with the bandwidth's figures where data is only moved: of those the
+              compiler's are 3 to 10 times too high
+    waits     exposed hops and collectives, at link bandwidth
+    of jit    cycles + waits over those of `jit`, by the first reading and by the second
+    hops      permutes, those that wait for more than a twentieth of their time, bytes of one
+    copies    copies, and the cycles that they take
+    temp      MiB of temporaries on a device
+
+Only rows whose names hold all the WORDs are compiled. `--keep` remembers rows in a file and does
+not compile them again; `--schedule` prints under each row what stands between start and end of each
+hop. Estimates throughout: nothing here was measured on a TPU.
 """
 
 # mypy: allow-untyped-calls
@@ -14,136 +26,141 @@ rows whose names hold all the WORDs are compiled, which under emulation takes a 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
-
-from drumline.chips import slice_of
-from drumline.inspect.communication import communication_of
+from drumline.inspect.collectives import collectives_of
 from drumline.inspect.compiled import compiled_for
 from drumline.inspect.cost.machines import machine
 from drumline.inspect.cost.timeline import DEVICE
 from drumline.inspect.estimate import Estimate, estimate_program
-from drumline.parallel import allgather_matmul, matmul_allreduce, matmul_reducescatter
+from tpu_cases import Case, cases
+
+WAITS = 0.05
+"""The part of a hop's time from which on it counts as exposed."""
 
 
 @dataclass(frozen=True)
-class Size:
-    """x[B, D] · w[D, F] in bfloat16."""
+class Row:
+    """What was read from one compiled program."""
 
-    name: str
-    rows: int
-    inner: int
-    columns: int
+    cycles: float
+    moved: float
+    waits: float
+    """All three in cycles."""
+    clock: float
+    hops: int
+    exposed: int
+    hop_bytes: int
+    copies: int
+    copy_cycles: float
+    temp: int
+    between: tuple[str, ...]
 
-
-SIZES = (
-    Size("chapter", 1024, 2048, 8192),
-    Size("8B up 8k", 8192, 4096, 14336),
-    Size("8B down 8k", 8192, 14336, 4096),
-)
-
-
-@dataclass(frozen=True)
-class Product:
-    """How a product is sharded over Y, and what computes it on shards; B is sharded over X."""
-
-    name: str
-    x: P
-    w: P
-    out: P
-    ring: Callable[..., jax.Array]
+    def cost(self, reading: str) -> float:
+        """Cycles of computing and waiting."""
+        return (self.cycles if reading == "cycles" else self.moved) + self.waits
 
 
-PRODUCTS = (
-    Product("gather contraction", P("X", "Y"), P(None, "Y"), P("X", "Y"), allgather_matmul),
-    Product(
-        "gather rows",
-        P(("X", "Y"), None),
-        P(None, "Y"),
-        P("X", "Y"),
-        partial(allgather_matmul, gathered="rows"),
-    ),
-    Product("scatter columns", P("X", "Y"), P("Y", None), P("X", "Y"), matmul_reducescatter),
-    Product("all-reduce", P("X", "Y"), P("Y", None), P("X", None), matmul_allreduce),
-)
-
-
-def programs(mesh: AbstractMesh) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
-    """Every product, size and way, forward and with gradients."""
-    for size in SIZES:
-        for product in PRODUCTS:
-            args = (
-                _shape(mesh, product.x, size.rows, size.inner),
-                _shape(mesh, product.w, size.inner, size.columns),
-            )
-            ways: dict[str, Callable[..., jax.Array]] = {
-                "jit": partial(jnp.einsum, "bd,df->bf", out_sharding=product.out)
-            }
-            for direction in ("one", "both"):
-                for loop in ("unrolled", "rolled"):
-                    ways[f"ring {direction} {loop}"] = jax.shard_map(
-                        partial(product.ring, axis_name="Y", direction=direction, loop=loop),
-                        mesh=mesh,
-                        in_specs=(product.x, product.w),
-                        out_specs=product.out,
-                    )
-            for way, fn in ways.items():
-                yield f"{size.name}, {product.name}, {way}", fn, args
-                yield f"{size.name}, {product.name}, {way}, gradients", _gradients(fn), args
-
-
-def _shape(mesh: AbstractMesh, spec: P, *sizes: int) -> Any:
-    struct: Any = jax.ShapeDtypeStruct
-    return struct(sizes, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
-
-
-def _gradients(fn: Callable[..., jax.Array]) -> Callable[..., Any]:
-    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.square(fn(x, w).astype(jnp.float32)))
-
-    return jax.grad(loss, argnums=(0, 1))
-
-
-def cycles(told: Estimate) -> tuple[float, float]:
-    """The compiler's own cycles, and those that count where it is far from the bandwidth."""
+def measured(case: Case, on: str) -> Row:
+    """Compile a case, and read it."""
+    target = machine(on)
+    compiled = compiled_for(
+        target, case.fn, case.args, mesh=case.mesh, compiler="tpu", options=case.options
+    )
+    told = estimate_program(compiled, target, "tours")
     clock = told.machine.constants.clock or 0.0
-    flat = told.timeline.flat()
-    events = [(event.cost, times) for event, times in flat if event.resource == DEVICE]
+    own, moved = _cycles(told, clock)
+    flat = list(told.timeline.flat())
+    permutes = [(e, times) for e, times in flat if e.kind == "collective-permute"]
+    copies = [(e, times) for e, times in flat if e.resource == DEVICE and e.name.startswith("copy")]
+    found = collectives_of(compiled.module, compiled.mesh)
+    return Row(
+        cycles=own,
+        moved=moved,
+        waits=told.exposed * clock,
+        clock=clock,
+        hops=sum(times for _, times in permutes),
+        exposed=sum(times for e, times in permutes if e.exposed > WAITS * e.seconds),
+        hop_bytes=max((one.sent for one in found if one.kind == "collective-permute"), default=0),
+        copies=sum(times for _, times in copies),
+        copy_cycles=sum((e.cost.cycles or e.cost.seconds) * times for e, times in copies) * clock,
+        temp=compiled.memory.get("temporaries", 0),
+        between=tuple(
+            f"{one.kind} {one.sent / 2**20:.1f} MiB ×{one.count}: "
+            f"{', '.join(one.between) or ('nothing' if one.asynchronous else 'blocking')}"
+            for one in found
+        ),
+    )
+
+
+def _cycles(told: Estimate, clock: float) -> tuple[float, float]:
+    """The compiler's own cycles, and those that count where it is far from the bandwidth."""
+    events = [(e.cost, times) for e, times in told.timeline.flat() if e.resource == DEVICE]
     own = sum((cost.cycles or cost.seconds) * times for cost, times in events)
-    both = sum(cost.seconds * times for cost, times in events)
-    return own * clock, both * clock
+    return own * clock, sum(cost.seconds * times for cost, times in events) * clock
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("words", nargs="*", help="only rows whose names hold all of them")
-    parser.add_argument("--on", default="v5litepod-8", help="a slice of eight chips")
+    parser.add_argument("--on", default="v5litepod-8", help="a slice")
+    parser.add_argument("--ring", type=int, default=4, help="devices of a ring")
+    parser.add_argument("--every-way", action="store_true", help="all directions and loops")
+    parser.add_argument("--keep", type=Path, help="a file that remembers rows")
+    parser.add_argument("--schedule", action="store_true", help="what stands between")
     given = parser.parse_args()
-    chips = slice_of(given.on).chips
-    mesh = AbstractMesh((chips // 4, 4), ("X", "Y"), (AxisType.Explicit,) * 2)
-    columns = f"{'cycles':>9}{'both':>9}{'hops':>6}{'sent':>10}{'waits':>9}{'whole':>9}"
-    print(f"{'on ' + given.on:58}{columns}")
-    for name, fn, args in programs(mesh):
-        if not all(word in name for word in given.words):
+    kept = _Kept(given.keep)
+    print(
+        f"{f'on {given.on}, rings of {given.ring}':44}{'':18}{'cycles':>9}{'moved':>9}{'waits':>8}"
+        f"{'of jit':>12}  {'hops':>12}  {'copies':>10}{'temp':>7}"
+    )
+    plain: dict[str, Row] = {}
+    for case in cases(given.on, given.ring, every_way=given.every_way):
+        label = f"{case.name}, {case.way}"
+        if not all(word in label for word in given.words):
             continue
-        target = machine(given.on)
-        compiled = compiled_for(target, fn, args, mesh=mesh, compiler="tpu")
-        told, sent = estimate_program(compiled, target), communication_of(compiled)
-        own, both = cycles(told)
-        hops = sum(one.count for one in sent.collectives)
-        print(
-            f"{name:58}{own / 1e3:8.1f}k{both / 1e3:8.1f}k{hops:6}{sent.sent / 2**20:6.1f} MiB"
-            f"{told.exposed * 1e6:6.1f} µs{told.seconds * 1e6:6.1f} µs",
-            flush=True,
-        )
+        key = f"{given.on}/{given.ring}/{label}"
+        row = kept.rows.get(key) or kept.put(key, measured(case, given.on))
+        if case.way == "jit":
+            plain[case.name] = row
+        print(_line(case, row, plain.get(case.name)), flush=True)
+        if given.schedule:
+            for told in row.between:
+                print(f"      {told}")
+
+
+def _line(case: Case, row: Row, plain: Row | None) -> str:
+    ratio = ""
+    if plain is not None:
+        both = (row.cost(reading) / plain.cost(reading) for reading in ("cycles", "moved"))
+        ratio = " ".join(f"{one:.2f}" for one in both)
+    hops = f"{row.hops}/{row.exposed} {row.hop_bytes / 2**20:.1f}M" if row.hops else ""
+    copies = f"{row.copies} {row.copy_cycles / 1e3:.0f}k" if row.copies else ""
+    return (
+        f"{case.name:44}{case.way:18}{row.cycles / 1e3:8.1f}k{row.moved / 1e3:8.1f}k"
+        f"{row.waits / 1e3:7.1f}k{ratio:>12}  {hops:>12}  {copies:>10}{row.temp / 2**20:7.1f}"
+    )
+
+
+class _Kept:
+    """Rows of earlier runs, one a line."""
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self.rows: dict[str, Row] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                told = json.loads(line)
+                self.rows[told.pop("key")] = Row(**told)
+
+    def put(self, key: str, row: Row) -> Row:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"key": key} | asdict(row)) + "\n")
+        return row
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def compiled_program(
     mesh: MeshLike | None = None,
     on: Slice | None = None,
     compiler: Compiler = "auto",
+    options: Mapping[str, Any] | None = None,
 ) -> InspectedProgram:
     """Compile a function, or take what is compiled.
 
@@ -96,7 +97,7 @@ def compiled_program(
     program = lower(function, arguments, mesh=mesh, platform=platform)
     axes = _mesh_of(program)
     if chosen == "tpu" and on is not None:
-        return _for_tpu(program, axes, on)
+        return _for_tpu(program, axes, on, options or {})
     if chosen == "here":
         text = program.lowered.compile().as_text()
         return InspectedProgram(program.name, parse_module(text), axes, jax.default_backend())
@@ -179,13 +180,15 @@ def _request(program: LoweredProgram) -> dict[str, Any]:
     }
 
 
-def _for_tpu(program: LoweredProgram, axes: Axes, on: Slice) -> InspectedProgram:
+def _for_tpu(
+    program: LoweredProgram, axes: Axes, on: Slice, options: Mapping[str, Any]
+) -> InspectedProgram:
     kind = _TOPOLOGY_NAMES.get(on.generation, on.generation)
     request = _request(program) | {
         "topology": f"{kind}:{'x'.join(str(side) for side in on.topology)}",
         "topology_options": _ONE_DEVICE.get(kind, {}) if program.partitions == on.chips else {},
         "places": places_on(on, axes),
-        "options": {},
+        "options": dict(options),
     }
     answer = tpu_worker().compile(request, program.code)
     return InspectedProgram(program.name, parse_module(answer.text), axes, "tpu", answer.memory)
