@@ -13,6 +13,7 @@ from pathlib import Path
 from llama_350m import adamw, kernel, texts
 
 from drumline.models import llama_1b3
+from drumline.models.remat import Remat
 from drumline.train import Recipe, Settings
 
 
@@ -20,7 +21,7 @@ def recipe(
     *,
     tokens: Path | None = None,
     model: int = 1,
-    remat: bool = True,
+    remat: Remat = True,
     steps: int = 50_000,
     batch: int = 256,
     learning_rate: float = 2e-4,

@@ -29,6 +29,7 @@ def refused(says: str) -> Iterator[None]:
 
 TINY: dict[str, Any] = {"width": 16, "depth": 1, "heads": 4}
 UNKNOWN: dict[str, Any] = {"attention": "flash"}
+NO_POLICY: dict[str, Any] = {"remat": "dotz"}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,11 @@ UNKNOWN: dict[str, Any] = {"attention": "flash"}
                 layout=dict.fromkeys(("batch", "sequence", "heads", "hidden", "vocab"), "x"),
             ),
             "LM: layout divides both batch and sequence over 'x'; give them different mesh axes",
+        ),
+        (
+            lambda: replace(LITTLE_LM, **NO_POLICY),
+            "LM: remat is 'dotz'; it can be none, dots, projections, full, "
+            "or True for full and False for none",
         ),
         (
             lambda: MLP(layout={"batch": "data", "hidden": "model"}),

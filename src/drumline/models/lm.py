@@ -47,6 +47,7 @@ from drumline.models.losses import (
     cross_entropy,
     mean_of_counted,
 )
+from drumline.models.remat import Remat, check_remat
 from drumline.parallel.block import steps
 from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import rms_norm
@@ -112,7 +113,9 @@ class LM(OnMesh):
         compute_dtype: the type to multiply in; the weights are stored in float32.
         attention: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
         scan_layers: whether one compiled block serves all layers, in a loop.
-        remat: whether to compute the blocks again in the backward pass instead of keeping them.
+        remat: what the blocks keep for the backward pass, the rest being computed again: True or
+            `"full"` for nothing, `"projections"`, `"dots"`, False or `"none"` for everything
+            (`drumline.models.remat`).
         rotary_base: the wavelength of the slowest rotary pair is 2π times this.
         epsilon: added to the mean square in the norms.
         ignore_index: what stands in a batch for a token that is not to be predicted.
@@ -133,7 +136,7 @@ class LM(OnMesh):
     compute_dtype: str = "bfloat16"
     attention: Kernel = "xla"
     scan_layers: bool = False
-    remat: bool = False
+    remat: Remat = False
     rotary_base: float = 10_000.0
     epsilon: float = 1e-6
     ignore_index: int = IGNORE_INDEX
@@ -153,6 +156,7 @@ class LM(OnMesh):
                 f"LM: experts_per_token is {self.experts_per_token}; of {self.experts} experts "
                 f"a token can go to 1 to {self.experts}"
             )
+        check_remat("LM", self.remat)
         if self.attention not in get_args(Kernel):
             raise ValueError(f"LM: attention is {self.attention!r}; it can be 'xla' or 'cudnn'")
         layout = self._layout()
@@ -286,7 +290,11 @@ class LM(OnMesh):
         """The scores of the device's own part of the vocabulary, and what the experts tell."""
         dtype = jnp.dtype(self.compute_dtype)
         x = tap("table", self._look_up(here, params["table"], tokens).astype(dtype))
-        block = here.block(lambda x, stored: self._block(here, x, stored), remat=self.remat)
+        block = here.block(
+            lambda x, stored: self._block(here, x, stored),
+            remat=self.remat,
+            scanned=self.scan_layers,
+        )
         if self.scan_layers:
             x, extra = lax.scan(block, x, params["blocks"])
         else:

@@ -41,6 +41,7 @@ from drumline.models.layouts import (
     read_layout,
 )
 from drumline.models.losses import IGNORE_INDEX, check_numbers
+from drumline.models.remat import Remat, check_remat
 from drumline.parallel.block import steps
 from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import layer_norm
@@ -104,7 +105,9 @@ class ViT(OnMesh):
         compute_dtype: the type to multiply in; the weights are stored in float32.
         attention: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
         scan_layers: whether one compiled block serves all layers, in a loop.
-        remat: whether to compute the blocks again in the backward pass instead of keeping them.
+        remat: what the blocks keep for the backward pass, the rest being computed again: True or
+            `"full"` for nothing, `"projections"`, `"dots"`, False or `"none"` for everything
+            (`drumline.models.remat`).
         ignore_index: the label of an image that counts neither for the loss nor for the accuracy.
     """
 
@@ -120,7 +123,7 @@ class ViT(OnMesh):
     compute_dtype: str = "bfloat16"
     attention: Kernel = "xla"
     scan_layers: bool = False
-    remat: bool = False
+    remat: Remat = False
     ignore_index: int = IGNORE_INDEX
 
     item = "images"
@@ -133,6 +136,7 @@ class ViT(OnMesh):
             raise ValueError(
                 f"ViT: images of {self.image} pixels cannot be cut into patches of {self.patch}"
             )
+        check_remat("ViT", self.remat)
         if self.attention not in get_args(Kernel):
             raise ValueError(f"ViT: attention is {self.attention!r}; it can be 'xla' or 'cudnn'")
         check_together("ViT", self._layout(), ("sequence", "heads", "hidden"))
@@ -261,7 +265,9 @@ class ViT(OnMesh):
         # batch innermost, and transposes them for every multiplication.
         x = x.reshape(-1, self.width)
         block = here.block(
-            lambda x, stored: (self._block(here, x, rows, stored), None), remat=self.remat
+            lambda x, stored: (self._block(here, x, rows, stored), None),
+            remat=self.remat,
+            scanned=self.scan_layers,
         )
         if self.scan_layers:
             x, _ = lax.scan(block, x, params["blocks"])
