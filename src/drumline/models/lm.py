@@ -62,7 +62,7 @@ from drumline.parallel.block.weights import (
     stacked,
 )
 from drumline.parallel.experts.layer import moe_feedforward
-from drumline.parallel.experts.routing import Routing
+from drumline.parallel.experts.routing import Routing, router_logits
 from drumline.parallel.taps import scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden", "vocab", "experts")
@@ -363,8 +363,7 @@ def router_losses(
     over tokens, so from those parts the whole could not be had: it would depend on the layout.
     """
     # The layer has this product too; the compiler keeps one of them.
-    scores = jnp.matmul(rows.astype(jnp.float32), router.astype(jnp.float32))
-    share = jnp.mean(jax.nn.softmax(scores), axis=0)
+    share = jnp.mean(jax.nn.softmax(router_logits(rows, router)), axis=0)
     used = routing.tokens_per_expert.astype(jnp.float32)
     importance, use = over_all(share), over_all(used / jnp.sum(used))
     balance = router.shape[1] * jnp.sum(use * importance)

@@ -12,6 +12,7 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName, devices_along
 from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.grouped.blocks import accumulator
 from drumline.parallel.grouped.rows import group_sizes
 from drumline.parallel.grouped.typed import by_platform, pmax, pmean, psum
 
@@ -51,6 +52,16 @@ class Routing:
     """Rounds that an exchange of this routing takes; 1 where nothing is exchanged."""
     recall_target: float
     """The share of true top-k experts that was asked for: 1.0 when exact."""
+
+
+def router_logits(x: jax.Array, router: jax.Array) -> jax.Array:
+    """Return `x[S, D] @ router[D, E]` in float32, to all its digits.
+
+    A choice between experts is a comparison of these. By default a TPU rounds the operands of a
+    float32 product to bfloat16, and a GPU to TF32: near-ties would fall otherwise on other chips.
+    """
+    dtype = accumulator(x.dtype)
+    return jnp.matmul(x.astype(dtype), router.astype(dtype), precision="highest")
 
 
 def route(
