@@ -10,7 +10,7 @@ Measured on one H200: see docs/training.md.
 
 from pathlib import Path
 
-from llama_350m import adamw, kernel, texts
+from llama_350m import adamw, texts
 
 from drumline.models import llama_1b3
 from drumline.models.remat import Remat
@@ -28,7 +28,7 @@ def recipe(
     save_every: int = 500,
 ) -> Recipe:
     """What to train, and on what."""
-    decoder = llama_1b3(layout="fsdp+tensor", attention=kernel(), scan_layers=True, remat=remat)
+    decoder = llama_1b3(layout="fsdp+tensor", scan_layers=True, remat=remat)
     return Recipe(
         model=decoder,
         optimizer=adamw(learning_rate, steps),

@@ -99,7 +99,7 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
         ),
         (
             lambda: ViT(**TINY, **UNKNOWN),
-            "ViT: attention is 'flash'; it can be 'xla' or 'cudnn'",
+            "ViT: attention is 'flash'; it can be auto, xla, cudnn, splash",
         ),
         (
             lambda: replace(LITTLE_LM, kv_heads=3),
@@ -115,7 +115,7 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
         ),
         (
             lambda: replace(LITTLE_LM, **UNKNOWN),
-            "LM: attention is 'flash'; it can be 'xla' or 'cudnn'",
+            "LM: attention is 'flash'; it can be auto, xla, cudnn, splash",
         ),
     ],
 )

@@ -111,7 +111,8 @@ class LM(OnMesh):
         z_weight: of the loss that is the mean square of the router's log-sum-exp.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
-        attention: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
+        attention: `"auto"` for the best kernel of the platform, or the name of one
+            (`drumline.parallel.block.attention`).
         scan_layers: whether one compiled block serves all layers, in a loop.
         remat: what the blocks keep for the backward pass, the rest being computed again: True or
             `"full"` for nothing, `"projections"`, `"dots"`, False or `"none"` for everything
@@ -134,7 +135,7 @@ class LM(OnMesh):
     z_weight: float = 0.001
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "bfloat16"
-    attention: Kernel = "xla"
+    attention: Kernel = "auto"
     scan_layers: bool = False
     remat: Remat = False
     rotary_base: float = 10_000.0
@@ -158,7 +159,8 @@ class LM(OnMesh):
             )
         check_remat("LM", self.remat)
         if self.attention not in get_args(Kernel):
-            raise ValueError(f"LM: attention is {self.attention!r}; it can be 'xla' or 'cudnn'")
+            known = ", ".join(get_args(Kernel))
+            raise ValueError(f"LM: attention is {self.attention!r}; it can be {known}")
         layout = self._layout()
         dense = () if self.experts else ("hidden",)
         check_together("LM", layout, ("sequence", "heads", "vocab", *dense))
