@@ -12,16 +12,15 @@ are already scaled, and one example at a time; all that is arranged here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from math import sqrt
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Float
 
+from drumline.parallel.apart import Plain, traced_apart
 from drumline.parallel.grouped.blocks import alike
 
 LANES = 128
@@ -88,30 +87,19 @@ def _attend(kernel: _Kernel, query: Heads, key: Heads, value: Heads) -> Heads:
 
 
 def _forward(kernel: _Kernel, query: Heads, key: Heads, value: Heads) -> tuple[Heads, Any]:
-    forward = _passes(kernel, _plain(query), _plain(key)).forward
+    forward = _passes(kernel, Plain.of(query), Plain.of(key)).forward
     out, *saved = alike(query, *forward(query, key, value))[1:]
     return out, (query, key, saved)
 
 
 def _backward(kernel: _Kernel, kept: Any, g: Heads) -> tuple[Heads, Heads, Heads]:
     query, key, saved = kept
-    backward = _passes(kernel, _plain(query), _plain(key)).backward
+    backward = _passes(kernel, Plain.of(query), Plain.of(key)).backward
     dquery, dkey, dvalue = alike(query, *backward(*saved, g))[1:]
     return dquery, dkey, dvalue
 
 
 _attend.defvjp(_forward, _backward)
-
-
-class _Plain(NamedTuple):
-    """The type of an array without its place on a mesh."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-def _plain(x: jax.Array) -> _Plain:
-    return _Plain(x.shape, x.dtype)
 
 
 class _Passes(NamedTuple):
@@ -122,33 +110,22 @@ class _Passes(NamedTuple):
 
 
 @cache
-def _passes(kernel: _Kernel, query: _Plain, key: _Plain) -> _Passes:
-    """Both passes, traced away from any mesh.
-
-    In a `shard_map` that checks what varies, a kernel has to name the axes its results vary over,
-    and this one names none. What surrounds a trace belongs to its thread: in another, nothing
-    asks.
-    """
-    types = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (query, key, key)]
-
+def _passes(kernel: _Kernel, query: Plain, key: Plain) -> _Passes:
     def forward(*arrays: jax.Array) -> Any:
         return jax.vjp(jax.vmap(_splash(kernel, query)), *arrays)
 
-    def trace() -> _Passes:
-        there, (out, pull) = jax.make_jaxpr(forward, return_shape=True)(*types)
-        leaves, shape = jax.tree.flatten(pull)
+    there = traced_apart(forward, query, key, key)
+    out, pull = there.result
+    saved, shape = jax.tree.flatten(pull)
 
-        def backward(*kept: jax.Array) -> Any:
-            return jax.tree.unflatten(shape, kept[:-1])(kept[-1])
+    def backward(*kept: jax.Array) -> Any:
+        return jax.tree.unflatten(shape, kept[:-1])(kept[-1])
 
-        back = jax.make_jaxpr(backward)(*leaves, out)
-        return _Passes(jaxpr_as_fun(there), jaxpr_as_fun(back))
-
-    with ThreadPoolExecutor(1) as elsewhere:
-        return elsewhere.submit(trace).result()
+    back = traced_apart(backward, *map(Plain.of, (*saved, out)))
+    return _Passes(there.call, back.call)
 
 
-def _splash(kernel: _Kernel, query: _Plain) -> Callable[..., jax.Array]:
+def _splash(kernel: _Kernel, query: Plain) -> Callable[..., jax.Array]:
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
     )
