@@ -15,16 +15,16 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 
-class Plain(NamedTuple):
+class ArrayType(NamedTuple):
     """The type of an array without its place on a mesh."""
 
     shape: tuple[int, ...]
     dtype: Any
 
     @staticmethod
-    def of(x: Any) -> Plain:
+    def of(x: Any) -> ArrayType:
         """The type of an array, or of what stands for one."""
-        return Plain(tuple(x.shape), x.dtype)
+        return ArrayType(tuple(x.shape), x.dtype)
 
 
 class Traced(NamedTuple):
@@ -36,7 +36,7 @@ class Traced(NamedTuple):
     """A tree like the result, with the type of each leaf."""
 
 
-def traced_apart(function: Callable[..., Any], *types: Plain) -> Traced:
+def traced_apart(function: Callable[..., Any], *types: ArrayType) -> Traced:
     """Trace a function of arrays of these types, away from any mesh."""
 
     def trace() -> Traced:

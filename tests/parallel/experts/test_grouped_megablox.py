@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,8 @@ def test_products_and_their_gradients_are_those_of_float64() -> None:
     def on_device(
         x: jax.Array, dy: jax.Array, sizes: jax.Array, w: jax.Array
     ) -> tuple[jax.Array, ...]:
-        options = {"out_dtype": jnp.dtype("float32"), "interpret": True}
-        matmul = partial(megablox.matmul, **options)
+        options: dict[str, Any] = {"out_dtype": jnp.dtype("float32"), "interpret": True}
+        matmul: Any = partial(megablox.matmul, **options)
         y = matmul(x[0], w, sizes[0], transpose=False)
         dx = matmul(dy[0], w, sizes[0], transpose=True)
         dw = megablox.outer(x[0], dy[0], sizes[0], **options)

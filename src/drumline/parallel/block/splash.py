@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from drumline.parallel.apart import Plain, traced_apart
+from drumline.parallel.apart import ArrayType, traced_apart
 from drumline.parallel.grouped.blocks import alike
 
 LANES = 128
@@ -87,14 +87,14 @@ def _attend(kernel: _Kernel, query: Heads, key: Heads, value: Heads) -> Heads:
 
 
 def _forward(kernel: _Kernel, query: Heads, key: Heads, value: Heads) -> tuple[Heads, Any]:
-    forward = _passes(kernel, Plain.of(query), Plain.of(key)).forward
+    forward = _passes(kernel, ArrayType.of(query), ArrayType.of(key)).forward
     out, *saved = alike(query, *forward(query, key, value))[1:]
     return out, (query, key, saved)
 
 
 def _backward(kernel: _Kernel, kept: Any, g: Heads) -> tuple[Heads, Heads, Heads]:
     query, key, saved = kept
-    backward = _passes(kernel, Plain.of(query), Plain.of(key)).backward
+    backward = _passes(kernel, ArrayType.of(query), ArrayType.of(key)).backward
     dquery, dkey, dvalue = alike(query, *backward(*saved, g))[1:]
     return dquery, dkey, dvalue
 
@@ -110,7 +110,7 @@ class _Passes(NamedTuple):
 
 
 @cache
-def _passes(kernel: _Kernel, query: Plain, key: Plain) -> _Passes:
+def _passes(kernel: _Kernel, query: ArrayType, key: ArrayType) -> _Passes:
     def forward(*arrays: jax.Array) -> Any:
         return jax.vjp(jax.vmap(_splash(kernel, query)), *arrays)
 
@@ -121,11 +121,11 @@ def _passes(kernel: _Kernel, query: Plain, key: Plain) -> _Passes:
     def backward(*kept: jax.Array) -> Any:
         return jax.tree.unflatten(shape, kept[:-1])(kept[-1])
 
-    back = traced_apart(backward, *map(Plain.of, (*saved, out)))
+    back = traced_apart(backward, *map(ArrayType.of, (*saved, out)))
     return _Passes(there.call, back.call)
 
 
-def _splash(kernel: _Kernel, query: Plain) -> Callable[..., jax.Array]:
+def _splash(kernel: _Kernel, query: ArrayType) -> Callable[..., jax.Array]:
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
     )

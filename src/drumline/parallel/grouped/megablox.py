@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from drumline.parallel.apart import Plain, traced_apart
+from drumline.parallel.apart import ArrayType, traced_apart
 from drumline.parallel.grouped.blocks import alike
 
 LANES = 128
@@ -65,13 +65,13 @@ class _Options(NamedTuple):
 
 
 def _call(multiply: Callable[..., jax.Array], options: _Options, *operands: jax.Array) -> jax.Array:
-    (out,) = _traced(multiply, options, *map(Plain.of, operands))(*operands)
+    (out,) = _traced(multiply, options, *map(ArrayType.of, operands))(*operands)
     return alike(out, *operands)[0]
 
 
 @cache
 def _traced(
-    multiply: Callable[..., jax.Array], options: _Options, *types: Plain
+    multiply: Callable[..., jax.Array], options: _Options, *types: ArrayType
 ) -> Callable[..., list[jax.Array]]:
     return traced_apart(partial(multiply, options), *types).call
 
