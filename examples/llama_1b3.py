@@ -10,9 +10,10 @@ Measured on one H200: see docs/training.md.
 
 from pathlib import Path
 
-from llama_350m import adamw, kernel, texts
+from llama_350m import adamw, texts
 
 from drumline.models import llama_1b3
+from drumline.models.remat import Remat
 from drumline.train import Recipe, Settings
 
 
@@ -20,14 +21,14 @@ def recipe(
     *,
     tokens: Path | None = None,
     model: int = 1,
-    remat: bool = True,
+    remat: Remat = True,
     steps: int = 50_000,
     batch: int = 256,
     learning_rate: float = 2e-4,
     save_every: int = 500,
 ) -> Recipe:
     """What to train, and on what."""
-    decoder = llama_1b3(layout="fsdp+tensor", attention=kernel(), scan_layers=True, remat=remat)
+    decoder = llama_1b3(layout="fsdp+tensor", scan_layers=True, remat=remat)
     return Recipe(
         model=decoder,
         optimizer=adamw(learning_rate, steps),

@@ -10,7 +10,6 @@ drawn at random, which is enough to see how fast it is.
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 
@@ -29,7 +28,7 @@ def recipe(
     save_every: int = 500,
 ) -> Recipe:
     """What to train, and on what."""
-    model = llama_350m(layout="fsdp", attention=kernel())
+    model = llama_350m(layout="fsdp")
     return Recipe(
         model=model,
         optimizer=adamw(learning_rate, steps),
@@ -38,11 +37,6 @@ def recipe(
         steps=steps,
         settings=Settings(save_every=save_every, keep_every=10 * save_every),
     )
-
-
-def kernel() -> str:
-    """The fastest attention here."""
-    return "cudnn" if jax.default_backend() == "gpu" else "xla"
 
 
 def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:

@@ -10,7 +10,6 @@ Without one the images are noise, which is enough to see how fast it is.
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 
@@ -27,10 +26,9 @@ def recipe(
     save_every: int = 1000,
 ) -> Recipe:
     """What to train, and on what."""
-    on_gpu = jax.default_backend() == "gpu"
     rate = optax.warmup_cosine_decay_schedule(0.0, learning_rate, steps // 10, steps)
     return Recipe(
-        model=vit_b16(layout="fsdp", attention="cudnn" if on_gpu else "xla"),
+        model=vit_b16(layout="fsdp"),
         optimizer=optax.chain(
             optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.05)
         ),

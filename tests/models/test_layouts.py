@@ -8,13 +8,15 @@ import re
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from drumline.models import lm, mlp, vit
+from drumline.models import LM, lm, mlp, vit
 from drumline.models.layouts import Layout
+from drumline.models.remat import Remat
 from tests.models.training import (
     KEY,
     LITTLE_LM,
@@ -110,6 +112,32 @@ def test_layers_written_out_and_computed_again_are_the_layers_in_the_loop() -> N
         jax.tree.leaves(gradients), jax.tree.leaves(looped.gradients), strict=True
     ):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_kept_for_the_backward_pass_goes_by_name() -> None:
+    def kept(remat: Remat) -> int:
+        residuals = kept_by(replace(LITTLE_LM, scan_layers=False, remat=remat))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in residuals)
+
+    assert kept("full") < kept("projections") < kept("dots") < kept("none")
+    assert (kept(True), kept(False)) == (kept("full"), kept("none"))
+
+
+def test_no_logits_in_float32_wait_for_the_backward_pass() -> None:
+    model = replace(LITTLE_LM, compute_dtype="bfloat16")
+    shape = (2, 8, model.vocab)
+    logits = [leaf.dtype.name for leaf in kept_by(model) if leaf.shape == shape]
+    assert logits == ["bfloat16"]
+
+
+def kept_by(model: LM) -> list[jax.ShapeDtypeStruct]:
+    """What the loss keeps for its backward pass."""
+    batch = {name: jnp.asarray(rows) for name, rows in batch_for(model, 2).items()}
+    shapes = jax.eval_shape(model.init, KEY)
+    residuals = jax.eval_shape(
+        lambda weights: jax.vjp(lambda w: model.loss(w, batch, KEY)[0], weights)[1], shapes
+    )
+    return jax.tree.leaves(residuals)
 
 
 def test_a_layout_of_ones_own_for_a_mesh_of_ones_own() -> None:

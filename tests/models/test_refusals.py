@@ -29,6 +29,7 @@ def refused(says: str) -> Iterator[None]:
 
 TINY: dict[str, Any] = {"width": 16, "depth": 1, "heads": 4}
 UNKNOWN: dict[str, Any] = {"attention": "flash"}
+NO_POLICY: dict[str, Any] = {"remat": "dotz"}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,11 @@ UNKNOWN: dict[str, Any] = {"attention": "flash"}
             "LM: layout divides both batch and sequence over 'x'; give them different mesh axes",
         ),
         (
+            lambda: replace(LITTLE_LM, **NO_POLICY),
+            "LM: remat is 'dotz'; it can be none, dots, projections, full, "
+            "or True for full and False for none",
+        ),
+        (
             lambda: MLP(layout={"batch": "data", "hidden": "model"}),
             "MLP: layout divides hidden over 'model' but not the batch; "
             "the batch's rows travel round that ring, so name that axis for both",
@@ -93,7 +99,7 @@ UNKNOWN: dict[str, Any] = {"attention": "flash"}
         ),
         (
             lambda: ViT(**TINY, **UNKNOWN),
-            "ViT: attention is 'flash'; it can be 'xla' or 'cudnn'",
+            "ViT: attention is 'flash'; it can be auto, xla, cudnn, splash",
         ),
         (
             lambda: replace(LITTLE_LM, kv_heads=3),
@@ -109,7 +115,7 @@ UNKNOWN: dict[str, Any] = {"attention": "flash"}
         ),
         (
             lambda: replace(LITTLE_LM, **UNKNOWN),
-            "LM: attention is 'flash'; it can be 'xla' or 'cudnn'",
+            "LM: attention is 'flash'; it can be auto, xla, cudnn, splash",
         ),
     ],
 )

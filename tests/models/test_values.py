@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from drumline.models import LM
 from drumline.parallel.block.norms import layer_norm
 from tests.models import reference
-from tests.models.training import MODELS, batch_for, trained, weights_of
+from tests.models.training import KEY, MODELS, batch_for, trained, weights_of
 
 FLOAT32 = 5e-6
 """Relative error of a loss through some ten roundings of float32."""
@@ -51,3 +54,16 @@ def test_a_layer_norm_keeps_its_digits_where_the_mean_outweighs_what_varies() ->
     assert np.abs(found - exact).max() < 1e-3
     slope = jax.jit(jax.grad(lambda x: (layer_norm(x, scale, shift) * rng.normal(size=256)).sum()))
     assert np.isfinite(slope(x)).all()
+
+
+def test_a_router_decides_on_all_digits_of_its_scores_on_a_tpu() -> None:
+    model = MODELS["MoE"]
+    assert isinstance(model, LM)
+    model = replace(model, compute_dtype="bfloat16")
+    shapes, batch = jax.eval_shape(model.init, KEY), batch_for(model, 2)
+    step = jax.jit(jax.grad(lambda w, batch: model.loss(w, batch, KEY)[0]))
+    text = step.trace(shapes, batch).lower(lowering_platforms=("tpu",)).as_text()
+    wide = re.findall(r"dot_general.*: \(tensor<\w+xf32>, tensor<\w+xf32>\).*", text)
+    # For the choice and for the balance, forward and in both gradients.
+    assert len(wide) == 6
+    assert all("precision = [HIGHEST, HIGHEST]" in product for product in wide)

@@ -34,6 +34,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from drumline.models.remat import Remat, rematerialised
 from drumline.parallel.block.projections import Plain, Projections, Rings
 from drumline.parallel.varying import varying_axes
 
@@ -282,18 +283,14 @@ class Division:
         prepared: Tree = jax.tree.map(prepare, stored, dims)
         return prepared
 
-    def block(self, block: Callable[..., Any], *, remat: bool) -> Callable[..., Any]:
-        """A layer as it is to be differentiated.
+    def block(
+        self, block: Callable[..., Any], *, remat: Remat, scanned: bool
+    ) -> Callable[..., Any]:
+        """A layer as it is to be differentiated: with what `remat` says kept for the backward pass.
 
-        With `remat` everything but its inputs is computed again in the backward pass. Without, if
-        its weights are gathered, they are gathered again there and all else is kept: otherwise
-        every layer's whole weights would wait in memory for the backward pass.
+        Gathered weights are gathered again there.
         """
-        if remat:
-            return jax.checkpoint(block)
-        if self.axes("embed"):
-            return jax.checkpoint(block, policy=_is_no_weight)
-        return block
+        return rematerialised(block, remat, scanned=scanned, gathers=bool(self.axes("embed")))
 
     def projections(self, name: str) -> Projections:
         """What multiplies by weights that are divided as `name` is: rings, where they are."""
@@ -371,23 +368,6 @@ def _gather_backward(
 
 
 _gathered.defvjp(_gather_forward, _gather_backward)
-
-
-def _is_no_weight(primitive: Any, *_inputs: Any, **_params: Any) -> bool:
-    """Whether a result may be kept for the backward pass.
-
-    Not what was gathered, nor what merely has another type, shape or mark: from that, the gathered
-    weights would be kept in another form.
-    """
-    return primitive.name not in {
-        "all_gather",
-        "concatenate",
-        "convert_element_type",
-        "reshape",
-        "reverse_only",
-        "squeeze",
-        "transpose",
-    }
 
 
 def _listed(names: Any) -> str:

@@ -47,6 +47,7 @@ from drumline.models.losses import (
     cross_entropy,
     mean_of_counted,
 )
+from drumline.models.remat import Remat, check_remat
 from drumline.parallel.block import steps
 from drumline.parallel.block.attention import Kernel, attend
 from drumline.parallel.block.norms import rms_norm
@@ -61,7 +62,7 @@ from drumline.parallel.block.weights import (
     stacked,
 )
 from drumline.parallel.experts.layer import moe_feedforward
-from drumline.parallel.experts.routing import Routing
+from drumline.parallel.experts.routing import Routing, router_logits
 from drumline.parallel.taps import scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden", "vocab", "experts")
@@ -110,9 +111,12 @@ class LM(OnMesh):
         z_weight: of the loss that is the mean square of the router's log-sum-exp.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
-        attention: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
+        attention: `"auto"` for the best kernel of the platform, or the name of one
+            (`drumline.parallel.block.attention`).
         scan_layers: whether one compiled block serves all layers, in a loop.
-        remat: whether to compute the blocks again in the backward pass instead of keeping them.
+        remat: what the blocks keep for the backward pass, the rest being computed again: True or
+            `"full"` for nothing, `"projections"`, `"dots"`, False or `"none"` for everything
+            (`drumline.models.remat`).
         rotary_base: the wavelength of the slowest rotary pair is 2π times this.
         epsilon: added to the mean square in the norms.
         ignore_index: what stands in a batch for a token that is not to be predicted.
@@ -131,9 +135,9 @@ class LM(OnMesh):
     z_weight: float = 0.001
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "bfloat16"
-    attention: Kernel = "xla"
+    attention: Kernel = "auto"
     scan_layers: bool = False
-    remat: bool = False
+    remat: Remat = False
     rotary_base: float = 10_000.0
     epsilon: float = 1e-6
     ignore_index: int = IGNORE_INDEX
@@ -153,8 +157,10 @@ class LM(OnMesh):
                 f"LM: experts_per_token is {self.experts_per_token}; of {self.experts} experts "
                 f"a token can go to 1 to {self.experts}"
             )
+        check_remat("LM", self.remat)
         if self.attention not in get_args(Kernel):
-            raise ValueError(f"LM: attention is {self.attention!r}; it can be 'xla' or 'cudnn'")
+            known = ", ".join(get_args(Kernel))
+            raise ValueError(f"LM: attention is {self.attention!r}; it can be {known}")
         layout = self._layout()
         dense = () if self.experts else ("hidden",)
         check_together("LM", layout, ("sequence", "heads", "vocab", *dense))
@@ -286,7 +292,11 @@ class LM(OnMesh):
         """The scores of the device's own part of the vocabulary, and what the experts tell."""
         dtype = jnp.dtype(self.compute_dtype)
         x = tap("table", self._look_up(here, params["table"], tokens).astype(dtype))
-        block = here.block(lambda x, stored: self._block(here, x, stored), remat=self.remat)
+        block = here.block(
+            lambda x, stored: self._block(here, x, stored),
+            remat=self.remat,
+            scanned=self.scan_layers,
+        )
         if self.scan_layers:
             x, extra = lax.scan(block, x, params["blocks"])
         else:
@@ -355,8 +365,7 @@ def router_losses(
     over tokens, so from those parts the whole could not be had: it would depend on the layout.
     """
     # The layer has this product too; the compiler keeps one of them.
-    scores = jnp.matmul(rows.astype(jnp.float32), router.astype(jnp.float32))
-    share = jnp.mean(jax.nn.softmax(scores), axis=0)
+    share = jnp.mean(jax.nn.softmax(router_logits(rows, router)), axis=0)
     used = routing.tokens_per_expert.astype(jnp.float32)
     importance, use = over_all(share), over_all(used / jnp.sum(used))
     balance = router.shape[1] * jnp.sum(use * importance)

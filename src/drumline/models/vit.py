@@ -41,8 +41,9 @@ from drumline.models.layouts import (
     read_layout,
 )
 from drumline.models.losses import IGNORE_INDEX, check_numbers
+from drumline.models.remat import Remat, check_remat
 from drumline.parallel.block import steps
-from drumline.parallel.block.attention import Kernel, attend
+from drumline.parallel.block.attention import CUDNN_MULTIPLE, Kernel, attend, has_cudnn
 from drumline.parallel.block.norms import layer_norm
 from drumline.parallel.block.shape import BlockShape
 from drumline.parallel.block.weights import (
@@ -83,9 +84,6 @@ OUTSIDE: dict[str, Dims] = {
 }
 """Weights before and after the blocks, and the logical axes of their dimensions."""
 
-CUDNN_MULTIPLE = 8
-"""cuDNN's attention has no gradient for other sequence lengths than multiples of this."""
-
 
 @dataclass(frozen=True)
 class ViT(OnMesh):
@@ -102,9 +100,12 @@ class ViT(OnMesh):
         hidden: F, the width of the feed-forward part; 4·D if None.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
-        attention: `"xla"`, or `"cudnn"` for the fused kernel on GPUs.
+        attention: `"auto"` for the best kernel of the platform, or the name of one
+            (`drumline.parallel.block.attention`).
         scan_layers: whether one compiled block serves all layers, in a loop.
-        remat: whether to compute the blocks again in the backward pass instead of keeping them.
+        remat: what the blocks keep for the backward pass, the rest being computed again: True or
+            `"full"` for nothing, `"projections"`, `"dots"`, False or `"none"` for everything
+            (`drumline.models.remat`).
         ignore_index: the label of an image that counts neither for the loss nor for the accuracy.
     """
 
@@ -118,9 +119,9 @@ class ViT(OnMesh):
     hidden: int | None = None
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "bfloat16"
-    attention: Kernel = "xla"
+    attention: Kernel = "auto"
     scan_layers: bool = False
-    remat: bool = False
+    remat: Remat = False
     ignore_index: int = IGNORE_INDEX
 
     item = "images"
@@ -133,8 +134,10 @@ class ViT(OnMesh):
             raise ValueError(
                 f"ViT: images of {self.image} pixels cannot be cut into patches of {self.patch}"
             )
+        check_remat("ViT", self.remat)
         if self.attention not in get_args(Kernel):
-            raise ValueError(f"ViT: attention is {self.attention!r}; it can be 'xla' or 'cudnn'")
+            known = ", ".join(get_args(Kernel))
+            raise ValueError(f"ViT: attention is {self.attention!r}; it can be {known}")
         check_together("ViT", self._layout(), ("sequence", "heads", "hidden"))
         check_apart("ViT", self._layout(), "batch", "sequence")
 
@@ -261,7 +264,9 @@ class ViT(OnMesh):
         # batch innermost, and transposes them for every multiplication.
         x = x.reshape(-1, self.width)
         block = here.block(
-            lambda x, stored: (self._block(here, x, rows, stored), None), remat=self.remat
+            lambda x, stored: (self._block(here, x, rows, stored), None),
+            remat=self.remat,
+            scanned=self.scan_layers,
         )
         if self.scan_layers:
             x, _ = lax.scan(block, x, params["blocks"])
@@ -318,7 +323,8 @@ class ViT(OnMesh):
         return here.at_hand(stored, dims, jnp.dtype(self.compute_dtype), **rows)
 
     def _padded(self, here: Division) -> int:
-        multiple = lcm(here.count("sequence"), CUDNN_MULTIPLE if self.attention == "cudnn" else 1)
+        cudnn = self.attention == "cudnn" or (self.attention == "auto" and has_cudnn())
+        multiple = lcm(here.count("sequence"), CUDNN_MULTIPLE if cudnn else 1)
         return -(-self.tokens // multiple) * multiple
 
 

@@ -95,20 +95,25 @@ def test_packed_buffers_travel_to_the_right_places(monkeypatch: pytest.MonkeyPat
             output = jnp.where(mine, rows, output)
         return output
 
-    def packed(*operands: Any, default: Any, **_: Any) -> Any:
-        return default(*operands)
+    def run_on(platform: str) -> list[tuple[jax.Array, ...]]:
+        def chosen(*operands: Any, default: Any, **others: Any) -> Any:
+            return others.get(platform, default)(*operands)
+
+        monkeypatch.setattr(experts_exchange, "by_platform", chosen)
+        run = with_gradients(sharded(mesh_of(4, 2), "alltoall"))
+        return [run(case, assignment) for assignment in assignments]
 
     monkeypatch.setattr(experts_rounds, "ragged_all_to_all", played)
-    monkeypatch.setattr(experts_exchange, "by_platform", packed)
     case = draw(16, 2)
-    run = with_gradients(sharded(mesh_of(4, 2), "alltoall"))
-    for kind in KINDS:
-        assignment = assign(kind, 16, 2)
-        assert_true(run(case, assignment), case, assignment)
     # One device alone has something to send: the busiest sender sets the rounds.
-    assignment = assign("uniform", 16, 2)
-    assignment[16:] = -1
-    assert_true(run(case, assignment), case, assignment)
+    alone, nobody = assign("uniform", 16, 2), assign("uniform", 16, 2)
+    alone[16:], nobody[:] = -1, -1
+    assignments = [*(assign(kind, 16, 2) for kind in KINDS), alone, nobody]
+    in_turn, ahead = run_on("cuda"), run_on("tpu")
+    for found, assignment in zip(in_turn, assignments, strict=True):
+        assert_true(found, case, assignment)
+    # Sent ahead, rows are summed in the same order.
+    jax.tree.map(np.testing.assert_array_equal, ahead, in_turn)
 
 
 @pytest.mark.parametrize("buffer_rows", [1, 7])

@@ -108,7 +108,7 @@ class TransformerBlock(eqx.Module):
             direction: of the rings, `"both"` or `"one"`.
             loop: of the rings, `"unrolled"`, `"rolled"` or `"auto"`.
             activation: the feed-forward part's non-linearity, element by element.
-            kernel: `"xla"`, or `"cudnn"` for fused attention on GPUs.
+            kernel: of attention, as `drumline.parallel.block.attention` lists them.
             precision: of the projections' multiplications.
             dtype: of the weights, and of the activations to call the block with.
         """

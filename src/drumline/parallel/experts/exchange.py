@@ -25,10 +25,11 @@ from jax import lax
 from drumline.parallel.axes import AxisName
 from drumline.parallel.experts.functions import ExpertFunction, Matrices
 from drumline.parallel.experts.rounds import Rounds, plan_rounds
+from drumline.parallel.experts.schedules import AHEAD, DENSE, PACKED, Schedule, Stages
 from drumline.parallel.grouped.blocks import accumulator
 from drumline.parallel.grouped.matmul import row_alignment
 from drumline.parallel.grouped.rows import Grouping, group_rows
-from drumline.parallel.grouped.typed import by_platform, fori_loop, psum_scatter
+from drumline.parallel.grouped.typed import by_platform, psum_scatter
 from drumline.parallel.modes import once_only
 
 T = TypeVar("T")
@@ -161,14 +162,19 @@ def _bring_everyone(
 
 
 def _by_device(rounds: Callable[..., T], *operands: Any) -> T:
-    """Use packed buffers where `ragged_all_to_all` exists, dense ones elsewhere."""
-    packed, dense = partial(rounds, packed=True), partial(rounds, packed=False)
-    return by_platform(*operands, cpu=dense, default=packed)
+    """Use packed buffers where `ragged_all_to_all` exists, dense ones elsewhere.
+
+    A TPU sends them while it multiplies.
+    """
+    schedules = {"cpu": DENSE, "tpu": AHEAD, "default": PACKED}
+    branches = {name: partial(rounds, schedule=each) for name, each in schedules.items()}
+    return by_platform(*operands, **branches)
 
 
-def _plan(axes: Axes, matrices: Matrices, keys: jax.Array, packed: bool) -> Rounds:
+def _plan(axes: Axes, matrices: Matrices, keys: jax.Array, schedule: Schedule) -> Rounds:
     experts = matrices[0].shape[0] * lax.axis_size(axes.experts)
-    return plan_rounds(keys.reshape(-1), experts, axes.experts, axes.buffer_rows, packed=packed)
+    buffers = {"packed": schedule.packed, "ahead": schedule.ahead}
+    return plan_rounds(keys.reshape(-1), experts, axes.experts, axes.buffer_rows, **buffers)
 
 
 def _whole(x: jax.Array, axes: Axes) -> jax.Array:
@@ -190,29 +196,37 @@ def _forward_rounds(
     keys: jax.Array,
     gates: jax.Array,
     *,
-    packed: bool,
+    schedule: Schedule,
 ) -> jax.Array:
     tokens, k = keys.shape
-    plan = _plan(axes, matrices, keys, packed)
+    plan = _plan(axes, matrices, keys, schedule)
     dtype = accumulator(a.dtype)
     weight = gates.reshape(-1).astype(dtype)
 
-    def round_trip(r: jax.Array, out: jax.Array) -> jax.Array:
-        pair = plan.sent(r)
-        token = pair // k  # a row without a pair has the token past the last
+    def send(r: jax.Array) -> jax.Array:
+        # A row without a pair has the token past the last.
+        return plan.travel(_rows(a, plan.sent(r) // k), r)
+
+    def work(r: jax.Array, arrived: jax.Array, _: tuple[()]) -> tuple[jax.Array, tuple[()]]:
         groups = _grouped(plan.received(r), matrices)
-        x = groups.spread(plan.travel(_rows(a, token), r))
-        y = function.forward(matrices, _whole(x, axes), groups.sizes)
+        y = function.forward(matrices, _whole(groups.spread(arrived), axes), groups.sizes)
         if function.sums_columns:
             y = _share(y, axes)
-        y = plan.travel(groups.collect(y.astype(a.dtype)), r, back=True)
-        return out.at[token].add(_rows(weight, pair)[:, None] * y.astype(dtype), mode="drop")
+        return groups.collect(y.astype(a.dtype)), ()
+
+    def add(r: jax.Array, answers: jax.Array, out: jax.Array) -> jax.Array:
+        pair = plan.sent(r)
+        y = plan.travel(answers, r, back=True).astype(dtype)
+        return out.at[pair // k].add(_rows(weight, pair)[:, None] * y, mode="drop")
 
     width = function.width(matrices)
     if function.sums_columns and axes.columns is not None:
         width //= lax.axis_size(axes.columns)
+    answers = jnp.zeros_like(a, shape=(plan.rows, width))
     out = jnp.zeros_like(a, shape=(tokens, width), dtype=dtype)
-    return fori_loop(plan.count, round_trip, out).astype(a.dtype)
+    total: jax.Array
+    total, _ = schedule(plan.count, Stages(send, work, add), answers, out, ())
+    return total.astype(a.dtype)
 
 
 def _backward_rounds(
@@ -224,39 +238,49 @@ def _backward_rounds(
     gates: jax.Array,
     dout: jax.Array,
     *,
-    packed: bool,
+    schedule: Schedule,
 ) -> tuple[jax.Array, Matrices, jax.Array]:
     k = keys.shape[1]
-    plan = _plan(axes, matrices, keys, packed)
+    plan = _plan(axes, matrices, keys, schedule)
     dtype = accumulator(a.dtype)
     weight = gates.reshape(-1).astype(dtype)
-    Carry = tuple[jax.Array, Matrices, jax.Array]  # noqa: N806
+    Pair = tuple[jax.Array, jax.Array]  # noqa: N806
 
-    def round_trip(r: jax.Array, carry: Carry) -> Carry:
-        da, dmatrices, dweight = carry
+    def send(r: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         pair = plan.sent(r)
         token = pair // k
+        rows = (_rows(a, token), _rows(dout, token), _rows(weight, pair)[:, None])
+        x, dy, gate = (plan.travel(each, r) for each in rows)
+        return x, dy, gate
+
+    def work(
+        r: jax.Array, arrived: tuple[jax.Array, jax.Array, jax.Array], totals: Matrices
+    ) -> tuple[Pair, Matrices]:
         groups = _grouped(plan.received(r), matrices)
-        x = groups.spread(plan.travel(_rows(a, token), r))
-        dy = groups.spread(plan.travel(_rows(dout, token), r))
-        gate = groups.spread(plan.travel(_rows(weight, pair)[:, None], r))[:, 0]
+        x, dy, gate = (groups.spread(each) for each in arrived)
         if function.sums_columns:
             dy = _whole(dy, axes)
-        dx, more, dgate = function.backward(matrices, _whole(x, axes), gate, dy, groups.sizes)
-        dx = plan.travel(groups.collect(_share(dx, axes).astype(a.dtype)), r, back=True)
-        dgate = plan.travel(groups.collect(dgate)[:, None], r, back=True)[:, 0]
+        dx, more, dgate = function.backward(matrices, _whole(x, axes), gate[:, 0], dy, groups.sizes)
+        totals = tuple(total + part for total, part in zip(totals, more, strict=True))
+        dx = groups.collect(_share(dx, axes).astype(a.dtype))
+        return (dx, groups.collect(dgate)[:, None]), totals
+
+    def add(r: jax.Array, answers: Pair, sums: Pair) -> Pair:
+        pair = plan.sent(r)
+        dx, dgate = (plan.travel(each, r, back=True) for each in answers)
+        da, dweight = sums
         return (
-            da.at[token].add(dx.astype(dtype), mode="drop"),
-            tuple(total + part for total, part in zip(dmatrices, more, strict=True)),
-            dweight.at[pair].set(dgate, mode="drop"),
+            da.at[pair // k].add(dx.astype(dtype), mode="drop"),
+            dweight.at[pair].set(dgate[:, 0], mode="drop"),
         )
 
-    start = (
-        jnp.zeros_like(a, dtype=dtype),
-        tuple(jnp.zeros_like(matrix, dtype=dtype) for matrix in matrices),
-        jnp.zeros_like(weight),
+    answers = (
+        jnp.zeros_like(a, shape=(plan.rows, a.shape[1])),
+        jnp.zeros_like(a, shape=(plan.rows, 1), dtype=dtype),
     )
-    da, dmatrices, dweight = fori_loop(plan.count, round_trip, start)
+    sums = (jnp.zeros_like(a, dtype=dtype), jnp.zeros_like(weight))
+    totals = tuple(jnp.zeros_like(matrix, dtype=dtype) for matrix in matrices)
+    (da, dweight), dmatrices = schedule(plan.count, Stages(send, work, add), answers, sums, totals)
     return (
         da.astype(a.dtype),
         tuple(d.astype(matrix.dtype) for d, matrix in zip(dmatrices, matrices, strict=True)),

@@ -22,7 +22,7 @@ from drumline.parallel.block.weights import Weight, begin, expert_weights
 from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
 from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
 from drumline.parallel.experts.matmul import Exchange
-from drumline.parallel.experts.routing import Gate, Gating, Routing, route
+from drumline.parallel.experts.routing import Gate, Gating, Routing, route, router_logits
 from drumline.parallel.grouped.blocks import accumulator, alike
 from drumline.parallel.grouped.matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped.rows import Grouping, group_rows
@@ -79,8 +79,7 @@ def moe_feedforward(
     columns = 1 if gather_axis_name is None else devices_along(caller, gather_axis_name)
     peers = 1 if axis_name is None else devices_along(caller, axis_name)
     _check(x, router, w_in, w_out, columns, peers)
-    dtype = accumulator(x.dtype)
-    logits = x.astype(dtype) @ router.astype(dtype)
+    logits = router_logits(x, router)
     if gather_axis_name is not None:
         logits = psum(logits, gather_axis_name)
     routing = route(logits, k, **asdict(gating), axis_name=axis_name, buffer_rows=buffer_rows)

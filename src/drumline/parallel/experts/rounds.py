@@ -59,6 +59,7 @@ class Rounds:
     peers: int
     buffer_rows: int
     packed: bool
+    ahead: bool  # whether it is asked about rounds before the first and past the last, too
     order: jax.Array  # pairs sorted by expert
     counts: jax.Array  # [source, destination, local expert]
     count: jax.Array  # rounds, the same on every device
@@ -75,7 +76,10 @@ class Rounds:
         pair = self.counts.sum(-1)
         rounds = jnp.maximum(self.count, 1)
         each, over = pair // rounds, pair % rounds
-        return each * r + jnp.minimum(r, over), each + (r < over)
+        size = each + (r < over)
+        if self.ahead:
+            size = jnp.where((r >= 0) & (r < self.count), size, 0)
+        return each * r + jnp.minimum(r, over), size
 
     def _slots(self, sizes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return for each buffer row its peer, its place in the slice, and whether it is used."""
@@ -132,7 +136,13 @@ class Rounds:
 
 
 def plan_rounds(
-    keys: jax.Array, experts: int, axis_name: AxisName, buffer_rows: int | None, *, packed: bool
+    keys: jax.Array,
+    experts: int,
+    axis_name: AxisName,
+    buffer_rows: int | None,
+    *,
+    packed: bool,
+    ahead: bool = False,
 ) -> Rounds:
     """Sort pairs by expert, tell everyone the counts, and count the rounds.
 
@@ -142,10 +152,11 @@ def plan_rounds(
         axis_name: the mesh axis the experts are split over.
         buffer_rows: buffer rows for each peer; a quarter of the balanced share if None.
         packed: whether the buffer travels by `ragged_all_to_all`.
+        ahead: whether rounds that do not exist are asked about, and have to be empty.
     """
     peers = lax.axis_size(axis_name)
     capacity = buffer_rows or default_buffer_rows(keys.shape[0], peers)
     grouping = group_rows(keys, experts)
     counts = lax.all_gather(grouping.sizes, axis_name).reshape(peers, peers, -1)
     count = pmax(rounds_needed(counts, peers, capacity, packed=packed), axis_name)
-    return Rounds(axis_name, peers, capacity, packed, grouping.pair, counts, count)
+    return Rounds(axis_name, peers, capacity, packed, ahead, grouping.pair, counts, count)

@@ -4,11 +4,12 @@
 `sizes[1]` by `w[1]`, and so on. Rows past the last group come out as zero, unless the caller
 says that nobody reads them.
 
-| device                        | product                                            |
-|-------------------------------|----------------------------------------------------|
-| TPU                           | `lax.ragged_dot_general`, which XLA tiles by group |
-| Hopper GPU, 16-bit, even sizes | the kernels in `hopper`                            |
-| everything else               | the block loops in `blocks`                        |
+| device                                     | product                     |
+|--------------------------------------------|-----------------------------|
+| TPU, bfloat16 or float32, 128 or more each | the kernels in `megablox`   |
+| TPU, anything else                         | `lax.ragged_dot_general`    |
+| Hopper GPU, 16-bit, even sizes             | the kernels in `hopper`     |
+| everything else                            | the block loops in `blocks` |
 
 `lax.ragged_dot` is not used off the TPU: there it computes every row against every matrix.
 """
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from drumline.parallel.grouped import megablox
 from drumline.parallel.grouped.blocks import accumulator, alike, blocked_matmul, blocked_outer
 from drumline.parallel.grouped.typed import array_type, by_platform
 from drumline.parallel.modes import batch_first, once_only
@@ -47,7 +49,8 @@ def grouped_matmul(
         aligned: promises that N and all sizes are multiples of `row_alignment((w,))`, which the
             Hopper kernels ask for; without it they are not used.
         zero_rest: whether rows past the last group come out as zero, here and in the gradient of
-            `x`. If not they may hold anything, and a pass over the output is saved on Hopper.
+            `x`. If not they may hold anything, and a pass over the output is saved on TPU
+            and Hopper.
 
     Returns:
         `[N, F]` in the type of `x`, summed in float32.
@@ -117,7 +120,10 @@ def product(
     """
     dtype = jnp.dtype(out_dtype or x.dtype)
     options: dict[str, Any] = {"transpose": transpose, "out_dtype": dtype}
-    branches = {"tpu": partial(_tpu_matmul, **options)}
+    branches = {"tpu": partial(_ragged_matmul, **options)}
+    if megablox.takes(x, w.shape[1 if transpose else 2]):
+        on_tpu = partial(megablox.matmul, **options)
+        branches["tpu"] = partial(_zero_rest, on_tpu) if zero_rest else on_tpu
     if aligned and row_alignment((w,)) > 1:
         from drumline.parallel.grouped import hopper
 
@@ -137,7 +143,8 @@ def outer(
 ) -> jax.Array:
     """Return `[G, D, F]`: the sum of `x[i]ᵀ y[i]` over each group's rows, by default in float32."""
     dtype = jnp.dtype(out_dtype or accumulator(x.dtype))
-    branches = {"tpu": partial(_tpu_outer, out_dtype=dtype)}
+    on_tpu = megablox.outer if megablox.takes(x, y.shape[1]) else _ragged_outer
+    branches = {"tpu": partial(on_tpu, out_dtype=dtype)}
     matrix = array_type((1, x.shape[1], y.shape[1]), x.dtype)
     if aligned and row_alignment((matrix,)) > 1:
         from drumline.parallel.grouped import hopper
@@ -154,7 +161,7 @@ def _zero_rest(
     return jnp.where(rows < jnp.sum(sizes), multiply(x, w, sizes), 0)
 
 
-def _tpu_matmul(
+def _ragged_matmul(
     x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose: bool, out_dtype: jnp.dtype
 ) -> jax.Array:
     dimensions = lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
@@ -173,7 +180,9 @@ def _tpu_matmul(
     return _zero_rest(multiply, x, w, sizes).astype(out_dtype)
 
 
-def _tpu_outer(x: jax.Array, y: jax.Array, sizes: jax.Array, *, out_dtype: jnp.dtype) -> jax.Array:
+def _ragged_outer(
+    x: jax.Array, y: jax.Array, sizes: jax.Array, *, out_dtype: jnp.dtype
+) -> jax.Array:
     dimensions = lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
         dot_dimension_numbers=(((0,), (0,)), ((), ())),
         lhs_ragged_dimensions=[0],

@@ -1,0 +1,78 @@
+"""The kernels of attention give what XLA's gives, and each platform gets its own."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.block import splash
+from drumline.parallel.block.attention import attend
+
+
+@pytest.mark.parametrize(
+    ("length", "kv_heads", "causal", "tokens"),
+    [(128, 1, True, None), (140, 2, False, 133)],
+    ids=["causal, grouped queries", "full, padded"],
+)
+def test_splash_is_xla_attention_with_its_gradients_in_a_checked_loop(
+    length: int, kv_heads: int, causal: bool, tokens: int | None
+) -> None:
+    rng = np.random.default_rng(0)
+    query = jnp.asarray(rng.normal(size=(2, length, 2, 8)), jnp.float32)
+    # The values are the same on both devices: their gradient is a sum over them.
+    key = jnp.asarray(rng.normal(size=(2, length, kv_heads, 8)), jnp.float32)
+    value = jnp.asarray(rng.normal(size=(1, length, kv_heads, 8)), jnp.float32)
+    seen = length if tokens is None else tokens
+
+    def loss(mix: Any, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return x + mix(x, key, jnp.broadcast_to(value, key.shape)), None
+
+        mixed, _ = lax.scan(jax.checkpoint(layer, prevent_cse=False), query, None, length=2)
+        return jnp.sum(jnp.square(mixed[:, :seen]))
+
+    def on_devices(*arrays: jax.Array) -> jax.Array:
+        fused = partial(splash.attend, causal=causal, tokens=tokens, interpret=True)
+        total = lax.psum(loss(fused, *arrays), "X")
+        return jnp.asarray(total)
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("X",))
+    sharded = jax.shard_map(on_devices, mesh=mesh, in_specs=(P("X"), P("X"), P()), out_specs=P())
+    plain = partial(loss, partial(attend, causal=causal, kernel="xla", tokens=tokens))
+    ours, theirs = (
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(query, key, value)
+        for f in (sharded, plain)
+    )
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "fused"),
+    [("tpu", 512, True), ("tpu", 197, False), ("cpu", 512, False)],
+)
+def test_each_platform_gets_the_kernel_it_is_fast_with(
+    platform: str, length: int, fused: bool
+) -> None:
+    heads = jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16)
+    mix = jax.jit(partial(attend, causal=True, kernel="auto"))
+    text = mix.trace(heads, heads, heads).lower(lowering_platforms=(platform,)).as_text()
+    assert ("tpu_custom_call" in text) == fused
+
+
+def test_what_xla_divides_itself_stays_with_xla() -> None:
+    heads = jax.ShapeDtypeStruct((2, 512, 2, 64), jnp.bfloat16)
+    mix = jax.jit(partial(attend, causal=True, kernel="auto"))
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("X",))):
+        text = mix.trace(heads, heads, heads).lower(lowering_platforms=("tpu",)).as_text()
+    assert "tpu_custom_call" not in text

@@ -1,0 +1,54 @@
+"""The TPU's grouped kernels, interpreted, in a checked `shard_map`, against float64."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.grouped import megablox
+
+SIZES = np.array([[70, 0, 130], [128, 1, 3]])
+"""Of two devices: no multiples of anything, an empty group, and rows that belong to none."""
+
+
+def test_products_and_their_gradients_are_those_of_float64() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 210, 128)), rng.normal(size=(2, 210, 160))
+    for device, sizes in enumerate(SIZES):
+        # Nobody promises what is there; none of it may reach a sum.
+        x[device, sizes.sum() :] = dy[device, sizes.sum() :] = np.nan
+    w = rng.normal(size=(3, 128, 160))
+
+    def on_device(
+        x: jax.Array, dy: jax.Array, sizes: jax.Array, w: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        options: dict[str, Any] = {"out_dtype": jnp.dtype("float32"), "interpret": True}
+        matmul: Any = partial(megablox.matmul, **options)
+        y = matmul(x[0], w, sizes[0], transpose=False)
+        dx = matmul(dy[0], w, sizes[0], transpose=True)
+        dw = megablox.outer(x[0], dy[0], sizes[0], **options)
+        return y[None], dx[None], dw[None]
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("X",))
+    specs = (P("X"), P("X"), P("X"), P())
+    found = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=P("X")))(
+        x.astype(np.float32), dy.astype(np.float32), SIZES.astype(np.int32), w.astype(np.float32)
+    )
+    y, dx, dw = map(np.asarray, found)
+    for device, sizes in enumerate(SIZES):
+        ends = np.cumsum(sizes)
+        for group, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+            rows = slice(end - size, end)
+            left, right = x[device, rows], dy[device, rows]
+            close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+            close(y[device, rows], left @ w[group])
+            close(dx[device, rows], right @ w[group].T)
+            close(dw[device, group], left.T @ right)
