@@ -1,7 +1,8 @@
 """The decoder of `drumline.models.lm` in plain PyTorch, for benchmarks/train_h200.py.
 
 As one would write it for speed under `torch.compile`: one projection for queries, keys and values,
-one for gate and up, `scaled_dot_product_attention`, and the fused cross-entropy of PyTorch.
+one for gate and up, `scaled_dot_product_attention`, the fused cross-entropy of PyTorch, and for
+experts rows sorted by expert and `torch._grouped_mm`.
 """
 
 # PyTorch is not among what this project installs.
@@ -24,9 +25,49 @@ class Sizes:
     hidden: int
     vocab: int = 32_000
     length: int = 2048
+    experts: int = 0
+    experts_per_token: int = 2
 
 
-SIZES = {"350m": Sizes(1024, 24, 16, 2816), "1b3": Sizes(2048, 24, 16, 5504)}
+SIZES = {
+    "350m": Sizes(1024, 24, 16, 2816),
+    "1b3": Sizes(2048, 24, 16, 5504),
+    "moe": Sizes(1024, 24, 16, 2816, experts=8),
+}
+
+
+class Experts(nn.Module):
+    """A mixture of gated feed-forward parts that drops no token."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        """Make the weights."""
+        super().__init__()
+        self.count, self.k = sizes.experts, sizes.experts_per_token
+        self.router = nn.Parameter(torch.empty(sizes.width, sizes.experts))
+        self.inward = nn.Parameter(torch.empty(sizes.experts, sizes.width, 2 * sizes.hidden))
+        self.outward = nn.Parameter(torch.empty(sizes.experts, sizes.hidden, sizes.width))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted answers of each token's experts, and what is added to the loss."""
+        rows = x.reshape(-1, x.shape[-1])
+        with torch.autocast("cuda", enabled=False):
+            logits = rows.float() @ self.router
+        scores = logits.softmax(-1)
+        gates, experts = scores.topk(self.k, -1)
+        gates = gates / gates.sum(-1, keepdim=True)
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.zeros(self.count, dtype=torch.int32, device=x.device)
+        counts = counts.scatter_add(0, experts.flatten(), torch.ones_like(order, dtype=torch.int32))
+        ends = counts.cumsum(0, dtype=torch.int32)
+        token = order // self.k
+        hidden = torch._grouped_mm(rows[token].bfloat16(), self.inward.bfloat16(), offs=ends)
+        gate, up = hidden.chunk(2, -1)
+        answers = torch._grouped_mm(F.silu(gate) * up, self.outward.bfloat16(), offs=ends)
+        weighted = answers * gates.flatten()[order][:, None]
+        out = torch.zeros_like(rows, dtype=torch.float32).index_add(0, token, weighted.float())
+        balance = self.count * (counts / counts.sum() * scores.mean(0)).sum()
+        added = 0.01 * balance + 0.001 * logits.logsumexp(-1).square().mean()
+        return out.to(x.dtype).reshape(x.shape), added
 
 
 class Block(nn.Module):
@@ -40,11 +81,15 @@ class Block(nn.Module):
         self.qkv = nn.Linear(sizes.width, 3 * sizes.width, bias=False)
         self.output = nn.Linear(sizes.width, sizes.width, bias=False)
         self.feedforward_norm = nn.Parameter(torch.ones(sizes.width))
-        self.gate_up = nn.Linear(sizes.width, 2 * sizes.hidden, bias=False)
-        self.down = nn.Linear(sizes.hidden, sizes.width, bias=False)
+        if sizes.experts:
+            self.experts = Experts(sizes)
+        else:
+            self.experts = None
+            self.gate_up = nn.Linear(sizes.width, 2 * sizes.hidden, bias=False)
+            self.down = nn.Linear(sizes.hidden, sizes.width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """One block further."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | float]:
+        """One block further, and what its experts add to the loss."""
         batch, length, width = x.shape
         calm = F.rms_norm(x, (width,), self.attention_norm, 1e-6)
         parts = self.qkv(calm).chunk(3, -1)
@@ -53,8 +98,11 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.output(mixed.transpose(1, 2).reshape(batch, length, width))
         calm = F.rms_norm(x, (width,), self.feedforward_norm, 1e-6)
+        if self.experts is not None:
+            mixed, added = self.experts(calm)
+            return x + mixed, added
         gate, up = self.gate_up(calm).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.down(F.silu(gate) * up), 0.0
 
 
 class Decoder(nn.Module):
@@ -72,16 +120,18 @@ class Decoder(nn.Module):
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
         for weight in self.parameters():
-            if weight.ndim == 2:
+            if weight.ndim >= 2:
                 nn.init.normal_(weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Mean cross-entropy of each next token."""
         x = self.table(tokens[:, :-1])
+        added = 0.0
         for block in self.blocks:
-            x = block(x, self.cos, self.sin)
+            x, more = block(x, self.cos, self.sin)
+            added = added + more / len(self.blocks)
         logits = self.head(F.rms_norm(x, (x.shape[-1],), self.norm, 1e-6))
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()) + added
 
 
 def decoder(sizes: Sizes) -> Decoder:

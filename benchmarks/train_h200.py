@@ -1,10 +1,10 @@
-"""Training on one GPU beside PyTorch: ViT-B/16 and two Llama-style decoders.
+"""Training on one GPU beside PyTorch: ViT-B/16, two Llama-style decoders, and one of experts.
 
-    python benchmarks/train_h200.py [vit 350m 1b3] [--modes default] [--profile]
+    python benchmarks/train_h200.py [vit 350m 1b3 moe] [--modes default] [--profile]
 
 Both sides have the same architecture, batch, bfloat16 compute over float32 weights and AdamW, with
 one batch in memory. This side is `drumline.models` through the step of `drumline.train`, with its
-guard against values that are not finite. The other is timm's ViT, and a decoder in plain PyTorch
+guard against values that are not finite. The other is timm's ViT, and decoders in plain PyTorch
 (torch_models.py), under `torch.compile` in three modes, of which the fastest counts; max-autotune
 takes minutes to compile. Every measurement has the card to itself, in a process of its own: the
 median of five rounds after a warm-up. `--profile` adds where the time goes. MFU counts the models'
@@ -48,6 +48,7 @@ CASES = {
     "vit": Case("ViT-B/16, batch 256", "images", 256),
     "350m": Case("decoder 350M, batch 16 × 2048", "tokens", 16, 2048),
     "1b3": Case("decoder 1.3B, batch 8 × 2048", "tokens", 8, 2048),
+    "moe": Case("decoder 350M, 8 experts, k = 2, batch 16 × 2048", "tokens", 16, 2048),
 }
 
 
@@ -78,7 +79,8 @@ def model_and_arrays(name: str) -> tuple[Any, dict[str, Any]]:
             "image": random.integers(0, 256, (case.batch, 224, 224, 3), np.uint8),
             "label": random.integers(0, 1000, case.batch, np.int32),
         }
-    model = (llama_350m if name == "350m" else llama_1b3)(attention="cudnn")
+    experts = {"experts": 8} if name == "moe" else {}
+    model = (llama_1b3 if name == "1b3" else llama_350m)(attention="cudnn", **experts)
     return model, {
         "tokens": random.integers(0, model.vocab, (case.batch, case.length + 1), np.int32)
     }
