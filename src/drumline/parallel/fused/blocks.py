@@ -1,9 +1,9 @@
 """How a product is cut into blocks that fit a TPU core's VMEM.
 
 A block of the result, `rows` by `columns`, stays in VMEM in float32 while blocks of `depth` of both
-operands pass through. Each operand is read from HBM once for every block of the other, so the
-larger the block of the result, the fewer bytes are read for each multiplication: a block of m by n
-does `m·n/(m+n)` multiply-adds for each number that it reads.
+operands pass through. Each operand is read from HBM once for every block of the other, so that the
+larger the block of the result, the less is read: a block of m by n does `m·n/(m+n)` multiply-adds
+for each number that it reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ DEEPEST = 1024
 """More depth saves no reading, and takes VMEM that a larger block of the result uses better."""
 
 LONGEST = 2048
-"""A longer side no longer pays: at 2048 by 2048 reading takes a fraction of any chip's product."""
+"""A longer side no longer pays."""
+
+ENOUGH = 640
+"""Multiplications for each byte read that leave any chip's HBM waiting: v6e, of which most are
+wanted, does 575 in the time of one byte. Larger blocks would only take longer to compile."""
 
 RESERVED = 2 << 20
 """VMEM that is left to the compiler, for what it spills and for semaphores."""
@@ -77,7 +81,7 @@ def choose_blocks(
         row_tile: what the rows of a block have to be a multiple of.
     """
     room = vmem - RESERVED
-    best: tuple[float, Blocks] | None = None
+    best: tuple[tuple[float, int], Blocks] | None = None
     for m in _divisors(rows, row_tile, LONGEST):
         for n in _divisors(columns, LANES, LONGEST):
             for k in _divisors(depth, LANES if depth % LANES == 0 else row_tile, DEEPEST):
@@ -86,7 +90,8 @@ def choose_blocks(
                     continue
                 # Least reading, and few steps: each reads and writes the whole sum in VMEM, which
                 # takes about as long as multiplying a depth of 64.
-                worth = m * n / (m + n) * k / (k + 64)
+                reuse = min(ENOUGH, m * n / (m + n) * 2 / operands.itemsize)
+                worth = reuse * k / (k + 64), -m * n
                 if best is None or worth > best[0]:
                     best = worth, blocks
     return best and best[1]

@@ -32,13 +32,15 @@ from drumline.parallel.fused.tours import Tour
 from drumline.parallel.modes import once_only, reverse_only
 from drumline.parallel.rings.loops import Direction, check_choice
 from drumline.parallel.rings.shapes import check_contraction, check_weight
-from drumline.parallel.varying import vary_alike
+from drumline.parallel.varying import is_checked, vary_alike
 
 VMEM = 32 << 20
 """Bytes of VMEM for a kernel that is compiled where no TPU tells how many it has.
 
 All from v5e on have at least twice as many; v2 to v4 have 16 MiB and have to be told.
 """
+
+_ONCE = "its backward pass is a kernel; the ring functions have one"
 
 
 def fused_allgather_matmul(
@@ -126,9 +128,14 @@ def _plan(
     interpret: Interpret,
 ) -> Plan:
     check_choice(caller, "direction", direction, get_args(Direction))
+    size = devices_along(caller, axis_name)
+    if interpret and is_checked(axis_name):
+        raise ValueError(
+            f"{caller}: JAX emulates kernels only where it does not check which axes values vary "
+            "over; call jax.shard_map with check_vma=False, or leave interpret out, on a TPU"
+        )
     wire = jnp.dtype(wire_dtype)
     check_choice(caller, "wire_dtype", wire.name, ("float32", "bfloat16"))
-    size = devices_along(caller, axis_name)
     mesh = tuple(jax.sharding.get_abstract_mesh().axis_names)
     tour = Tour(axis_name, size, cast(Direction, direction), mesh)
     vmem = _half_of_vmem() if vmem_bytes is None else vmem_bytes
@@ -195,7 +202,7 @@ def _gather_backward(
     plan: Plan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    g = once_only(plan.caller, g)
+    g = once_only(plan.caller, g, why=_ONCE)
     return scatter_product(plan, g, w, along=1), gather_outer(plan, x, g)
 
 
@@ -214,7 +221,7 @@ def _scatter_backward(
     plan: Plan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    g = once_only(plan.caller, g)
+    g = once_only(plan.caller, g, why=_ONCE)
     dx, gathered = gather_product(plan, g, w, along=1, keep=True)
     dw = lax.dot_general(
         x,

@@ -1,0 +1,152 @@
+"""The fused kernels against exact products, on rings of every size, with races looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.fused import travel
+from drumline.parallel.fused.travel import Slots
+from tests.compiling import EVERY_CASE
+from tests.parallel.fused.emulated import (
+    GATHER,
+    SCATTER,
+    Fused,
+    Mode,
+    Race,
+    assert_close,
+    check_races,
+    interpreter,
+    mapped,
+    operands,
+    ring_mesh,
+)
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+FUNCTIONS = {"gather": GATHER, "scatter": SCATTER}
+GRID = [
+    (function, devices, direction, dtype, mode)
+    for function in FUNCTIONS
+    for devices in range(1, 9)
+    for direction in ("both", "one")
+    for dtype in (F32, BF16)
+    for mode in ("on_wait", "eager")
+]
+WITH_GRADIENTS = [
+    ("gather", 1, "both", F32, "eager"),
+    ("gather", 2, "both", F32, "on_wait"),
+    ("scatter", 2, "one", BF16, "eager"),
+    ("scatter", 3, "both", BF16, "eager"),
+    ("gather", 4, "both", BF16, "eager"),
+    ("scatter", 4, "both", F32, "on_wait"),
+    ("gather", 5, "one", F32, "on_wait"),
+]
+FORWARD = [
+    ("gather", 6, "one", BF16, "eager"),
+    ("scatter", 7, "both", F32, "eager"),
+    ("gather", 8, "both", F32, "on_wait"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_emulator() -> Iterator[None]:
+    """What an exception leaves in the emulator would be in the next test's way."""
+    yield
+    pltpu.reset_tpu_interpret_mode_state()
+
+
+@pytest.mark.parametrize(
+    ("function", "devices", "direction", "dtype", "mode"), GRID if EVERY_CASE else WITH_GRADIENTS
+)
+def test_products_and_their_gradients(
+    function: str, devices: int, direction: str, dtype: Any, mode: Mode
+) -> None:
+    fused = FUNCTIONS[function]
+    x, w, g = operands(fused, devices, dtype)
+    run = mapped(fused, ring_mesh(devices), direction=direction, interpret=interpreter(mode))
+    out, pull = jax.vjp(run, x, w)
+    dx, dw = pull(g)
+    check_races()
+    exact_x, exact_w, exact_g = (np.asarray(one, np.float64) for one in (x, w, g))
+    assert out.dtype == dx.dtype == dw.dtype == dtype
+    assert_close(out, exact_x @ exact_w)
+    assert_close(dx, exact_g @ exact_w.T)
+    assert_close(dw, exact_x.T @ exact_g)
+
+
+@pytest.mark.parametrize(("function", "devices", "direction", "dtype", "mode"), FORWARD)
+def test_products_on_longer_rings(
+    function: str, devices: int, direction: str, dtype: Any, mode: Mode
+) -> None:
+    fused = FUNCTIONS[function]
+    x, w, _ = operands(fused, devices, dtype)
+    options = {"direction": direction, "interpret": interpreter(mode)}
+    out = mapped(fused, ring_mesh(devices), **options)(x, w)
+    check_races()
+    assert_close(out, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
+
+
+@pytest.mark.parametrize(("axis", "fused"), [("X", GATHER), ("Y", SCATTER)])
+def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("X", "Y"))
+    devices = mesh.shape[axis]
+    copies = 8 // devices
+
+    def along(spec: P) -> P:
+        # Each of the other axis's devices has a problem of its own, in a leading dimension.
+        other = "Y" if axis == "X" else "X"
+        return P(other, *(axis if name == "Y" else None for name in spec))
+
+    def local(x: jax.Array, w: jax.Array) -> jax.Array:
+        return fused.function(x[0], w[0], axis_name=axis, interpret=interpreter("eager"))[None]
+
+    x, w, _ = operands(fused, devices, F32)
+    xs = jnp.stack([x * (1 + number) for number in range(copies)])
+    ws = jnp.stack([w] * copies)
+    run = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(along(fused.x), along(fused.w)),
+        out_specs=along(fused.out),
+        check_vma=False,
+    )
+    out = jax.jit(run)(xs, ws)
+    check_races()
+    assert_close(out, np.asarray(xs, np.float64) @ np.asarray(w, np.float64))
+
+
+def test_sums_may_travel_in_bfloat16() -> None:
+    x, w, _ = operands(SCATTER, 3, F32)
+    options = {"wire_dtype": jnp.bfloat16, "interpret": interpreter("eager")}
+    out = np.asarray(mapped(SCATTER, ring_mesh(3), **options)(x, w), np.float64)
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    error = np.max(np.abs(out - exact)) / np.max(np.abs(exact))
+    assert 1e-5 < error < 2.0**-8
+
+
+def test_slots_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(travel, "SLOTS", 2)
+    _one_way_round_four()
+    check_races()
+
+
+def test_a_chunk_sent_where_there_is_no_room_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(travel, "SLOTS", 2)
+    monkeypatch.setattr(Slots, "scarce", False)
+    _one_way_round_four()
+    with pytest.raises(Race):
+        check_races()
+
+
+def _one_way_round_four() -> None:
+    x, w, _ = operands(GATHER, 4, F32)
+    options = {"direction": "one", "interpret": interpreter("eager")}
+    mapped(GATHER, ring_mesh(4), **options)(x, w).block_until_ready()
