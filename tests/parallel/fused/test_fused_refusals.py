@@ -28,9 +28,7 @@ def message(
         arrays = (jnp.ones(shape, dtype) for shape, dtype in zip(shapes, types, strict=True))
         return function(*arrays, axis_name="Y", **options)
 
-    run = jax.shard_map(
-        local, mesh=ring_mesh(4), in_specs=(), out_specs=P("Y"), check_vma=checked
-    )
+    run = jax.shard_map(local, mesh=ring_mesh(4), in_specs=(), out_specs=P("Y"), check_vma=checked)
     with pytest.raises(ValueError, match=r"\w+: ") as refusal:
         jax.eval_shape(run)
     return str(refusal.value)
@@ -59,9 +57,7 @@ def test_rows_that_do_not_divide() -> None:
 
 
 def test_types_and_ranks() -> None:
-    told = message(
-        fused_allgather_matmul, (32, 128), (128, 128), types=(jnp.bfloat16, jnp.float32)
-    )
+    told = message(fused_allgather_matmul, (32, 128), (128, 128), types=(jnp.bfloat16, jnp.float32))
     assert told == (
         "fused_allgather_matmul: x and w must both be float32 or both bfloat16, not bfloat16 and "
         "float32; cast them, or use the ring functions"
@@ -76,7 +72,7 @@ def test_types_and_ranks() -> None:
 
 def test_too_little_vmem() -> None:
     told = message(fused_allgather_matmul, (32, 128), (128, 128), vmem_bytes=1 << 20)
-    assert "fit 1048576 bytes of VMEM; give it more with vmem_bytes" in told
+    assert "fit 1048576 bytes of VMEM on each of 1 cores; give it more with" in told
 
 
 def test_an_emulated_kernel_where_axes_are_checked() -> None:
@@ -99,5 +95,5 @@ def test_second_derivatives_and_forward_mode() -> None:
 
     with pytest.raises(ValueError, match="has a gradient but no second derivative; its backward"):
         jax.make_jaxpr(jax.grad(lambda x: jnp.sum(jax.grad(loss)(x))))(x)
-    with pytest.raises(ValueError, match="has a gradient .* but no forward mode"):
+    with pytest.raises(ValueError, match=r"has a gradient .* but no forward mode"):
         jax.jvp(loss, (x,), (x,))

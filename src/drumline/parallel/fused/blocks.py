@@ -68,7 +68,14 @@ def vmem_of(blocks: Blocks, operands: Operands) -> int:
 
 
 def choose_blocks(
-    rows: int, columns: int, depth: int, operands: Operands, *, vmem: int, row_tile: int
+    rows: int,
+    columns: int,
+    depth: int,
+    operands: Operands,
+    *,
+    vmem: int,
+    row_tile: int,
+    cores: int = 1,
 ) -> Blocks | None:
     """The blocks that read least from HBM, or None if not even the smallest fit.
 
@@ -77,13 +84,16 @@ def choose_blocks(
         columns: of the result; a multiple of 128.
         depth: of the contraction; a multiple of 128, or of `row_tile` where it is rows.
         operands: what passes through VMEM.
-        vmem: bytes that the kernel may use.
+        vmem: bytes that each core may use.
         row_tile: what the rows of a block have to be a multiple of.
+        cores: which share the blocks, and have to have as many each.
     """
     room = vmem - RESERVED
     best: tuple[tuple[float, int], Blocks] | None = None
     for m in _divisors(rows, row_tile, LONGEST):
         for n in _divisors(columns, LANES, LONGEST):
+            if (rows // m) % cores and (columns // n) % cores:
+                continue
             for k in _divisors(depth, LANES if depth % LANES == 0 else row_tile, DEEPEST):
                 blocks = Blocks(m, n, k)
                 if vmem_of(blocks, operands) > room:

@@ -1,46 +1,20 @@
 """`fused_allgather_matmul` and `fused_matmul_reducescatter`: a ring and its products in one kernel.
 
-Each is the other's gradient. For x that is exact: the gradient of a gather is a scatter with w's
-other dimension contracted, and the reverse. The weights' gradients need the gathered array, and
-get it in the way that moves and keeps least:
-
-- The scatter's dx gathers g anyway, and every chunk of it lands in HBM anyway: they stay where they
-  land, and dw is one product of the whole. Summed as the chunks pass, dw would be read and written
-  in float32 in every step, and its sum takes as much memory as the chunks (`4·F/n` bytes of each of
-  D columns, against `2·B`).
-- The gather's dx gathers nothing, so x's chunks travel once more, beside the products of dw: after
-  a gather without products they would have nothing to hide behind, and kept from the forward pass
-  they would take their memory from there on.
+The compiler need not be trusted to run the hops of a ring beside its products: one kernel starts
+the copies, multiplies, and waits for them. It takes fewer shapes than the ring functions.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import cast, get_args
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.axes import AxisName, devices_along
-from drumline.parallel.fused.blocks import LANES, sublanes
-from drumline.parallel.fused.gathering import gather_outer, gather_product
-from drumline.parallel.fused.plans import Interpret, Plan
-from drumline.parallel.fused.scattering import scatter_product
-from drumline.parallel.fused.tours import Tour
-from drumline.parallel.modes import once_only, reverse_only
-from drumline.parallel.rings.loops import Direction, check_choice
-from drumline.parallel.rings.shapes import check_contraction, check_weight
-from drumline.parallel.varying import is_checked, vary_alike
-
-VMEM = 32 << 20
-"""Bytes of VMEM for a kernel that is compiled where no TPU tells how many it has.
-
-All from v5e on have at least twice as many; v2 to v4 have 16 MiB and have to be told.
-"""
-
-_ONCE = "its backward pass is a kernel; the ring functions have one"
+from drumline.parallel.axes import AxisName
+from drumline.parallel.fused.options import Interpret, Options
+from drumline.parallel.rings.loops import Direction
 
 
 def fused_allgather_matmul(
@@ -52,6 +26,7 @@ def fused_allgather_matmul(
     precision: lax.PrecisionLike = None,
     wire_dtype: jax.typing.DTypeLike = jnp.float32,
     vmem_bytes: int | None = None,
+    cores: int | None = None,
     interpret: Interpret = False,
 ) -> jax.Array:
     """Multiply an array whose rows are sharded over a mesh axis, in one TPU kernel.
@@ -66,15 +41,23 @@ def fused_allgather_matmul(
         direction: `"both"` sends chunks both ways round the ring, `"one"` everything one way.
         precision: of each multiplication, as `jnp.matmul` takes it.
         wire_dtype: the type in which the sums of x's gradient travel: float32 or bfloat16.
-        vmem_bytes: how much of a core's VMEM to use; by default half of it.
+        vmem_bytes: how much of each core's VMEM to use; by default half of it.
+        cores: how many TensorCores a device has: two on v4 and v5p, whose chips are one device;
+            by default as many as the TPU has, and one where there is none to ask.
         interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
     """
-    caller = "fused_allgather_matmul"
-    plan = _plan(caller, axis_name, direction, precision, wire_dtype, vmem_bytes, interpret)
-    _check(plan, x, w)
-    _check_tiles(plan, x.shape[0], x, w)
-    x, w = reverse_only(caller, *vary_alike(axis_name, x, w))
-    return _alone(plan, x, w) if plan.tour.size == 1 else _gather(plan, x, w)
+    options = Options(
+        "fused_allgather_matmul",
+        axis_name,
+        direction,
+        precision,
+        wire_dtype,
+        vmem_bytes,
+        cores,
+        interpret,
+    )
+    result: jax.Array = _gradients().gather_rows(x, w, options)
+    return result
 
 
 def fused_matmul_reducescatter(
@@ -86,6 +69,7 @@ def fused_matmul_reducescatter(
     precision: lax.PrecisionLike = None,
     wire_dtype: jax.typing.DTypeLike = jnp.float32,
     vmem_bytes: int | None = None,
+    cores: int | None = None,
     interpret: Interpret = False,
 ) -> jax.Array:
     """Multiply by row-sharded weights and scatter the rows of the sum, in one TPU kernel.
@@ -101,137 +85,27 @@ def fused_matmul_reducescatter(
         precision: of each multiplication, as `jnp.matmul` takes it.
         wire_dtype: the type in which sums travel: float32, or bfloat16, which halves the bytes
             and rounds at every hop.
-        vmem_bytes: how much of a core's VMEM to use; by default half of it.
+        vmem_bytes: how much of each core's VMEM to use; by default half of it.
+        cores: how many TensorCores a device has: two on v4 and v5p, whose chips are one device;
+            by default as many as the TPU has, and one where there is none to ask.
         interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
     """
-    caller = "fused_matmul_reducescatter"
-    plan = _plan(caller, axis_name, direction, precision, wire_dtype, vmem_bytes, interpret)
-    _check(plan, x, w)
-    size = plan.tour.size
-    if x.shape[0] % size:
-        raise ValueError(
-            f"{caller}: the {x.shape[0]} rows of x cannot be divided between the {size} devices "
-            f"of axis {axis_name!r}"
-        )
-    _check_tiles(plan, x.shape[0] // size, x, w)
-    x, w = reverse_only(caller, *vary_alike(axis_name, x, w))
-    return _alone(plan, x, w) if size == 1 else _scatter(plan, x, w)
-
-
-def _plan(
-    caller: str,
-    axis_name: AxisName,
-    direction: str,
-    precision: lax.PrecisionLike,
-    wire_dtype: jax.typing.DTypeLike,
-    vmem_bytes: int | None,
-    interpret: Interpret,
-) -> Plan:
-    check_choice(caller, "direction", direction, get_args(Direction))
-    size = devices_along(caller, axis_name)
-    if interpret and is_checked(axis_name):
-        raise ValueError(
-            f"{caller}: JAX emulates kernels only where it does not check which axes values vary "
-            "over; call jax.shard_map with check_vma=False, or leave interpret out, on a TPU"
-        )
-    wire = jnp.dtype(wire_dtype)
-    check_choice(caller, "wire_dtype", wire.name, ("float32", "bfloat16"))
-    mesh = tuple(jax.sharding.get_abstract_mesh().axis_names)
-    tour = Tour(axis_name, size, cast(Direction, direction), mesh)
-    vmem = _half_of_vmem() if vmem_bytes is None else vmem_bytes
-    return Plan(caller, tour, precision, wire, vmem, interpret)
-
-
-def _half_of_vmem() -> int:
-    """Half: the rest stays with what XLA keeps in VMEM from one operation to the next."""
-    if jax.default_backend() != "tpu":
-        return VMEM
-    return int(pltpu.get_tpu_info().vmem_capacity_bytes) // 2
-
-
-def _check(plan: Plan, x: jax.Array, w: jax.Array) -> None:
-    caller = plan.caller
-    check_weight(caller, x, w)
-    if x.ndim != 2:
-        raise ValueError(
-            f"{caller}: x must be a matrix [rows, columns], but its shape is {x.shape}; "
-            "reshape it, or use the ring functions"
-        )
-    check_contraction(caller, x, w)
-    if x.dtype != w.dtype or x.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(
-            f"{caller}: x and w must both be float32 or both bfloat16, not {x.dtype} and "
-            f"{w.dtype}; cast them, or use the ring functions"
-        )
-
-
-def _check_tiles(plan: Plan, rows: int, x: jax.Array, w: jax.Array) -> None:
-    """Refuse what does not fill tiles: a kernel's copies and blocks are made of whole ones."""
-    if plan.tour.size == 1:
-        return
-    # Halves of a chunk of sums, in whichever type they travel.
-    tile = 2 * max(sublanes(x.dtype.itemsize), sublanes(plan.wire_dtype.itemsize))
-    for what, length, unit in (
-        ("rows of each device's share", rows, tile),
-        ("columns of x on each device", x.shape[1], LANES),
-        ("columns of w on each device", w.shape[1], LANES),
-    ):
-        if length == 0 or length % unit:
-            raise ValueError(
-                f"{plan.caller}: the {length} {what} are not a multiple of {unit}, which the "
-                "kernel's tiles take; pad them, or use the ring functions, which take any"
-            )
-
-
-def _alone(plan: Plan, x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.matmul(x, w, precision=plan.precision)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather(plan: Plan, x: jax.Array, w: jax.Array) -> jax.Array:
-    return gather_product(plan, x, w)[0]
-
-
-def _gather_forward(
-    plan: Plan, x: jax.Array, w: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _gather(plan, x, w), (x, w)
-
-
-def _gather_backward(
-    plan: Plan, operands: tuple[jax.Array, jax.Array], g: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, w = operands
-    g = once_only(plan.caller, g, why=_ONCE)
-    return scatter_product(plan, g, w, along=1), gather_outer(plan, x, g)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scatter(plan: Plan, x: jax.Array, w: jax.Array) -> jax.Array:
-    return scatter_product(plan, x, w)
-
-
-def _scatter_forward(
-    plan: Plan, x: jax.Array, w: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _scatter(plan, x, w), (x, w)
-
-
-def _scatter_backward(
-    plan: Plan, operands: tuple[jax.Array, jax.Array], g: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, w = operands
-    g = once_only(plan.caller, g, why=_ONCE)
-    dx, gathered = gather_product(plan, g, w, along=1, keep=True)
-    dw = lax.dot_general(
-        x,
-        gathered,
-        (((0,), (0,)), ((), ())),
-        precision=plan.precision,
-        preferred_element_type=w.dtype,
+    options = Options(
+        "fused_matmul_reducescatter",
+        axis_name,
+        direction,
+        precision,
+        wire_dtype,
+        vmem_bytes,
+        cores,
+        interpret,
     )
-    return dx, dw
+    result: jax.Array = _gradients().scatter_rows(x, w, options)
+    return result
 
 
-_gather.defvjp(_gather_forward, _gather_backward)
-_scatter.defvjp(_scatter_forward, _scatter_backward)
+def _gradients() -> ModuleType:
+    """The kernels, imported by the first call: Pallas takes a fifth of a second."""
+    from drumline.parallel.fused import gradients
+
+    return gradients

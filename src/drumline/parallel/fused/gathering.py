@@ -8,6 +8,8 @@ n/2 times and not n, it is a few bytes for each thousand multiplications at trai
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -22,8 +24,8 @@ from drumline.parallel.fused.travel import Arrival, Slots, Travel
 
 def gather_product(
     plan: Plan, x: jax.Array, w: jax.Array, *, along: int = 0, keep: bool = False
-) -> tuple[jax.Array, jax.Array | None]:
-    """x[B_Y, K] · w[K, N] → [B, N], and with `keep` the gathered x[B, K] too.
+) -> tuple[jax.Array, jax.Array]:
+    """x[B_Y, K] · w[K, N] → [B, N], and the slots: with `keep` they are the gathered x[B, K].
 
     `along=1` takes w as [N, K]. What is kept is where the chunks landed, so it costs the memory of
     the slots that a long ring would use again, and no copy but that of the device's own chunk.
@@ -34,9 +36,11 @@ def gather_product(
     slots = Slots(plan.tour, keep)
 
     def kernel(x: Ref, w: Ref, out: Ref, chunks: Ref, kept: Ref, *semaphores: Ref) -> None:
-        own = pltpu.make_async_copy(x, chunks.at[plan.tour.here()], kept) if keep else None
-        if own:
-            own.start()
+        def own_chunk() -> Any:
+            return pltpu.make_async_copy(x, chunks.at[plan.tour.here()], kept)
+
+        if keep:
+            plan.tour.lead(lambda: own_chunk().start())
 
         def visit(arrivals: list[Arrival], _first: bool, _last: bool) -> None:
             for chunk, source in arrivals:
@@ -44,8 +48,8 @@ def gather_product(
                 multiply(chunk, w, rows, blocks=blocks, along=along, precision=plan.precision)
 
         Travel(slots, x, chunks, *semaphores).run(visit)
-        if own:
-            own.wait()
+        if keep:
+            plan.tour.lead(lambda: own_chunk().wait())
 
     out, chunks = plan.call(
         kernel,
@@ -54,7 +58,7 @@ def gather_product(
         [((size * height, columns), x.dtype), ((slots.count, height, depth), x.dtype)],
         [pltpu.SemaphoreType.DMA, *slots.semaphores()],
     )
-    return out, chunks.reshape(size * height, depth) if keep else None
+    return out, chunks.reshape(slots.count * height, depth)
 
 
 def gather_outer(plan: Plan, x: jax.Array, g: jax.Array) -> jax.Array:

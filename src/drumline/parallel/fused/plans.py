@@ -13,10 +13,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from drumline.parallel.fused.blocks import Blocks, Operands, choose_blocks, sublanes
+from drumline.parallel.fused.options import Interpret
 from drumline.parallel.fused.tours import Tour
 from drumline.parallel.varying import zeros
-
-Interpret = bool | pltpu.InterpretParams
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,15 @@ class Plan:
     def blocks(self, rows: int, columns: int, depth: int, operands: Operands) -> Blocks:
         """How a product is cut, refused if its smallest blocks do not fit."""
         tile = sublanes(operands.itemsize)
-        found = choose_blocks(rows, columns, depth, operands, vmem=self.vmem, row_tile=tile)
+        cores = self.tour.cores
+        found = choose_blocks(
+            rows, columns, depth, operands, vmem=self.vmem, row_tile=tile, cores=cores
+        )
         if found is None:
             raise ValueError(
                 f"{self.caller}: no blocks of a product of {rows}×{depth}×{columns} fit "
-                f"{self.vmem} bytes of VMEM; give it more with vmem_bytes, or use the ring functions"
+                f"{self.vmem} bytes of VMEM on each of {self.tour.cores} cores; give it more with "
+                "vmem_bytes, or use the ring functions"
             )
         return found
 
@@ -58,18 +61,21 @@ class Plan:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         scratch: Sequence[Any],
     ) -> list[jax.Array]:
-        """Run a kernel on arrays that stay in HBM; it gets inputs, outputs and scratch.
+        """Run a kernel on arrays that stay in HBM, on every core.
 
-        A kernel has no scratch memory in HBM, so that its buffers there are outputs too.
+        It gets inputs, outputs, scratch, and a semaphore for its cores to meet at. A kernel has no
+        scratch memory in HBM, so that its buffers there are outputs too.
         """
-        here = pl.BlockSpec(memory_space=pl.ANY)
+        here = pl.BlockSpec(memory_space=pltpu.HBM)
         results = pl.pallas_call(
             kernel,
+            grid=(self.tour.cores,),
             out_shape=[_typed(shape, dtype, inputs[0]) for shape, dtype in outputs],
             in_specs=[here] * len(inputs),
             out_specs=[here] * len(outputs),
-            scratch_shapes=list(scratch),
+            scratch_shapes=[*scratch, pltpu.SemaphoreType.REGULAR],
             compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel",),
                 collective_id=self.tour.collective_id,
                 has_side_effects=True,
                 vmem_limit_bytes=self.vmem,

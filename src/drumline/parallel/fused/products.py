@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from drumline.parallel.fused.blocks import Blocks
 from drumline.parallel.fused.tours import Ref
+
+# The blocks of the result are divided between the cores, whose number is that of the programs.
+_SHARED: Any = {
+    "core_axis": 0,
+    "dimension_semantics": (pltpu.PARALLEL, pltpu.PARALLEL, pltpu.ARBITRARY),
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ def multiply(
         grid=(rows // m, columns // n, depth // k),
         in_specs=[pl.BlockSpec((m, k), lambda i, _, d: (i, d)), weights, *[result] * len(added)],
         out_specs=[result],
+        **_SHARED,
     )
     refs = (x, w, *(one.array for one in added), out)
     _with_total(blocks, lambda total: pipeline(*refs, scratches=(total,)))
@@ -128,6 +136,7 @@ def multiply_transposed(
         grid=(rows // m, columns // n, depth // k),
         in_specs=[*pair * len(pairs), *[result] * len(added)],
         out_specs=[result],
+        **_SHARED,
     )
     refs = (*(ref for both in pairs for ref in both), *(one.array for one in added), out)
     _with_total(blocks, lambda total: pipeline(*refs, scratches=(total,)))

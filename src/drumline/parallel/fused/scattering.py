@@ -15,9 +15,11 @@ the slot that a sum is sent to was left a whole step ago.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -57,7 +59,6 @@ class Sums:
     slots: Ref
     sent: Ref
     arrived: Ref
-    room: Ref
     piece_rows: int
     pieces: int
 
@@ -71,8 +72,8 @@ class Sums:
         if not self.tour.halves:
             return self.tour.hops
         # Of what the device opposite adds, the first pieces go one way and the others the other.
-        goes = (piece < self.pieces // 2) == (lane == 0)
-        return self.tour.hops + goes.astype("int32")
+        goes = jnp.equal(piece < self.pieces // 2, lane == 0)
+        return self.tour.hops + goes.astype(jnp.int32)
 
     def at(self, hops: Index, lane: Index, piece: Index) -> Ref:
         """Where the sum is that has so many hops to make from here."""
@@ -89,8 +90,12 @@ class Sums:
         )
 
     def _rows(self, piece: Index) -> Any:
-        start = pl.multiple_of(piece * self.piece_rows, self.piece_rows)
-        return pl.ds(start, self.piece_rows)
+        return rows_of(piece * self.piece_rows, self.piece_rows)
+
+
+def rows_of(start: Index, count: int) -> Any:
+    """So many rows, from a multiple of their number on."""
+    return pl.ds(pl.multiple_of(jnp.asarray(start, jnp.int32), count), count)
 
 
 def way(lane: Index) -> Index:
@@ -109,13 +114,13 @@ def scatter_product(plan: Plan, x: jax.Array, w: jax.Array, *, along: int = 0) -
     piece_rows = height // pieces
     blocks = plan.blocks(piece_rows, columns, depth, Operands(itemsize, 4, added=lanes))
 
-    def kernel(x: Ref, w: Ref, out: Ref, slots: Ref, sent: Ref, arrived: Ref, room: Ref) -> None:
-        sums = Sums(tour, slots, sent, arrived, room, piece_rows, pieces)
+    def kernel(x: Ref, w: Ref, out: Ref, slots: Ref, sent: Ref, arrived: Ref, *more: Ref) -> None:
+        room, cores = more
+        sums = Sums(tour, slots, sent, arrived, piece_rows, pieces)
 
         def product(owner: jax.Array, piece: Index, target: Ref, added: list[Added]) -> None:
-            start = pl.multiple_of(owner * height + piece * piece_rows, piece_rows)
             multiply(
-                x.at[pl.ds(start, piece_rows)],
+                x.at[rows_of(owner * height + piece * piece_rows, piece_rows)],
                 w,
                 target,
                 blocks=blocks,
@@ -124,24 +129,25 @@ def scatter_product(plan: Plan, x: jax.Array, w: jax.Array, *, along: int = 0) -
                 added=added,
             )
 
-        def pass_on(hops: jax.Array, lane: jax.Array, piece: jax.Array) -> None:
-            before = hops < sums.hops(lane, piece)
+        def pass_on(hops: Index, lane: Index, piece: Index) -> None:
+            before = jnp.asarray(hops < sums.hops(lane, piece))
 
-            @pl.when(before)
-            def _() -> None:
+            def receive() -> None:
                 earlier = sums.copy(hops + 1, lane, piece)
                 earlier.wait_send()
                 tour.signal(room.at[lane, piece], -way(lane))
                 earlier.wait_recv()
 
+            tour.lead(lambda: when(before, receive))
+            tour.cores_meet(cores)
             here = sums.at(hops, lane, piece)
             product(tour.away(way(lane) * hops), piece, here, [Added(here, before)])
+            tour.cores_meet(cores)
 
-            @pl.when(before)
+            @tour.lead
             def _() -> None:
-                pl.semaphore_wait(room.at[lane, piece], 1)
-
-            sums.copy(hops, lane, piece).start()
+                when(before, lambda: pl.semaphore_wait(room.at[lane, piece], 1))
+                sums.copy(hops, lane, piece).start()
 
         def step(number: jax.Array, _: None) -> None:
             hops = sums.farthest - number // (pieces * lanes)
@@ -159,12 +165,13 @@ def scatter_product(plan: Plan, x: jax.Array, w: jax.Array, *, along: int = 0) -
                     last.wait_send()
                     last.wait_recv()
 
-                when(came, take)
+                tour.lead(partial(when, came, take))
                 added.append(Added(sums.at(0, lane, piece), came))
-            share = out.at[pl.ds(pl.multiple_of(piece * piece_rows, piece_rows), piece_rows)]
+            tour.cores_meet(cores)
+            share = out.at[rows_of(piece * piece_rows, piece_rows)]
             product(tour.here(), piece, share, added)
 
-        tour.meet()
+        tour.lead(tour.meet)
         lax.fori_loop(0, sums.farthest * pieces * lanes, step, None)
         lax.fori_loop(0, pieces, finish, None)
 

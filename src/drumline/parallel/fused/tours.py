@@ -36,12 +36,15 @@ class Tour:
         size: how many devices it has.
         direction: one way or both.
         mesh: every axis of the mesh, as kernels number devices.
+        cores: of each device, which share its products. The first of them sends and receives for
+            all: a copy counts up semaphores of one core.
     """
 
     axis_name: AxisName
     size: int
     direction: Direction
     mesh: tuple[str, ...]
+    cores: int = 1
 
     @property
     def ways(self) -> tuple[int, ...]:
@@ -91,7 +94,7 @@ class Tour:
 
     def meet(self) -> None:
         """Wait until both neighbours are in this kernel: before that, they have no buffers."""
-        barrier = pltpu.get_barrier_semaphore()
+        barrier = pltpu.get_barrier_semaphore()  # type: ignore[no-untyped-call]
         self.signal(barrier, 1)
         self.signal(barrier, -1)
         pl.semaphore_wait(barrier, 2)
@@ -101,6 +104,23 @@ class Tour:
         pl.semaphore_signal(
             semaphore, 1, device_id=self.device(steps), device_id_type=pl.DeviceIdType.MESH
         )
+
+    def lead(self, act: Callable[[], None]) -> None:
+        """Act on the first core alone; to be used as a decorator."""
+        when(self.cores == 1 or pl.program_id(0) == 0, act)
+
+    def cores_meet(self, semaphore: Ref) -> None:
+        """Wait until every core of this device has come here."""
+        if self.cores == 1:
+            return
+        here = pl.program_id(0)
+        for core in range(self.cores):
+
+            @pl.when(core != here)
+            def _(core: int = core) -> None:
+                pl.semaphore_signal(semaphore, 1, core_index=core)
+
+        pl.semaphore_wait(semaphore, self.cores - 1)
 
     def copy(self, source: Ref, target: Ref, semaphores: tuple[Ref, Ref], steps: Index) -> Any:
         """A copy from here to the same kernel's buffer on another device, not yet started.

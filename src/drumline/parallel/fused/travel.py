@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -85,29 +86,53 @@ class Travel:
     sent: Ref
     arrived: Ref
     room: Ref
+    cores: Ref
 
     def run(self, visit: Visit) -> None:
         """Send the chunks round, and visit each of them once."""
         tour = self.slots.tour
-        tour.meet()
-        self._each_onward(0, lambda copy: copy.start())
+
+        @tour.lead
+        def _() -> None:
+            tour.meet()
+            self._each_onward(0, lambda copy: copy.start())
+
         visit([Arrival(self.own, tour.here())], True, False)
-        self._each_onward(0, lambda copy: copy.wait_send())
+        tour.lead(lambda: self._each_onward(0, lambda copy: copy.wait_send()))
         steps = tour.hops if tour.halves else tour.hops - 1
         if steps:
             lax.fori_loop(1, steps + 1, lambda step, _: self._step(step, visit), None)
         if tour.halves:
-            for lane in range(2):
-                self._half(tour.hops, lane).wait_recv()
-            opposite = tour.away(tour.size // 2)
-            visit([Arrival(self.chunks.at[self._opposite_slot()], opposite)], False, True)
+            tour.lead(self._await_halves)
+            opposite = Arrival(self.chunks.at[self._opposite_slot()], tour.away(tour.size // 2))
+            arrivals = [opposite]
         else:
-            self._await(tour.hops)
-            visit(self._arrivals(tour.hops), False, True)
+            tour.lead(lambda: self._await(tour.hops))
+            arrivals = self._arrivals(tour.hops)
+        tour.cores_meet(self.cores)
+        visit(arrivals, False, True)
 
     def _step(self, step: jax.Array, visit: Visit) -> None:
+        tour = self.slots.tour
+
+        @tour.lead
+        def _() -> None:
+            self._await(step)
+            self._ask_for_room(step)
+            self._each_onward(step, lambda copy: copy.start())
+
+        tour.cores_meet(self.cores)
+        visit(self._arrivals(step), False, False)
+        tour.cores_meet(self.cores)
+
+        @tour.lead
+        def _() -> None:
+            self._each_onward(step, lambda copy: copy.wait_send())
+            self._give_room(step)
+
+    def _ask_for_room(self, step: jax.Array) -> None:
+        """Before a chunk is sent to a slot that has been used: until it has been left."""
         slots, tour = self.slots, self.slots.tour
-        self._await(step)
         if slots.scarce:
 
             @pl.when((step >= slots.each_way) & (step < tour.hops))
@@ -115,15 +140,19 @@ class Travel:
                 for lane in range(len(tour.ways)):
                     pl.semaphore_wait(self.room.at[lane], 1)
 
-        self._each_onward(step, lambda copy: copy.start())
-        visit(self._arrivals(step), False, False)
-        self._each_onward(step, lambda copy: copy.wait_send())
+    def _give_room(self, step: jax.Array) -> None:
+        """Tell those who will send to this step's slots that these have been left."""
+        slots, tour = self.slots, self.slots.tour
         if slots.scarce:
 
             @pl.when(step + slots.each_way <= tour.hops)
             def _() -> None:
                 for lane, way in enumerate(tour.ways):
                     tour.signal(self.room.at[lane], -way)
+
+    def _await_halves(self) -> None:
+        for lane in range(2):
+            self._half(self.slots.tour.hops, lane).wait_recv()
 
     def _await(self, step: Index) -> None:
         for lane in range(len(self.slots.tour.ways)):
@@ -160,9 +189,9 @@ class Travel:
         """Do something with the copies that leave in a step."""
         tour = self.slots.tour
         for lane in range(len(tour.ways)):
-            when(step < tour.hops, lambda lane=lane: act(self._whole(step, lane)))
+            when(step < tour.hops, partial(lambda lane: act(self._whole(step, lane)), lane))
             if tour.halves:
-                when(step == tour.hops, lambda lane=lane: act(self._half(step, lane)))
+                when(step == tour.hops, partial(lambda lane: act(self._half(step, lane)), lane))
 
     def _whole(self, step: Index, lane: int) -> Any:
         """The copy of the chunk that leaves in a step and arrives by the hop after it."""
