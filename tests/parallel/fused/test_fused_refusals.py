@@ -70,9 +70,14 @@ def test_types_and_ranks() -> None:
     )
 
 
-def test_too_little_vmem() -> None:
+def test_where_there_is_no_tpu() -> None:
+    told = message(fused_allgather_matmul, (32, 128), (128, 128))
+    assert "there is no TPU here; emulate one with interpret=pltpu.InterpretParams()" in told
+
+
+def test_too_little_vmem(a_tpu: None) -> None:
     told = message(fused_allgather_matmul, (32, 128), (128, 128), vmem_bytes=1 << 20)
-    assert "fit 1048576 bytes of VMEM on each of 1 cores; give it more with" in told
+    assert "fit 1048576 bytes of VMEM on each of 2 cores; give it more with" in told
 
 
 def test_an_emulated_kernel_where_axes_are_checked() -> None:

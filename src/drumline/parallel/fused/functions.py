@@ -42,8 +42,8 @@ def fused_allgather_matmul(
         precision: of each multiplication, as `jnp.matmul` takes it.
         wire_dtype: the type in which the sums of x's gradient travel: float32 or bfloat16.
         vmem_bytes: how much of each core's VMEM to use; by default half of it.
-        cores: how many TensorCores a device has: two on v4 and v5p, whose chips are one device;
-            by default as many as the TPU has, and one where there is none to ask.
+        cores: how many of the device's TensorCores to use; by default all, which are two on v4
+            and v5p, whose chips are one device.
         interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
     """
     options = Options(
@@ -86,8 +86,8 @@ def fused_matmul_reducescatter(
         wire_dtype: the type in which sums travel: float32, or bfloat16, which halves the bytes
             and rounds at every hop.
         vmem_bytes: how much of each core's VMEM to use; by default half of it.
-        cores: how many TensorCores a device has: two on v4 and v5p, whose chips are one device;
-            by default as many as the TPU has, and one where there is none to ask.
+        cores: how many of the device's TensorCores to use; by default all, which are two on v4
+            and v5p, whose chips are one device.
         interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
     """
     options = Options(

@@ -15,6 +15,7 @@ get it in the way that moves and keeps least:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -35,12 +36,6 @@ from drumline.parallel.rings.loops import Direction, check_choice
 from drumline.parallel.rings.shapes import check_contraction, check_weight
 from drumline.parallel.varying import is_checked, vary_alike
 
-VMEM = 32 << 20
-"""Bytes of VMEM for a kernel that is compiled where no TPU tells how many it has.
-
-All from v5e on have at least twice as many; v2 to v4 have 16 MiB and have to be told.
-"""
-
 _ONCE = "its backward pass is a kernel; the ring functions have one"
 
 
@@ -50,7 +45,9 @@ def gather_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
     _check(plan, x, w)
     _check_tiles(plan, x.shape[0], x, w)
     x, w = reverse_only(options.caller, *vary_alike(options.axis_name, x, w))
-    return _alone(plan, x, w) if plan.tour.size == 1 else _gather(plan, x, w)
+    if plan.tour.size == 1:
+        return _alone(plan, x, w)
+    return _gather(_on_chip(plan, options), x, w)
 
 
 def scatter_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
@@ -65,7 +62,7 @@ def scatter_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
         )
     _check_tiles(plan, x.shape[0] // size, x, w)
     x, w = reverse_only(options.caller, *vary_alike(options.axis_name, x, w))
-    return _alone(plan, x, w) if size == 1 else _scatter(plan, x, w)
+    return _alone(plan, x, w) if size == 1 else _scatter(_on_chip(plan, options), x, w)
 
 
 def _plan(options: Options) -> Plan:
@@ -80,21 +77,29 @@ def _plan(options: Options) -> Plan:
             "over; call jax.shard_map with check_vma=False, or leave interpret out, on a TPU"
         )
     mesh = tuple(jax.sharding.get_abstract_mesh().axis_names)
-    vmem, cores = _chip()
-    vmem, cores = options.vmem_bytes or vmem, options.cores or cores
-    tour = Tour(axis_name, size, options.direction, mesh, cores)
-    return Plan(caller, tour, options.precision, wire, vmem, options.interpret)
+    tour = Tour(axis_name, size, options.direction, mesh)
+    return Plan(caller, tour, options.precision, wire, None, options.interpret)
 
 
-def _chip() -> tuple[int, int]:
-    """Half of a core's VMEM, and how many cores there are.
+def _on_chip(plan: Plan, options: Options) -> Plan:
+    """The plan with what the TPU has, of this process or of the mesh that is compiled for.
 
-    Half: the rest stays with what XLA keeps in VMEM from one operation to the next.
+    Half of its VMEM: the rest stays with what XLA keeps there from one operation to the next.
     """
-    if jax.default_backend() != "tpu":
-        return VMEM, 1
-    chip = pltpu.get_tpu_info()
-    return int(chip.vmem_capacity_bytes) // 2, int(chip.num_cores)
+    try:
+        chip = pltpu.get_tpu_info()
+    except ValueError:
+        if not plan.interpret:
+            raise ValueError(
+                f"{plan.caller}: there is no TPU here; emulate one with "
+                "interpret=pltpu.InterpretParams(), use the ring functions, or, to compile for "
+                "one, name it in the mesh: AbstractMesh(..., abstract_device="
+                "jax.sharding.AbstractDevice('TPU v5 lite', 1, 'tpu'))"
+            ) from None
+        return plan
+    vmem = options.vmem_bytes or int(chip.vmem_capacity_bytes) // 2
+    tour = replace(plan.tour, cores=options.cores or int(chip.num_cores))
+    return replace(plan, tour=tour, vmem=vmem)
 
 
 def _check(plan: Plan, x: jax.Array, w: jax.Array) -> None:

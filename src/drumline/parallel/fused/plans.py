@@ -27,7 +27,7 @@ class Plan:
         tour: the ring.
         precision: of each multiplication.
         wire_dtype: the type in which sums travel.
-        vmem: bytes of VMEM that a kernel may use.
+        vmem: bytes of each core's VMEM that a kernel may use; None where there is no TPU to ask.
         interpret: False on TPUs; elsewhere how they are emulated.
     """
 
@@ -35,11 +35,16 @@ class Plan:
     tour: Tour
     precision: lax.PrecisionLike
     wire_dtype: jnp.dtype
-    vmem: int
+    vmem: int | None
     interpret: Interpret
 
     def blocks(self, rows: int, columns: int, depth: int, operands: Operands) -> Blocks:
-        """How a product is cut, refused if its smallest blocks do not fit."""
+        """How a product is cut, refused if its smallest blocks do not fit.
+
+        Emulated where JAX does not know of any TPU, it is not cut: JAX asks for the TPU's tiles.
+        """
+        if self.vmem is None:
+            return Blocks(rows, columns, depth)
         tile = sublanes(operands.itemsize)
         cores = self.tour.cores
         found = choose_blocks(
