@@ -1,5 +1,7 @@
 """Fused products on emulated devices, whose memory, copies and semaphores JAX interprets."""
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import importlib
@@ -53,9 +55,11 @@ class Race(Exception):
     """Two devices, or a device and a copy, used the same memory with nothing between them."""
 
 
-def interpreter(mode: Mode) -> Any:
+def interpreter(mode: Mode, cores: int = 1) -> Any:
     """How to emulate: `on_wait` copies as late as semaphores allow, `eager` as early."""
-    return pltpu.InterpretParams(detect_races=True, dma_execution_mode=mode)
+    return pltpu.InterpretParams(
+        detect_races=True, dma_execution_mode=mode, num_cores_or_threads=cores
+    )
 
 
 def check_races() -> None:

@@ -1,5 +1,7 @@
 """What the fused kernels do not take is refused while tracing, with what to do instead."""
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -75,7 +77,8 @@ def test_where_there_is_no_tpu() -> None:
     assert "there is no TPU here; emulate one with interpret=pltpu.InterpretParams()" in told
 
 
-def test_too_little_vmem(a_tpu: None) -> None:
+@pytest.mark.usefixtures("a_tpu")
+def test_too_little_vmem() -> None:
     told = message(fused_allgather_matmul, (32, 128), (128, 128), vmem_bytes=1 << 20)
     assert "fit 1048576 bytes of VMEM on each of 2 cores; give it more with" in told
 

@@ -69,7 +69,8 @@ class Plan:
         """Run a kernel on arrays that stay in HBM, on every core.
 
         It gets inputs, outputs, scratch, and a semaphore for its cores to meet at. A kernel has no
-        scratch memory in HBM, so that its buffers there are outputs too.
+        scratch memory in HBM, so that its buffers there are outputs too. It counts as free of side
+        effects: where a gradient is not used, no device runs its kernel.
         """
         here = pl.BlockSpec(memory_space=pltpu.HBM)
         results = pl.pallas_call(
@@ -82,7 +83,6 @@ class Plan:
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel",),
                 collective_id=self.tour.collective_id,
-                has_side_effects=True,
                 vmem_limit_bytes=self.vmem,
             ),
             interpret=self.interpret,
