@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 
 import pytest
 from jax.experimental.pallas import tpu as pltpu
@@ -12,9 +13,8 @@ from jax.experimental.pallas import tpu as pltpu
 def a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device is a v5p chip, or says so; JAX has no public way to pretend."""
     chip = pltpu.get_tpu_info_for_chip(pltpu.ChipVersion.TPU_V5P, 2)
-    try:
-        inside = importlib.import_module("jax._src.pallas.mosaic.tpu_info")
-    except ImportError:
-        pytest.skip("this JAX knows its TPUs elsewhere")
-    for module in (pltpu, inside):
-        monkeypatch.setattr(module, "get_tpu_info", lambda: chip)
+    inside = ["jax._src.pallas.mosaic.tpu_info", "jax._src.tpu_info"]  # until 0.11, and since
+    modules = [pltpu, *(importlib.import_module(name) for name in inside if find_spec(name))]
+    for module in modules:
+        if hasattr(module, "get_tpu_info"):
+            monkeypatch.setattr(module, "get_tpu_info", lambda: chip)

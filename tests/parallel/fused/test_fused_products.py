@@ -24,7 +24,6 @@ from tests.parallel.fused.emulated import (
     SCATTER,
     Fused,
     Mode,
-    Race,
     assert_close,
     check_races,
     interpreter,
@@ -160,18 +159,17 @@ def test_sums_may_travel_in_bfloat16() -> None:
 def test_slots_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(travel, "SLOTS", 2)
     _one_way_round_four()
-    check_races()
 
 
 def test_a_chunk_sent_where_there_is_no_room_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(travel, "SLOTS", 2)
     monkeypatch.setattr(Slots, "scarce", False)
-    _one_way_round_four()
-    with pytest.raises(Race):
-        check_races()
+    with pytest.raises(RuntimeError, match="RACE DETECTED"):  # JAX raises it itself since 0.12
+        _one_way_round_four()
 
 
 def _one_way_round_four() -> None:
     x, w, _ = operands(GATHER, 4, F32)
     options = {"direction": "one", "interpret": interpreter("eager")}
     mapped(GATHER, ring_mesh(4), **options)(x, w).block_until_ready()
+    check_races()

@@ -80,7 +80,11 @@ class Tour:
         return lax.rem(self.here() + steps + self.size, jnp.int32(self.size))
 
     def device(self, steps: Index) -> tuple[jax.Array, ...]:
-        """The device so many steps on, by its index along every axis of the mesh."""
+        """The device so many steps on, by its index along every axis of the mesh.
+
+        JAX takes a tuple for that (`DeviceIdType.MESH`, a name that it gives up); a number would
+        be counted over the whole mesh, as if it had no other axes.
+        """
         place = self.away(steps)
         names = names_of(self.axis_name)
         along = {}
@@ -101,9 +105,7 @@ class Tour:
 
     def signal(self, semaphore: Ref, steps: Index) -> None:
         """Count up a semaphore of the device so many steps on."""
-        pl.semaphore_signal(
-            semaphore, 1, device_id=self.device(steps), device_id_type=pl.DeviceIdType.MESH
-        )
+        pl.semaphore_signal(semaphore, 1, device_id=self.device(steps))
 
     def lead(self, act: Callable[[], None]) -> None:
         """Act on the first core alone; to be used as a decorator."""
@@ -132,11 +134,7 @@ class Tour:
             steps: from this device to the other.
         """
         return pltpu.make_async_remote_copy(
-            source,
-            target,
-            *semaphores,
-            device_id=self.device(steps),
-            device_id_type=pl.DeviceIdType.MESH,
+            source, target, *semaphores, device_id=self.device(steps)
         )
 
 
