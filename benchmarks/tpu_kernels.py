@@ -39,8 +39,8 @@ from drumline.parallel.fused.scattering import pieces_of
 from drumline.parallel.fused.tours import Tour
 
 MIB = 1 << 20
-KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
-"""What JAX calls the chips."""
+KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
+"""What JAX calls the chips that it gives one device each, as a slice's chips are counted here."""
 
 FIRST_BLOCKS = 4 * MIB
 """Bytes of both operands that are read before the first multiplication."""
@@ -180,6 +180,8 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="only rows whose names hold all of them")
     parser.add_argument("--on", default="v5litepod-8", help="a slice")
     given = parser.parse_args()
+    if slice_of(given.on).generation not in KINDS:
+        parser.error(f"--on {given.on}: the slice has to be one of {', '.join(KINDS)}")
     columns = f"{'compiled':>10}{'kernels':>9}{'VMEM':>9}{'HBM temp':>11}{'model':>11}"
     print(f"{'on ' + given.on:42}{columns}")
     for case in cases(slice_of(given.on)):

@@ -16,14 +16,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from drumline.parallel.fused.blocks import Operands
-from drumline.parallel.fused.plans import Plan
+from drumline.parallel.fused.plans import KernelPlan
 from drumline.parallel.fused.products import Added, multiply, multiply_transposed
 from drumline.parallel.fused.tours import Ref
-from drumline.parallel.fused.travel import Arrival, Slots, Travel
+from drumline.parallel.fused.travel import ArrivedChunk, Slots, Travel
 
 
 def gather_product(
-    plan: Plan, x: jax.Array, w: jax.Array, *, along: int = 0, keep: bool = False
+    plan: KernelPlan, x: jax.Array, w: jax.Array, *, along: int = 0, keep: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """x[B_Y, K] · w[K, N] → [B, N], and the slots: with `keep` they are the gathered x[B, K].
 
@@ -42,7 +42,7 @@ def gather_product(
         if keep:
             plan.tour.lead(lambda: own_chunk().start())
 
-        def visit(arrivals: list[Arrival], _first: bool, _last: bool) -> None:
+        def visit(arrivals: list[ArrivedChunk], _first: bool, _last: bool) -> None:
             for chunk, source in arrivals:
                 rows = out.at[pl.ds(pl.multiple_of(source * height, height), height)]
                 multiply(chunk, w, rows, blocks=blocks, along=along, precision=plan.precision)
@@ -61,7 +61,7 @@ def gather_product(
     return out, chunks.reshape(slots.count * height, depth)
 
 
-def gather_outer(plan: Plan, x: jax.Array, g: jax.Array) -> jax.Array:
+def gather_outer(plan: KernelPlan, x: jax.Array, g: jax.Array) -> jax.Array:
     """x[B_Y, M]ᵀ · g[B, N] → [M, N], where the rows of x travel and those of g are here."""
     (height, rows), columns = x.shape, g.shape[1]
     itemsize, ways = x.dtype.itemsize, len(plan.tour.ways)
@@ -70,7 +70,7 @@ def gather_outer(plan: Plan, x: jax.Array, g: jax.Array) -> jax.Array:
     slots = Slots(plan.tour, keep=False)
 
     def kernel(x: Ref, g: Ref, out: Ref, sums: Ref, chunks: Ref, *semaphores: Ref) -> None:
-        def visit(arrivals: list[Arrival], first: bool, last: bool) -> None:
+        def visit(arrivals: list[ArrivedChunk], first: bool, last: bool) -> None:
             pairs = [
                 (chunk, g.at[pl.ds(pl.multiple_of(source * height, height), height)])
                 for chunk, source in arrivals

@@ -28,7 +28,7 @@ from drumline.parallel.axes import devices_along
 from drumline.parallel.fused.blocks import LANES, sublanes
 from drumline.parallel.fused.gathering import gather_outer, gather_product
 from drumline.parallel.fused.options import Options
-from drumline.parallel.fused.plans import Plan
+from drumline.parallel.fused.plans import KernelPlan
 from drumline.parallel.fused.scattering import scatter_product
 from drumline.parallel.fused.tours import Tour
 from drumline.parallel.modes import once_only, reverse_only
@@ -65,7 +65,7 @@ def scatter_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
     return _alone(plan, x, w) if size == 1 else _scatter(_on_chip(plan, options), x, w)
 
 
-def _plan(options: Options) -> Plan:
+def _plan(options: Options) -> KernelPlan:
     caller, axis_name = options.caller, options.axis_name
     check_choice(caller, "direction", options.direction, get_args(Direction))
     wire = jnp.dtype(options.wire_dtype)
@@ -78,10 +78,10 @@ def _plan(options: Options) -> Plan:
         )
     mesh = tuple(jax.sharding.get_abstract_mesh().axis_names)
     tour = Tour(axis_name, size, options.direction, mesh)
-    return Plan(caller, tour, options.precision, wire, None, options.interpret)
+    return KernelPlan(caller, tour, options.precision, wire, None, options.interpret)
 
 
-def _on_chip(plan: Plan, options: Options) -> Plan:
+def _on_chip(plan: KernelPlan, options: Options) -> KernelPlan:
     """The plan with what the TPU has, of this process or of the mesh that is compiled for.
 
     Half of its VMEM: the rest stays with what XLA keeps there from one operation to the next.
@@ -102,7 +102,7 @@ def _on_chip(plan: Plan, options: Options) -> Plan:
     return replace(plan, tour=tour, vmem=vmem)
 
 
-def _check(plan: Plan, x: jax.Array, w: jax.Array) -> None:
+def _check(plan: KernelPlan, x: jax.Array, w: jax.Array) -> None:
     caller = plan.caller
     check_weight(caller, x, w)
     if x.ndim != 2:
@@ -118,7 +118,7 @@ def _check(plan: Plan, x: jax.Array, w: jax.Array) -> None:
         )
 
 
-def _check_tiles(plan: Plan, rows: int, x: jax.Array, w: jax.Array) -> None:
+def _check_tiles(plan: KernelPlan, rows: int, x: jax.Array, w: jax.Array) -> None:
     """Refuse what does not fill tiles: a kernel's copies and blocks are made of whole ones."""
     if plan.tour.size == 1:
         return
@@ -136,23 +136,23 @@ def _check_tiles(plan: Plan, rows: int, x: jax.Array, w: jax.Array) -> None:
             )
 
 
-def _alone(plan: Plan, x: jax.Array, w: jax.Array) -> jax.Array:
+def _alone(plan: KernelPlan, x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.matmul(x, w, precision=plan.precision)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather(plan: Plan, x: jax.Array, w: jax.Array) -> jax.Array:
+def _gather(plan: KernelPlan, x: jax.Array, w: jax.Array) -> jax.Array:
     return gather_product(plan, x, w)[0]
 
 
 def _gather_forward(
-    plan: Plan, x: jax.Array, w: jax.Array
+    plan: KernelPlan, x: jax.Array, w: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _gather(plan, x, w), (x, w)
 
 
 def _gather_backward(
-    plan: Plan, operands: tuple[jax.Array, jax.Array], g: jax.Array
+    plan: KernelPlan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
     g = once_only(plan.caller, g, why=_ONCE)
@@ -160,18 +160,18 @@ def _gather_backward(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scatter(plan: Plan, x: jax.Array, w: jax.Array) -> jax.Array:
+def _scatter(plan: KernelPlan, x: jax.Array, w: jax.Array) -> jax.Array:
     return scatter_product(plan, x, w)
 
 
 def _scatter_forward(
-    plan: Plan, x: jax.Array, w: jax.Array
+    plan: KernelPlan, x: jax.Array, w: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _scatter(plan, x, w), (x, w)
 
 
 def _scatter_backward(
-    plan: Plan, operands: tuple[jax.Array, jax.Array], g: jax.Array
+    plan: KernelPlan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
     g = once_only(plan.caller, g, why=_ONCE)

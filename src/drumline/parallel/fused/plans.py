@@ -19,7 +19,7 @@ from drumline.parallel.varying import zeros
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """How the kernels of one fused product run.
 
     Attributes:

@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from drumline.parallel.fused.blocks import Operands, sublanes
-from drumline.parallel.fused.plans import Plan
+from drumline.parallel.fused.plans import KernelPlan
 from drumline.parallel.fused.products import Added, multiply
 from drumline.parallel.fused.tours import Index, Ref, Tour, remainder, when
 
@@ -103,7 +103,7 @@ def way(lane: Index) -> Index:
     return 1 - 2 * lane
 
 
-def scatter_product(plan: Plan, x: jax.Array, w: jax.Array, *, along: int = 0) -> jax.Array:
+def scatter_product(plan: KernelPlan, x: jax.Array, w: jax.Array, *, along: int = 0) -> jax.Array:
     """x[B, K_Y] · w[K_Y, N] → [B_Y, N], summed over Y; `along=1` takes w as [N, K_Y]."""
     (rows, depth), columns = x.shape, w.shape[1 - along]
     tour = plan.tour

@@ -28,14 +28,14 @@ SLOTS = 3
 """Chunks of each direction that have room: one to multiply, one to send on, one that arrives."""
 
 
-class Arrival(NamedTuple):
+class ArrivedChunk(NamedTuple):
     """A chunk that is here now, in HBM, and the place of the device that it set out from."""
 
     chunk: Ref
     source: jax.Array
 
 
-Visit = Callable[[list[Arrival], bool, bool], None]
+Visit = Callable[[list[ArrivedChunk], bool, bool], None]
 """Work on the chunks of a step, told whether it is the first and whether it is the last."""
 
 
@@ -97,14 +97,16 @@ class Travel:
             tour.meet()
             self._each_onward(0, lambda copy: copy.start())
 
-        visit([Arrival(self.own, tour.here())], True, False)
+        visit([ArrivedChunk(self.own, tour.here())], True, False)
         tour.lead(lambda: self._each_onward(0, lambda copy: copy.wait_send()))
         steps = tour.hops if tour.halves else tour.hops - 1
         if steps:
             lax.fori_loop(1, steps + 1, lambda step, _: self._step(step, visit), None)
         if tour.halves:
             tour.lead(self._await_halves)
-            opposite = Arrival(self.chunks.at[self._opposite_slot()], tour.away(tour.size // 2))
+            opposite = ArrivedChunk(
+                self.chunks.at[self._opposite_slot()], tour.away(tour.size // 2)
+            )
             arrivals = [opposite]
         else:
             tour.lead(lambda: self._await(tour.hops))
@@ -159,10 +161,10 @@ class Travel:
             chunk = self.chunks.at[self._slot(step, lane)]
             self._copy(chunk, chunk, lane, remainder(step - 1, self.slots.each_way)).wait_recv()
 
-    def _arrivals(self, step: Index) -> list[Arrival]:
+    def _arrivals(self, step: Index) -> list[ArrivedChunk]:
         tour = self.slots.tour
         return [
-            Arrival(self.chunks.at[self._slot(step, lane)], tour.away(-way * step))
+            ArrivedChunk(self.chunks.at[self._slot(step, lane)], tour.away(-way * step))
             for lane, way in enumerate(tour.ways)
         ]
 
