@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -145,6 +146,22 @@ def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
     out = jax.jit(run)(xs, ws)
     check_races()
     assert_close(out, np.asarray(xs, np.float64) @ np.asarray(w, np.float64))
+
+
+def test_a_ring_over_two_axes_in_another_order_than_the_mesh_has() -> None:
+    mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("X", "Y"))
+    axes = ("Y", "X")
+    x, w, _ = operands(GATHER, 6, F32)
+    run = jax.shard_map(
+        partial(GATHER.function, axis_name=axes, interpret=interpreter("eager")),
+        mesh=mesh,
+        in_specs=(P(axes, None), P(None, axes)),
+        out_specs=P(None, axes),
+        check_vma=False,
+    )
+    out = jax.jit(run)(x, w)
+    check_races()
+    assert_close(out, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
 
 
 def test_sums_may_travel_in_bfloat16() -> None:
