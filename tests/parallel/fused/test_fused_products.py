@@ -45,14 +45,12 @@ GRID = [
 ]
 WITH_GRADIENTS = [
     ("gather", 1, "both", F32, "eager"),
-    ("scatter", 2, "one", BF16, "eager"),
-    ("scatter", 3, "both", BF16, "eager"),
+    ("scatter", 3, "one", BF16, "eager"),
     ("gather", 4, "both", BF16, "eager"),
     ("scatter", 4, "both", F32, "on_wait"),
 ]
 FORWARD = [
     ("gather", 5, "one", F32, "on_wait"),
-    ("scatter", 6, "one", BF16, "eager"),
     ("scatter", 7, "both", F32, "eager"),
     ("gather", 8, "both", F32, "on_wait"),
 ]
