@@ -14,15 +14,14 @@ LANES = 128
 """Columns of one tile, of any type."""
 
 DEEPEST = 512
-"""More depth saves no reading, takes VMEM that a larger block of the result uses better, and makes
-a kernel longer, whose products are written out: at 1024 it compiles in about twice the time."""
+"""More depth saves no reading, and takes VMEM that a larger block of the result uses better."""
 
 LONGEST = 2048
 """A longer side no longer pays."""
 
 ENOUGH = 640
 """Multiplications for each byte read that leave any chip's HBM waiting: v6e, of which most are
-wanted, does 575 in the time of one byte. Larger blocks would only take longer to compile."""
+wanted, does 575 in the time of one byte. Larger blocks would save nothing."""
 
 RESERVED = 2 << 20
 """VMEM that is left to the compiler, for what it spills and for semaphores."""
