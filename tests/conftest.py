@@ -14,6 +14,8 @@ from tests.compiling import quick_flags
 
 os.environ.setdefault("XLA_FLAGS", quick_flags(8))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Emulated kernels wait for each other, each in a thread of XLA's: it needs two for every device.
+os.environ.setdefault("NPROC", "16")
 # The workers inherit it from the process that starts them, and their children from them.
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
 

@@ -44,3 +44,22 @@ def test_the_line_and_the_scopes_of_a_collective(text: Text) -> None:
     for scope in expected.scopes:
         assert scope in told.scope
     assert "psum" not in told.scope  # the operation's own name
+
+
+def test_a_kernel_whose_metadata_breaks_its_line() -> None:
+    module = parse_module(
+        """\
+HloModule jit_f, is_scheduled=true, num_partitions=8
+
+ENTRY %main (x: bf16[64,128]) -> bf16[64,128] {
+  %x = bf16[64,128]{1,0} parameter(0)
+  %kernel.1 = bf16[64,128]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", \
+frontend_attributes={kernel_metadata={
+"mesh_axes":"[\\"X\\", \\"Y\\"]"
+}}, metadata={op_name="kernel"}, backend_config={"size":"12"}
+  ROOT %copy.2 = bf16[64,128]{1,0} copy(%kernel.1)
+}
+"""
+    )
+    assert [one.name for one in module.entry.instructions] == ["x", "kernel.1", "copy.2"]
+    assert module.entry.instructions[1].attributes["backend_config"] == '{"size":"12"}'

@@ -14,6 +14,7 @@ from drumline.parallel.einsum.sharded import einsum, explain_einsum
 from drumline.parallel.experts.layer import MoEBlock, moe_feedforward
 from drumline.parallel.experts.matmul import expert_matmul
 from drumline.parallel.experts.routing import Gating, Routing, route
+from drumline.parallel.fused.functions import fused_allgather_matmul, fused_matmul_reducescatter
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.scatter import matmul_reducescatter
@@ -31,6 +32,8 @@ __all__ = [
     "expert_matmul",
     "explain_einsum",
     "feedforward",
+    "fused_allgather_matmul",
+    "fused_matmul_reducescatter",
     "matmul_allreduce",
     "matmul_reducescatter",
     "moe_feedforward",

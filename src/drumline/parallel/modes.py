@@ -25,9 +25,14 @@ def reverse_only(caller: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(_reverse_only_p.bind(array, caller=caller) for array in arrays)
 
 
-def once_only(caller: str, array: jax.Array) -> jax.Array:
+def once_only(
+    caller: str,
+    array: jax.Array,
+    *,
+    why: str = "its backward pass is a loop that goes round as often as the groups of rows take",
+) -> jax.Array:
     """The array, with which the backward pass of `caller` begins and cannot be differentiated."""
-    return cast(jax.Array, _once_only_p.bind(array, caller=caller))
+    return cast(jax.Array, _once_only_p.bind(array, caller=caller, why=why))
 
 
 def batch_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -84,11 +89,8 @@ def _lead(args: Sequence[Any], dims: Sequence[Any]) -> tuple[list[Any], list[int
     return _batch_first_p.bind(*led), [0] * len(led)
 
 
-def _refuse_once_more(*_: Any, caller: str) -> NoReturn:
-    raise ValueError(
-        f"{caller}: has a gradient but no second derivative; its backward pass is a loop that "
-        "goes round as often as the groups of rows take"
-    )
+def _refuse_once_more(*_: Any, caller: str, why: str) -> NoReturn:
+    raise ValueError(f"{caller}: has a gradient but no second derivative; {why}")
 
 
 ad.primitive_jvps[_reverse_only_p] = _reverse_only_jvp

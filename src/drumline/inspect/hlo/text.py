@@ -169,6 +169,8 @@ _SHORT_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-<>]+)\s*\{\s*$"
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-<>]+) = (?P<rest>.*)$")
 _OPERAND = re.compile(r"%?([\w.\-<>#]+)$")
 _MEMORY = re.compile(r"S\((\d+)\)")
+_KERNEL = re.compile(r"\bkernel_metadata=\{[^}]*\}")
+"""What JAX says of a Pallas kernel, on lines of its own in the middle of an instruction."""
 
 
 def parse_module(text: str) -> Module:
@@ -177,6 +179,7 @@ def parse_module(text: str) -> Module:
     Raises:
         Mistake: the text is no HLO module.
     """
+    text = _KERNEL.sub(lambda found: found[0].replace("\n", ""), text)
     head = next((line for line in text.splitlines() if line.startswith("HloModule")), "")
     if not head:
         raise Mistake("this is no HLO text: it has no line that begins with HloModule")

@@ -1,0 +1,111 @@
+"""`fused_allgather_matmul` and `fused_matmul_reducescatter`: a ring and its products in one kernel.
+
+The compiler need not be trusted to run the hops of a ring beside its products: one kernel starts
+the copies, multiplies, and waits for them. It takes fewer shapes than the ring functions.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from drumline.parallel.axes import AxisName
+from drumline.parallel.fused.options import Interpret, Options
+from drumline.parallel.rings.loops import Direction
+
+
+def fused_allgather_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    axis_name: AxisName,
+    direction: Direction = "both",
+    precision: lax.PrecisionLike = None,
+    wire_dtype: jax.typing.DTypeLike = jnp.float32,
+    vmem_bytes: int | None = None,
+    cores: int | None = None,
+    interpret: Interpret = False,
+) -> jax.Array:
+    """Multiply an array whose rows are sharded over a mesh axis, in one TPU kernel.
+
+    `A[B_Y, D] · W[D, F_Y] → Out[B, F_Y]` with Y standing for `axis_name`; for use inside
+    `jax.shard_map`. The same as `allgather_matmul(..., gathered="rows")`.
+
+    Args:
+        x: this device's rows.
+        w: this device's columns of the weights.
+        axis_name: the mesh axis (or axes) of the ring.
+        direction: `"both"` sends chunks both ways round the ring, `"one"` everything one way.
+        precision: of each multiplication, as `jnp.matmul` takes it.
+        wire_dtype: the type in which the sums of x's gradient travel: float32 or bfloat16.
+        vmem_bytes: how much of each core's VMEM to use; by default half of it.
+        cores: how many of the device's TensorCores to use; by default all, which are two on v4
+            and v5p, whose chips are one device.
+        interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
+    """
+    options = Options(
+        "fused_allgather_matmul",
+        axis_name,
+        direction,
+        precision,
+        wire_dtype,
+        vmem_bytes,
+        cores,
+        interpret,
+    )
+    result: jax.Array = _gradients().gather_rows(x, w, options)
+    return result
+
+
+def fused_matmul_reducescatter(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    axis_name: AxisName,
+    direction: Direction = "both",
+    precision: lax.PrecisionLike = None,
+    wire_dtype: jax.typing.DTypeLike = jnp.float32,
+    vmem_bytes: int | None = None,
+    cores: int | None = None,
+    interpret: Interpret = False,
+) -> jax.Array:
+    """Multiply by row-sharded weights and scatter the rows of the sum, in one TPU kernel.
+
+    `Tmp[B, F_Y] · W[F_Y, D] → Out[B_Y, D]` with Y standing for `axis_name`; for use inside
+    `jax.shard_map`. The same as `matmul_reducescatter(..., scattered="rows")`.
+
+    Args:
+        x: this device's columns.
+        w: this device's rows of the weights.
+        axis_name: the mesh axis (or axes) of the ring.
+        direction: `"both"` sends sums both ways round the ring, `"one"` everything one way.
+        precision: of each multiplication, as `jnp.matmul` takes it.
+        wire_dtype: the type in which sums travel: float32, or bfloat16, which halves the bytes
+            and rounds at every hop.
+        vmem_bytes: how much of each core's VMEM to use; by default half of it.
+        cores: how many of the device's TensorCores to use; by default all, which are two on v4
+            and v5p, whose chips are one device.
+        interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
+    """
+    options = Options(
+        "fused_matmul_reducescatter",
+        axis_name,
+        direction,
+        precision,
+        wire_dtype,
+        vmem_bytes,
+        cores,
+        interpret,
+    )
+    result: jax.Array = _gradients().scatter_rows(x, w, options)
+    return result
+
+
+def _gradients() -> ModuleType:
+    """The kernels, imported by the first call: Pallas takes a fifth of a second."""
+    from drumline.parallel.fused import gradients
+
+    return gradients

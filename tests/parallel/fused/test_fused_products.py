@@ -1,0 +1,190 @@
+"""The fused kernels against exact products, on rings of every size, with races looked for."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel.fused import travel
+from drumline.parallel.fused.blocks import RESERVED, Blocks, Operands, vmem_of
+from drumline.parallel.fused.travel import Slots
+from tests.compiling import EVERY_CASE
+from tests.parallel.fused.emulated import (
+    GATHER,
+    SCATTER,
+    Fused,
+    Mode,
+    assert_close,
+    check_races,
+    interpreter,
+    mapped,
+    operands,
+    ring_mesh,
+)
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+FUNCTIONS = {"gather": GATHER, "scatter": SCATTER}
+GRID = [
+    (function, devices, direction, dtype, mode)
+    for function in FUNCTIONS
+    for devices in range(1, 9)
+    for direction in ("both", "one")
+    for dtype in (F32, BF16)
+    for mode in ("on_wait", "eager")
+]
+WITH_GRADIENTS = [
+    ("gather", 1, "both", F32, "eager"),
+    ("scatter", 3, "one", BF16, "eager"),
+    ("gather", 4, "both", BF16, "eager"),
+    ("scatter", 4, "both", F32, "on_wait"),
+]
+FORWARD = [
+    ("gather", 5, "one", F32, "on_wait"),
+    ("scatter", 7, "both", F32, "eager"),
+    ("gather", 8, "both", F32, "on_wait"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_emulator() -> Iterator[None]:
+    """What an exception leaves in the emulator would be in the next test's way."""
+    yield
+    pltpu.reset_tpu_interpret_mode_state()
+
+
+@pytest.mark.parametrize(
+    ("function", "devices", "direction", "dtype", "mode"), GRID if EVERY_CASE else WITH_GRADIENTS
+)
+def test_products_and_their_gradients(
+    function: str, devices: int, direction: str, dtype: Any, mode: Mode
+) -> None:
+    fused = FUNCTIONS[function]
+    x, w, g = operands(fused, devices, dtype)
+    run = mapped(fused, ring_mesh(devices), direction=direction, interpret=interpreter(mode))
+    out, pull = jax.vjp(run, x, w)
+    dx, dw = pull(g)
+    check_races()
+    exact_x, exact_w, exact_g = (np.asarray(one, np.float64) for one in (x, w, g))
+    assert out.dtype == dx.dtype == dw.dtype == dtype
+    assert_close(out, exact_x @ exact_w)
+    assert_close(dx, exact_g @ exact_w.T)
+    assert_close(dw, exact_x.T @ exact_g)
+
+
+@pytest.mark.parametrize(("function", "devices", "direction", "dtype", "mode"), FORWARD)
+def test_products_on_longer_rings(
+    function: str, devices: int, direction: str, dtype: Any, mode: Mode
+) -> None:
+    fused = FUNCTIONS[function]
+    x, w, _ = operands(fused, devices, dtype)
+    options = {"direction": direction, "interpret": interpreter(mode)}
+    out = mapped(fused, ring_mesh(devices), **options)(x, w)
+    check_races()
+    assert_close(out, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
+
+
+CORES = [1, 2] if EVERY_CASE else [1]  # Two take half a minute to emulate.
+
+
+@pytest.mark.usefixtures("a_tpu")
+@pytest.mark.parametrize("cores", CORES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_products_of_several_blocks(function: str, cores: int) -> None:
+    fused = FUNCTIONS[function]
+    x, w, g = operands(fused, 2, F32)
+    little = RESERVED + (256 << 10)
+    for rows in (x.shape[0] // 2, x.shape[0] // 4):
+        whole = Blocks(rows, w.shape[1], w.shape[0])
+        assert vmem_of(whole, Operands(4, 4, added=2)) > little - RESERVED
+    options = {"vmem_bytes": little, "cores": cores, "interpret": interpreter("on_wait", cores)}
+    out, pull = jax.vjp(mapped(fused, ring_mesh(2), **options), x, w)
+    dx, dw = pull(g)
+    check_races()
+    exact_x, exact_w, exact_g = (np.asarray(one, np.float64) for one in (x, w, g))
+    assert_close(out, exact_x @ exact_w)
+    assert_close(dx, exact_g @ exact_w.T)
+    assert_close(dw, exact_x.T @ exact_g)
+
+
+@pytest.mark.parametrize(("axis", "fused"), [("X", GATHER), ("Y", SCATTER)])
+def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("X", "Y"))
+    devices = mesh.shape[axis]
+    copies = 8 // devices
+
+    def along(spec: P) -> P:
+        # Each of the other axis's devices has a problem of its own, in a leading dimension.
+        other = "Y" if axis == "X" else "X"
+        return P(other, *(axis if name == "Y" else None for name in spec))
+
+    def local(x: jax.Array, w: jax.Array) -> jax.Array:
+        return fused.function(x[0], w[0], axis_name=axis, interpret=interpreter("eager"))[None]
+
+    x, w, _ = operands(fused, devices, F32)
+    xs = jnp.stack([x * (1 + number) for number in range(copies)])
+    ws = jnp.stack([w] * copies)
+    run = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(along(fused.x), along(fused.w)),
+        out_specs=along(fused.out),
+        check_vma=False,
+    )
+    out = jax.jit(run)(xs, ws)
+    check_races()
+    assert_close(out, np.asarray(xs, np.float64) @ np.asarray(w, np.float64))
+
+
+def test_a_ring_over_two_axes_in_another_order_than_the_mesh_has() -> None:
+    mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("X", "Y"))
+    axes = ("Y", "X")
+    x, w, _ = operands(GATHER, 6, F32)
+    run = jax.shard_map(
+        partial(GATHER.function, axis_name=axes, interpret=interpreter("eager")),
+        mesh=mesh,
+        in_specs=(P(axes, None), P(None, axes)),
+        out_specs=P(None, axes),
+        check_vma=False,
+    )
+    out = jax.jit(run)(x, w)
+    check_races()
+    assert_close(out, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
+
+
+def test_sums_may_travel_in_bfloat16() -> None:
+    x, w, _ = operands(SCATTER, 3, F32)
+    options = {"wire_dtype": jnp.bfloat16, "interpret": interpreter("eager")}
+    out = np.asarray(mapped(SCATTER, ring_mesh(3), **options)(x, w), np.float64)
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    error = np.max(np.abs(out - exact)) / np.max(np.abs(exact))
+    assert 1e-5 < error < 2.0**-8
+
+
+def test_slots_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(travel, "SLOTS", 2)
+    _one_way_round_four()
+
+
+def test_a_chunk_sent_where_there_is_no_room_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(travel, "SLOTS", 2)
+    monkeypatch.setattr(Slots, "scarce", False)
+    with pytest.raises(RuntimeError, match="RACE DETECTED"):  # JAX raises it itself since 0.12
+        _one_way_round_four()
+
+
+def _one_way_round_four() -> None:
+    x, w, _ = operands(GATHER, 4, F32)
+    options = {"direction": "one", "interpret": interpreter("eager")}
+    mapped(GATHER, ring_mesh(4), **options)(x, w).block_until_ready()
+    check_races()

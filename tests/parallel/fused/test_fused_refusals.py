@@ -1,0 +1,107 @@
+"""What the fused kernels do not take is refused while tracing, with what to do instead."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
+from tests.parallel.fused.emulated import GATHER, interpreter, mapped, operands, ring_mesh
+
+
+def message(
+    function: Callable[..., jax.Array],
+    *shapes: tuple[int, ...],
+    types: tuple[Any, Any] = (jnp.bfloat16, jnp.bfloat16),
+    checked: bool = False,
+    **options: Any,
+) -> str:
+    """What is said about operands whose shapes on each of four devices are these."""
+
+    def local() -> jax.Array:
+        arrays = (jnp.ones(shape, dtype) for shape, dtype in zip(shapes, types, strict=True))
+        return function(*arrays, axis_name="Y", **options)
+
+    run = jax.shard_map(local, mesh=ring_mesh(4), in_specs=(), out_specs=P("Y"), check_vma=checked)
+    with pytest.raises(ValueError, match=r"\w+: ") as refusal:
+        jax.eval_shape(run)
+    return str(refusal.value)
+
+
+def test_shapes_that_do_not_fill_the_tiles() -> None:
+    for shapes, said in (
+        (((48, 128), (128, 128)), "the 48 rows of each device's share are not a multiple of 32"),
+        (((32, 64), (64, 128)), "the 64 columns of x on each device are not a multiple of 128"),
+        (((32, 128), (128, 192)), "the 192 columns of w on each device are not a multiple of 128"),
+    ):
+        told = message(fused_allgather_matmul, *shapes)
+        assert told == (
+            f"fused_allgather_matmul: {said}, which the kernel's tiles take; pad them, or use the "
+            "ring functions, which take any"
+        )
+    told = message(fused_matmul_reducescatter, (96, 128), (128, 128))
+    assert "the 24 rows of each device's share are not a multiple of 32" in told
+
+
+def test_rows_that_do_not_divide() -> None:
+    assert message(fused_matmul_reducescatter, (126, 128), (128, 128)) == (
+        "fused_matmul_reducescatter: the 126 rows of x cannot be divided between the 4 devices "
+        "of axis 'Y'"
+    )
+
+
+def test_types_and_ranks() -> None:
+    told = message(fused_allgather_matmul, (32, 128), (128, 128), types=(jnp.bfloat16, jnp.float32))
+    assert told == (
+        "fused_allgather_matmul: x and w must both be float32 or both bfloat16, not bfloat16 and "
+        "float32; cast them, or use the ring functions"
+    )
+    told = message(fused_allgather_matmul, (2, 32, 128), (128, 128))
+    assert "x must be a matrix [rows, columns], but its shape is (2, 32, 128)" in told
+    told = message(fused_matmul_reducescatter, (128, 128), (128, 128), wire_dtype=jnp.float16)
+    assert told == (
+        "fused_matmul_reducescatter: wire_dtype must be 'float32' or 'bfloat16', not 'float16'"
+    )
+
+
+def test_where_there_is_no_tpu() -> None:
+    told = message(fused_allgather_matmul, (32, 128), (128, 128))
+    assert "there is no TPU here; emulate one with interpret=pltpu.InterpretParams()" in told
+
+
+@pytest.mark.usefixtures("a_tpu")
+def test_too_little_vmem() -> None:
+    told = message(fused_allgather_matmul, (32, 128), (128, 128), vmem_bytes=1 << 20)
+    assert "fit 1048576 bytes of VMEM on each of 2 cores; give it more with" in told
+
+
+def test_an_emulated_kernel_where_axes_are_checked() -> None:
+    told = message(
+        fused_allgather_matmul,
+        (32, 128),
+        (128, 128),
+        checked=True,
+        interpret=pltpu.InterpretParams(),
+    )
+    assert "call jax.shard_map with check_vma=False" in told
+
+
+def test_second_derivatives_and_forward_mode() -> None:
+    x, w, _ = operands(GATHER, 2, jnp.float32)
+    run = mapped(GATHER, ring_mesh(2), interpret=interpreter("eager"))
+
+    def loss(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(run(x, w)))
+
+    with pytest.raises(ValueError, match="has a gradient but no second derivative; its backward"):
+        jax.make_jaxpr(jax.grad(lambda x: jnp.sum(jax.grad(loss)(x))))(x)
+    with pytest.raises(ValueError, match=r"has a gradient .* but no forward mode"):
+        jax.jvp(loss, (x,), (x,))
