@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.rings.loops import Lane, Ring
+from drumline.parallel.rings.ring import Lane, Ring
 
 DOCS = Path(__file__).parents[3] / "docs"
 SCRIPT: dict[str, Any] = runpy.run_path(str(DOCS / "draw_rings.py"))

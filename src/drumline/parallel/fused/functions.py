@@ -14,7 +14,7 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.fused.options import Interpret, Options
-from drumline.parallel.rings.loops import Direction
+from drumline.parallel.rings.ring import Direction
 
 
 def fused_allgather_matmul(

@@ -32,7 +32,7 @@ from drumline.parallel.fused.plans import KernelPlan
 from drumline.parallel.fused.scattering import scatter_product
 from drumline.parallel.fused.tours import Tour
 from drumline.parallel.modes import once_only, reverse_only
-from drumline.parallel.rings.loops import Direction, check_choice
+from drumline.parallel.rings.ring import Direction, check_choice
 from drumline.parallel.rings.shapes import check_contraction, check_weight
 from drumline.parallel.varying import is_checked, vary_alike
 

@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.rings.loops import Direction
+from drumline.parallel.rings.ring import Direction
 
 if TYPE_CHECKING:
     from jax.experimental.pallas import tpu as pltpu

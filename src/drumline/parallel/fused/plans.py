@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from drumline.parallel.fused.blocks import Blocks, Operands, choose_blocks, sublanes
 from drumline.parallel.fused.options import Interpret
 from drumline.parallel.fused.tours import Tour
-from drumline.parallel.varying import zeros
+from drumline.parallel.varying import empty
 
 
 @dataclass(frozen=True)
@@ -93,4 +93,4 @@ class KernelPlan:
 
 def _typed(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> Any:
     """The type of an array that varies over the axes that `like` varies over."""
-    return jax.eval_shape(lambda: zeros(shape, dtype, like))
+    return jax.eval_shape(lambda: empty(shape, dtype, like))

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from drumline.parallel.axes import AxisName, names_of
-from drumline.parallel.rings.loops import Direction
+from drumline.parallel.rings.ring import Direction
 
 Index = int | jax.Array
 Ref = Any
