@@ -47,6 +47,11 @@ def vary_alike(axis_name: AxisName, *arrays: jax.Array) -> tuple[jax.Array, ...]
     return tuple(_vary_over(axes, array) for array in arrays)
 
 
+def zeros(shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array) -> jax.Array:
+    """Zeros that vary over the axes `like` varies over, to start a sum with."""
+    return _vary_over(varying_axes(like), jnp.zeros(shape, dtype))
+
+
 def empty(shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array) -> jax.Array:
     """Room for an array that varies over the axes `like` varies over, to be written in full."""
     return _vary_over(varying_axes(like), lax.empty(shape, dtype))  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.rings.gather import allgather_matmul
@@ -31,6 +32,7 @@ def feedforward(
     direction: Direction = "both",
     loop: Loop = "auto",
     precision: lax.PrecisionLike = None,
+    wire_dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """`activation(x · w_in) · w_out` with overlapped transfers, for use inside `jax.shard_map`.
 
@@ -52,10 +54,13 @@ def feedforward(
         activation: the non-linearity. It sees each device's own hidden columns, so it may mix
             them (a gate, say) but not assume to see all of them.
         layout: the dimension of the activations that is sharded.
-        direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
+        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
+            way.
         loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
-            rolls rings of more than two devices, which need less memory and compile time then.
+            rolls rings of more than two devices, which need less memory and compile time then, and
+            on TPUs those of more than sixteen.
         precision: of each multiplication, as `jnp.matmul` takes it.
+        wire_dtype: the type in which sums travel; None is that in which they are added, float32.
     """
     check_choice("feedforward", "layout", layout, get_args(Layout))
     hidden = allgather_matmul(
@@ -66,6 +71,7 @@ def feedforward(
         direction=direction,
         loop=loop,
         precision=precision,
+        wire_dtype=wire_dtype,
     )
     return matmul_reducescatter(
         activation(hidden),
@@ -75,4 +81,5 @@ def feedforward(
         direction=direction,
         loop=loop,
         precision=precision,
+        wire_dtype=wire_dtype,
     )

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from drumline.parallel.axes import AxisName
@@ -74,33 +74,33 @@ class Rings:
 
     Attributes:
         axis_name: the mesh axis (or axes) of the ring.
-        direction: `"both"` sends halves both ways round the ring, `"one"` everything one way.
+        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
+            way.
         loop: `"rolled"`, `"unrolled"` or `"auto"`.
         precision: of each multiplication, as `jnp.matmul` takes it.
+        wire_dtype: the type in which sums travel; None is that in which they are added, float32.
     """
 
     axis_name: AxisName
     direction: Direction = "both"
     loop: Loop = "auto"
     precision: lax.PrecisionLike = None
+    wire_dtype: DTypeLike | None = None
 
     def spread_out(
         self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]]
     ) -> list[Float[Array, "*B S ..."]]:
-        """As `Projections` has it; x is gathered once for all weights."""
-        # Side by side, so that one tour of x serves all of them.
-        flat = [w.reshape(w.shape[0], -1) for w in weights]
-        ends = list(accumulate(w.shape[1] for w in flat))
-        out = allgather_matmul(
+        """As `Projections` has it; one tour of x serves all weights."""
+        parts = allgather_matmul(
             x,
-            jnp.concatenate(flat, 1),
+            [w.reshape(w.shape[0], -1) for w in weights],
             axis_name=self.axis_name,
             gathered="rows",
             direction=self.direction,
             loop=self.loop,
             precision=self.precision,
+            wire_dtype=self.wire_dtype,
         )
-        parts = jnp.split(out, ends[:-1], axis=-1)
         return [
             part.reshape(*part.shape[:-1], *w.shape[1:])
             for part, w in zip(parts, weights, strict=True)
@@ -118,4 +118,5 @@ class Rings:
             direction=self.direction,
             loop=self.loop,
             precision=self.precision,
+            wire_dtype=self.wire_dtype,
         )

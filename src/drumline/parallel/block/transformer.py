@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.parallel.block import steps
@@ -83,6 +84,7 @@ class TransformerBlock(eqx.Module):
     activation: Activation = eqx.field(static=True)
     kernel: Kernel = eqx.field(static=True)
     precision: lax.PrecisionLike = eqx.field(static=True)
+    wire_dtype: DTypeLike | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class TransformerBlock(eqx.Module):
         activation: Activation = jax.nn.silu,
         kernel: Kernel = "xla",
         precision: lax.PrecisionLike = None,
+        wire_dtype: DTypeLike | None = None,
         dtype: Any = jnp.float32,
     ) -> None:
         """Draw the weights, each with variance 1/(the length it is summed over).
@@ -110,6 +113,7 @@ class TransformerBlock(eqx.Module):
             activation: the feed-forward part's non-linearity, element by element.
             kernel: of attention, as `drumline.parallel.block.attention` lists them.
             precision: of the projections' multiplications.
+            wire_dtype: in which the rings' sums travel; None is float32.
             dtype: of the weights, and of the activations to call the block with.
         """
         keys = iter(jax.random.split(key, 7))
@@ -129,6 +133,7 @@ class TransformerBlock(eqx.Module):
         self.activation = activation
         self.kernel = kernel
         self.precision = precision
+        self.wire_dtype = wire_dtype
 
     def __call__(
         self,
@@ -169,7 +174,7 @@ class TransformerBlock(eqx.Module):
         return cast(TransformerBlock, jax.device_put(self, shardings))
 
     def _on_rings(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
-        rings = Rings(self.axes.model, self.direction, self.loop, self.precision)
+        rings = Rings(self.axes.model, self.direction, self.loop, self.precision, self.wire_dtype)
         place = _spec(self.axes.batch, self.axes.model)
 
         def forward(block: TransformerBlock, x: jax.Array) -> jax.Array:

@@ -27,6 +27,7 @@ from jax import lax
 
 from drumline.parallel.rings.chunks import accumulate_whole, circulate_whole
 from drumline.parallel.rings.ring import Arrival, Lane, Ring, apart
+from drumline.parallel.varying import zeros
 
 Carry = TypeVar("Carry")
 
@@ -41,7 +42,8 @@ def circulate(
 
     `visit(carry, arrivals)` is called for each of the `size` steps with what is here then, first
     with the device's own parts and no carry: it begins with the first product, so that nothing has
-    to be filled with zeros. The parts make `size - 1` hops.
+    to be filled with zeros. Only a loop off the TPU begins with zeros: with its first step outside,
+    it would be larger and no faster. The parts make `size - 1` hops.
     """
 
     def arrivals(parts: Sequence[jax.Array], step: int | jax.Array) -> list[Arrival]:
@@ -61,6 +63,11 @@ def circulate(
         return circulate_whole(ring, lanes[0], parts[0], visit)
     if ring.size == 1:
         return visit(None, arrivals(parts, 0))
+    if ring.rolled and ring.target == "other":
+        kinds = jax.eval_shape(lambda: visit(None, arrivals(parts, 0)))
+        nothing = jax.tree.map(lambda kind: zeros(kind.shape, kind.dtype, parts[0]), kinds)
+        carry, last = lax.fori_loop(0, ring.size - 1, advance, (nothing, tuple(parts)))
+        return visit(carry, arrivals(last, ring.size - 1))
     state = advance(0, (None, tuple(parts)))
     if ring.rolled:
         state = lax.fori_loop(1, ring.size - 1, advance, state)

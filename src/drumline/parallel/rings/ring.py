@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName, Order, devices_along
@@ -138,11 +139,25 @@ def ring_over(
     check_choice(caller, "loop", loop, get_args(Loop))
     size = devices_along(caller, axis_name)
     order = None if isinstance(axis_name, str) else Order.of(caller, axis_name)
-    wire = None if wire_dtype is None else jnp.dtype(wire_dtype)
-    if wire is not None and not jnp.issubdtype(wire, jnp.floating):
-        raise ValueError(f"{caller}: wire_dtype must be a floating-point type, not {wire}")
+    wire = read_wire_dtype(caller, wire_dtype)
     way, steps = cast(Direction, direction), cast(Loop, loop)
     return Ring(axis_name, size, way, steps, precision, order, wire, target_here())
+
+
+def read_wire_dtype(caller: str, wire_dtype: DTypeLike | None) -> jnp.dtype | None:
+    """The type in which sums are to travel, refused in one sentence if it is none."""
+    if wire_dtype is None:
+        return None
+    try:
+        wire = jnp.dtype(wire_dtype)
+    except TypeError:
+        wire = None
+    if wire is None or not jnp.issubdtype(wire, jnp.floating):
+        raise ValueError(
+            f"{caller}: wire_dtype must be a floating-point type, as jnp.bfloat16, "
+            f"not {wire_dtype!r}"
+        )
+    return wire
 
 
 def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> None:
@@ -165,14 +180,27 @@ def written_for(target: Target) -> Iterator[None]:
         _target.reset(token)
 
 
-def target_here() -> Target:
+def target_here(mesh: Mesh | AbstractMesh | None = None) -> Target:
     """What rings are written for here, as far as tracing can know: the mesh's devices, or ours."""
     told = _target.get()
     if told is not None:
         return told
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    device = _device(mesh)
     platform = jax.default_backend() if device is None else device.platform
     return "tpu" if platform == "tpu" else "other"
+
+
+def device_kind(mesh: Mesh | AbstractMesh | None = None) -> str:
+    """The kind of the mesh's devices as JAX tells it; of ours, where the mesh has none."""
+    device = _device(mesh)
+    return str((jax.devices()[0] if device is None else device).device_kind)
+
+
+def _device(mesh: Mesh | AbstractMesh | None) -> Any:
+    if isinstance(mesh, Mesh):
+        return mesh.devices.flat[0]
+    here = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    return getattr(here, "abstract_device", None)
 
 
 def apart(state: State) -> State:
