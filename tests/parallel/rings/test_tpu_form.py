@@ -1,0 +1,199 @@
+"""The rings as they are written for TPUs, on CPU devices: right, whole both ways, and with nothing
+in the program that the TPU's compiler dislikes."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from drumline.parallel import allgather_matmul, matmul_reducescatter
+from drumline.parallel.rings.ring import LONGEST_UNROLLED_ON_TPU, Ring, written_for
+from tests.parallel.rings.layouts import (
+    BY_NAME,
+    LAYOUTS,
+    RING,
+    abstract,
+    expected,
+    mesh_of,
+    shape,
+    sharded,
+    spec,
+)
+from tests.parallel.rings.permutes import bytes_each_way
+from tests.parallel.rings.rounding import exactly, excess
+
+RINGS = [layout for layout in LAYOUTS if "feedforward" not in layout.name]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(2, "float32"), (3, "float32"), (4, "bfloat16"), (5, "float32")]
+)
+def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str) -> None:
+    mesh, others = mesh_of((size,), 0)
+    dims = {"b": 2, "s": 3 * size, "d": 5 * size, "f": 4 * size}
+    rng = np.random.default_rng(size)
+    inputs = [
+        [
+            jnp.asarray(rng.normal(size=shape(dimensions, 1, dims)), dtype)
+            for dimensions in (*layout.operands, layout.result)
+        ]
+        for layout in RINGS
+    ]
+
+    @jax.jit
+    def run_all(inputs: list[list[jax.Array]]) -> list[list[jax.Array]]:
+        results = []
+        for layout, (*operands, cotangent) in zip(RINGS, inputs, strict=True):
+            out, pull = jax.vjp(sharded(layout, mesh, others, loop=loop), *operands)
+            results.append([out, *pull(cotangent)])
+        return results
+
+    with written_for("tpu"):
+        found = run_all(inputs)
+    for layout, arrays, results in zip(RINGS, inputs, found, strict=True):
+        *operands, cotangent = (exactly(array, jnp.dtype(dtype)) for array in arrays)
+        excesses = list(map(excess, results, expected(operands, cotangent)))
+        assert max(excesses) <= 1, f"{layout.name} on {size}: {excesses}"
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_shards_go_whole_half_the_way_round(size: int) -> None:
+    mesh, others = mesh_of((size,), 0)
+    dims = {"b": 2, "s": 3 * size, "d": 5 * size, "f": 4 * size}
+    shard = 2 * dims["b"] * dims["s"] * dims["d"] // size
+    for name, item in (("gather rows", 1), ("scatter rows", 2)):
+        operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in BY_NAME[name].operands]
+        with written_for("tpu"):
+            lowered = jax.jit(sharded(BY_NAME[name], mesh, others)).lower(*operands)
+        assert bytes_each_way(lowered, mesh, RING) == {
+            1: size // 2 * shard * item,
+            -1: (size - 1) // 2 * shard * item,
+        }
+
+
+def test_nothing_is_cut_joined_filled_or_held_back() -> None:
+    mesh, others = mesh_of((4,), 0)
+    dims = {"b": 2, "s": 24, "d": 32, "f": 64}
+    for layout in RINGS:
+        operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in layout.operands]
+        with written_for("tpu"):
+            text = jax.jit(sharded(layout, mesh, others)).lower(*operands).as_text()
+        operations = re.findall(r"stablehlo\.(\w+)", text)
+        assert "while" not in operations
+        assert "concatenate" not in operations
+        # The one sum that is still on its way while the last product runs is added apart.
+        assert operations.count("optimization_barrier") == (0 if "gather" in layout.name else 1)
+        assert operations.count("dot_general") == 4
+
+
+def test_a_long_ring_is_rolled_and_two_devices_have_one_lane() -> None:
+    def ring(size: int) -> Ring:
+        return Ring("Y", size, "both", "auto", None, target="tpu")
+
+    assert not ring(LONGEST_UNROLLED_ON_TPU).rolled
+    assert ring(LONGEST_UNROLLED_ON_TPU).whole
+    assert ring(LONGEST_UNROLLED_ON_TPU + 1).rolled
+    assert [lane.size for lane in ring(LONGEST_UNROLLED_ON_TPU + 1).lanes(10)] == [5, 5]
+    assert [lane.size for lane in ring(2).lanes(10)] == [10]
+    assert not ring(2).whole
+
+
+def test_a_mesh_of_tpus_is_written_for_tpus() -> None:
+    device = jax.sharding.AbstractDevice("TPU v5 lite", 1, "tpu")
+    mesh = jax.sharding.AbstractMesh((4,), ("Y",), abstract_device=device)
+    mapped = jax.shard_map(
+        lambda x: allgather_matmul(x, jnp.ones((8, 8)), axis_name="Y", gathered="rows"),
+        mesh=mesh,
+        in_specs=spec("Y"),
+        out_specs=spec(),
+        check_vma=False,
+    )
+    jaxpr = str(jax.make_jaxpr(mapped)(abstract((16, 8), jnp.float32)))
+    assert jaxpr.count("ppermute[") == 3  # written out; elsewhere there are two, in a loop
+
+
+@pytest.mark.parametrize("target", ["tpu", "other"])
+@pytest.mark.parametrize("gathered", ["contraction", "rows"])
+def test_one_tour_serves_several_weights(target: str, gathered: str) -> None:
+    mesh, _ = mesh_of((4,), 0)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(16, 24)), jnp.float32)
+    weights = [jnp.asarray(rng.normal(size=(24, n)), jnp.float32) for n in (32, 8, 4)]
+    cotangents = [jnp.asarray(rng.normal(size=(16, w.shape[1])), jnp.float32) for w in weights]
+    rows, columns = spec("Y", None), spec(None, "Y")
+
+    def both(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, ...]:
+        return allgather_matmul(x, weights, axis_name="Y", gathered=gathered)  # type: ignore[call-overload,no-any-return]
+
+    mapped = jax.shard_map(
+        both,
+        mesh=mesh,
+        in_specs=(columns if gathered == "contraction" else rows, [columns] * 3),
+        out_specs=(columns,) * 3,
+    )
+
+    @jax.jit
+    def run(
+        x: jax.Array, weights: list[jax.Array]
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, list[jax.Array]]]:
+        outs, pull = jax.vjp(mapped, x, weights)
+        return outs, pull(tuple(cotangents))
+
+    with written_for(target):  # type: ignore[arg-type]
+        outs, (dx, dws) = run(x, weights)
+        lowered = jax.jit(mapped).lower(x, weights)
+    assert len(outs) == 3
+    for out, w in zip(outs, weights, strict=True):
+        np.testing.assert_allclose(out, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-4)
+    total = sum(np.asarray(g) @ np.asarray(w).T for g, w in zip(cotangents, weights, strict=True))
+    np.testing.assert_allclose(dx, total, rtol=1e-5, atol=1e-4)
+    for dw, g in zip(dws, cotangents, strict=True):
+        np.testing.assert_allclose(dw, np.asarray(x).T @ np.asarray(g), rtol=1e-5, atol=1e-4)
+    # x travels once for all of them.
+    assert sum(bytes_each_way(lowered, mesh, RING).values()) == 3 * x.nbytes // 4
+
+
+def test_sums_travel_in_the_type_that_is_asked_for() -> None:
+    mesh, _ = mesh_of((4,), 0)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(16, 32)), jnp.bfloat16)
+    w = jnp.asarray(rng.normal(size=(32, 24)), jnp.bfloat16)
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    found, sent = {}, {}
+    for wire in (None, jnp.bfloat16):
+        function = jax.shard_map(
+            partial(matmul_reducescatter, axis_name="Y", scattered="rows", wire_dtype=wire),
+            mesh=mesh,
+            in_specs=(spec(None, "Y"), spec("Y", None)),
+            out_specs=spec("Y", None),
+        )
+        lowered = jax.jit(function).lower(x, w)
+        sent[wire] = sum(bytes_each_way(lowered, mesh, RING).values())
+        found[wire] = np.asarray(jax.jit(function)(x, w), np.float64)
+    assert sent[None] == 2 * sent[jnp.bfloat16]
+    scale = np.abs(x.astype(jnp.float32)) @ np.abs(w.astype(jnp.float32))
+    assert np.max(np.abs(found[None] - exact) / scale) < 2**-8
+    # Rounded at each of three hops, to eight bits of what has been summed.
+    assert np.max(np.abs(found[jnp.bfloat16] - exact) / scale) < 4 * 2**-8
+
+
+@pytest.mark.parametrize("wire", ["int8", "nonsense"])
+def test_a_wire_type_that_is_no_float_is_refused(wire: str) -> None:
+    mesh, _ = mesh_of((2,), 0)
+    function = jax.shard_map(
+        partial(matmul_reducescatter, axis_name="Y", wire_dtype=wire),
+        mesh=mesh,
+        in_specs=(spec(None, "Y"), spec("Y", None)),
+        out_specs=spec(None, "Y"),
+    )
+    told = (
+        "matmul_reducescatter: wire_dtype must be a floating-point type, as jnp.bfloat16, "
+        f"not '{wire}'"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        function(jnp.ones((2, 4)), jnp.ones((4, 2)))
