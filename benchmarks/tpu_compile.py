@@ -154,7 +154,8 @@ class _Kept:
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
                 told = json.loads(line)
-                self.rows[told.pop("key")] = Row(**told)
+                key = told.pop("key")
+                self.rows[key] = Row(**told)
 
     def put(self, key: str, row: Row) -> Row:
         if self._path is not None:

@@ -31,9 +31,16 @@ RINGS = [layout for layout in LAYOUTS if "feedforward" not in layout.name]
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(2, "float32"), (3, "float32"), (4, "bfloat16"), (5, "float32")]
+    ("size", "dtype", "loop"),
+    [
+        (2, "float32", "auto"),
+        (3, "float32", "auto"),
+        (4, "bfloat16", "auto"),
+        (5, "float32", "auto"),
+        (4, "float32", "rolled"),
+    ],
 )
-def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str) -> None:
+def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str, loop: str) -> None:
     mesh, others = mesh_of((size,), 0)
     dims = {"b": 2, "s": 3 * size, "d": 5 * size, "f": 4 * size}
     rng = np.random.default_rng(size)
