@@ -28,6 +28,9 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
     """The mesh over all devices, or over the first ones where a single host has more."""
     devices, sizes = jax.devices(), dict(axes)
     told = " × ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
+    for axis, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise Mistake(f"mesh: {axis} is {size!r}; the size of an axis is a whole number")
     if any(size < 1 and size != -1 for size in sizes.values()):
         raise Mistake(f"mesh: {told}: the size of an axis is 1 or more, or -1 for what is left")
     open_axes = [axis for axis, size in sizes.items() if size == -1]
@@ -48,12 +51,12 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
         )
     automatic = (AxisType.Auto,) * len(sizes)
     shape, names = tuple(sizes.values()), tuple(sizes)
-    tori = _tori(devices[:needed], whole=needed == len(devices))
+    tori = _tori(devices[:needed], whole=needed == len(devices)) if sizes else None
     if tori is not None:
         return Mesh(_laid(tori, sizes, told), names, automatic)
     try:
         return jax.make_mesh(shape, names, automatic, devices=devices[:needed])
-    except NotImplementedError:
+    except (NotImplementedError, AssertionError):  # both are JAX's words for it
         raise Mistake(
             f"mesh: {told}: these {needed} devices fill no box of chips, and JAX finds no order of "
             "them; use all devices, with -1 for one axis"

@@ -143,7 +143,7 @@ def _judged(product: Product, route: Route, types: Types, manner: Manner) -> _Ju
     Sums in the result's type are no worse than those of plain `jit`, which adds in it.
     """
     assert manner.chip is not None
-    work = _work(product, route, types, manner.weights)
+    work = _work(product, route, types, manner)
     plain = by_xla(work, manner.chip)
     wires = [types.sums, types.result] if manner.wire_dtype is None else [manner.wire_dtype]
     rings = [(wire, on_ring(work, item_bytes(wire), manner.chip)) for wire in wires]
@@ -164,12 +164,12 @@ def _compared(chosen: Times, other: Times) -> str:
     )
 
 
-def _work(product: Product, route: Route, types: Types, weights: float) -> Work:
+def _work(product: Product, route: Route, types: Types, manner: Manner) -> Work:
     if route.swapped:
         product, types = product.swapped(), replace(types, x=types.w, w=types.x)
     devices = product.devices(route.axes)
     rows = local_size(product, product.rows, of=product.x)
-    columns = local_size(product, product.columns, of=product.w) * weights
+    columns = local_size(product, product.columns, of=product.w) * manner.weights
     depth = local_size(product, product.contracted, of=product.x)
     travels: Travels
     shard: float
@@ -182,7 +182,9 @@ def _work(product: Product, route: Route, types: Types, weights: float) -> Work:
             travels, shard, item = "allreduce", rows * columns / devices, item_bytes(types.result)
     gathered = devices if travels.startswith("gather") else 1
     flops = 2.0 * rows * depth * columns * gathered
-    return Work(travels, devices, flops, shard, item)
+    ring = Ring(route.axis_name, devices, manner.direction, manner.loop, None, target="tpu")
+    one_way = manner.direction == "one"
+    return Work(travels, devices, flops, shard, item, one_way, ring.rolled)
 
 
 def fallback(reason: str, direction: Direction) -> Explanation:

@@ -26,6 +26,8 @@ CUT = {"gather contraction": 0.25, "gather rows": 0.04, "scatter": 0.06, "allred
 write a sum."""
 WEIGHT_GRADIENT_CUT = 0.12
 """The same for weights whose gradient is a sum over the steps."""
+ROLLED_CUT = 0.1
+"""The same for a loop, which copies what it carries."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Work:
         flops: of the device's product.
         shard: elements of what a device has or gets of the array that travels.
         item: bytes of an element of the operands and of the result.
+        one_way: whether everything goes one way round.
+        rolled: whether the steps are a loop.
     """
 
     travels: Travels
@@ -70,6 +74,8 @@ class Work:
     flops: float
     shard: float
     item: int
+    one_way: bool = False
+    rolled: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def on_ring(work: Work, wire: int, chip: TPU) -> Times:
     """The ring's seconds, with sums of so many bytes an element on the wire."""
     gather = _gathering(work, chip)
     scatter = _scattering(work, wire, chip)
-    product = work.flops / chip.peak
+    product = work.flops / chip.peak * (1 + (ROLLED_CUT if work.rolled else 0))
     match work.travels:
         case "gather contraction" | "gather rows":
             forward = product * (1 + CUT[work.travels]) + gather
@@ -120,6 +126,8 @@ def _gathering(work: Work, chip: TPU) -> float:
     """What a tour of shards costs beside its products: the first hops have one, others two."""
     product = work.flops / work.devices / chip.peak
     hop = work.shard * work.item / chip.link
+    if work.one_way:
+        return work.devices * STEP + (work.devices - 1) * max(0.0, hop - product)
     later = max(work.devices // 2 - 1, 0)
     exposed = max(0.0, hop - product) + later * max(0.0, hop - 2 * product)
     return work.devices * STEP + exposed
@@ -129,4 +137,5 @@ def _scattering(work: Work, wire: int, chip: TPU) -> float:
     """What a tour of sums costs beside its products: each hop has the other direction's."""
     product = work.flops / work.devices / chip.peak
     hop = work.shard * wire / chip.link
-    return work.devices * STEP + max(1, work.devices // 2) * max(0.0, hop - product)
+    deep = work.devices - 1 if work.one_way else max(1, work.devices // 2)
+    return work.devices * STEP + deep * max(0.0, hop - product)

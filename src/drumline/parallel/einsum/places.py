@@ -49,7 +49,8 @@ class Place:
             _check_axes(caller, name, sharding, found)
         own = _spec_of(caller, "x", x, given[0], found)
         others = [_spec_of(caller, "w", w, given[1], found) for w in weights]
-        if any(other != others[0] for other in others):
+        known = zip(weights, others, strict=True)
+        if len({None if spec is None else spread(spec, w.ndim) for w, spec in known}) > 1:
             raise ValueError(
                 f"{caller}: the weights are sharded as {' and '.join(map(str, others))}; several "
                 "in one call have to be sharded alike"

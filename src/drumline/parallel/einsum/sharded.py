@@ -36,7 +36,7 @@ from drumline.parallel.einsum.places import WHOLE, AnyMesh, Place, Placement
 from drumline.parallel.einsum.routes import Route
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
-from drumline.parallel.rings.products import result_dtype, sum_dtype
+from drumline.parallel.rings.products import sum_dtype
 from drumline.parallel.rings.ring import (
     Direction,
     Loop,
@@ -117,33 +117,46 @@ def einsum(
         loop: `"unrolled"`, `"rolled"`, or `"auto"`, as in the ring functions.
         precision: passed on to each multiplication.
         wire_dtype: the type in which sums travel on a ring. None is float32, and on a TPU the
-            result's type, in which `jnp.einsum` adds, where float32 would not hide.
+            result's type, in which `jnp.einsum` adds, where float32 would not hide. On a TPU it is
+            for a ring alone: where even so none pays, `jnp.einsum` adds as it does.
     """
     check_choice("einsum", "direction", direction, get_args(Direction))
     check_choice("einsum", "loop", loop, get_args(Loop))
     weights = _several("einsum", w)
     place = Place.find("einsum", x, weights, out_sharding, mesh, (x_sharding, w_sharding))
-    explanation = _explain(spec, x, weights, place, _asked("einsum", direction, loop, wire_dtype))
-    route = explanation.route
-    if route is None:
-        if None in place.specs:
-            _say_once(f"einsum: {spec!r} is left to XLA, without a ring: {explanation.reason}")
-        outs = tuple(_plain(spec, x, one, place, precision) for one in weights)
-        return outs if isinstance(w, list | tuple) else outs[0]
-    options = (
-        ("direction", direction),
-        ("loop", loop),
-        ("precision", precision),
-        ("wire_dtype", explanation.wire_dtype),
-    )
-    # One tour serves all weights where x is what travels.
-    tours = [weights] if route.gathers_x else [(one,) for one in weights]
-    found: list[jax.Array] = []
-    for tour in tours:
-        products = tuple(_product(spec, x, one, place) for one in tour)
-        found += _on_devices(_Work(products, route, place, options, target_here()), x, tour)
-    outs = tuple(found)
-    return outs if isinstance(w, list | tuple) else outs[0]
+    asked = Manner(direction, loop, read_wire_dtype("einsum", wire_dtype))
+    options = (("direction", direction), ("loop", loop), ("precision", precision))
+    outs: list[jax.Array] = []
+    for some, explanation in _tours(spec, x, weights, place, asked):
+        if explanation.route is None:
+            if None in place.specs:
+                _say_once(f"einsum: {spec!r} is left to XLA, without a ring: {explanation.reason}")
+            outs += [_plain(spec, x, one, place, precision) for one in some]
+            continue
+        work = _Work(
+            tuple(_product(spec, x, one, place) for one in some),
+            explanation.route,
+            place,
+            (*options, ("wire_dtype", explanation.wire_dtype)),
+            target_here(),
+        )
+        outs += _on_devices(work, x, some)
+    return tuple(outs) if isinstance(w, list | tuple) else outs[0]
+
+
+def _tours(
+    spec: str, x: Any, weights: tuple[Any, ...], place: Place, asked: Manner
+) -> list[tuple[tuple[Any, ...], Explanation]]:
+    """The weights that are multiplied together, each time with what is done: all, or one by one.
+
+    One tour serves all of them where x is what travels.
+    """
+    together = _explain(spec, x, weights, place, asked)
+    if together.route is not None and together.route.gathers_x:
+        return [(weights, together)]
+    if len(weights) == 1:
+        return [(weights, together)]
+    return [((one,), _explain(spec, x, (one,), place, asked)) for one in weights]
 
 
 def explain_einsum(
@@ -170,8 +183,17 @@ def explain_einsum(
     weights = _several("explain_einsum", w)
     given = (x_sharding, w_sharding)
     place = Place.find("explain_einsum", x, weights, out_sharding, mesh, given)
-    asked = _asked("explain_einsum", direction, loop, wire_dtype)
-    return _explain(spec, x, weights, place, asked)
+    asked = Manner(direction, loop, read_wire_dtype("explain_einsum", wire_dtype))
+    tours = [explanation for _, explanation in _tours(spec, x, weights, place, asked)]
+    if len(tours) == 1:
+        return tours[0]
+    sent: dict[str, int] = {}
+    for explanation in tours:
+        for axis, count in explanation.bytes_per_axis.items():
+            sent[axis] = sent.get(axis, 0) + count
+    reasons = list(dict.fromkeys(explanation.reason for explanation in tours))
+    reason = f"each of {len(tours)} weights by itself: {'; '.join(reasons)}"
+    return replace(tours[0], reason=reason, bytes_per_axis=sent)
 
 
 @cache
@@ -188,14 +210,10 @@ def _several(caller: str, w: Any) -> tuple[Any, ...]:
     return weights
 
 
-def _asked(caller: str, direction: Direction, loop: Loop, wire_dtype: DTypeLike | None) -> Manner:
-    return Manner(direction, loop, read_wire_dtype(caller, wire_dtype))
-
-
 def _explain(
     spec: str, x: Any, weights: tuple[Any, ...], place: Place, asked: Manner
 ) -> Explanation:
-    direction, w = asked.direction, weights[0]
+    direction = asked.direction
     if place.has(AxisType.Manual):
         return fallback("inside shard_map; call the ring functions themselves there", direction)
     for name, known in zip("xw", place.specs, strict=True):
@@ -211,7 +229,8 @@ def _explain(
         products = [_product(spec, x, one, place) for one in weights]
     except NotTwoOperands as refusal:
         return fallback(str(refusal), direction)
-    types = Types(x.dtype, w.dtype, sum_dtype(x, w), result_dtype(x, w))
+    result = jnp.result_type(x, *weights)
+    types = Types(x.dtype, jnp.result_type(*weights), sum_dtype(x, *weights), result)
     sizes = [prod(product.w.lengths) for product in products]
     manner = replace(
         asked,

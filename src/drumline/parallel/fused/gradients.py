@@ -68,7 +68,7 @@ def scatter_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
 def _plan(options: Options) -> KernelPlan:
     caller, axis_name = options.caller, options.axis_name
     check_choice(caller, "direction", options.direction, get_args(Direction))
-    wire = jnp.dtype(options.wire_dtype)
+    wire = jnp.dtype(options.wire_dtype or jnp.float32)
     check_choice(caller, "wire_dtype", wire.name, ("float32", "bfloat16"))
     size = devices_along(caller, axis_name)
     if options.interpret and is_checked(axis_name):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.rings.ring import Direction
+from drumline.parallel.rings.ring import Direction, read_wire_dtype
 
 if TYPE_CHECKING:
     from jax.experimental.pallas import tpu as pltpu
 
-    Interpret = bool | pltpu.InterpretParams
+    Interpret = Literal[False] | pltpu.InterpretParams
 else:
     Interpret = Any
 
@@ -31,3 +31,19 @@ class Options:
     vmem_bytes: int | None
     cores: int | None
     interpret: Interpret
+
+    def __post_init__(self) -> None:
+        """Refuse what no kernel can be built with, emulated or not."""
+        read_wire_dtype(self.caller, self.wire_dtype)
+        if self.interpret and isinstance(self.interpret, bool | str | int):
+            raise ValueError(
+                f"{self.caller}: interpret is {self.interpret!r}; give pltpu.InterpretParams(), "
+                "which emulates a TPU's memories and copies, or leave it out"
+            )
+        if self.cores not in (None, 1, 2):
+            raise ValueError(f"{self.caller}: cores is {self.cores!r}; a chip has 1 or 2")
+        vmem = self.vmem_bytes
+        if vmem is not None and (not isinstance(vmem, int) or vmem < 1):
+            raise ValueError(
+                f"{self.caller}: vmem_bytes is {vmem!r}; it is a number of bytes, or None"
+            )

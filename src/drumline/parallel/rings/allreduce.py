@@ -32,7 +32,7 @@ from drumline.parallel.rings.scatter import (
     scattered_dim,
     scattered_sums,
 )
-from drumline.parallel.rings.shapes import check_contraction, check_weight
+from drumline.parallel.rings.shapes import check_contraction, check_weight, check_wire
 from drumline.parallel.varying import empty, is_checked, same_everywhere, vary_alike
 
 
@@ -70,6 +70,7 @@ def matmul_allreduce(
     caller = "matmul_allreduce"
     ring = ring_over(caller, axis_name, direction, loop, precision, wire_dtype)
     check_weight(caller, x, w)
+    check_wire(caller, ring, x, w)
     check_contraction(caller, x, w)
     checked = is_checked(axis_name)
     x, w = reverse_only(caller, *vary_alike(axis_name, x, w))

@@ -36,6 +36,7 @@ from drumline.parallel.rings.shapes import (
     check_gathered_columns,
     check_rows,
     check_weights,
+    check_wire,
 )
 from drumline.parallel.varying import empty, vary_alike
 
@@ -108,6 +109,7 @@ def allgather_matmul(
     check_choice(caller, "gathered", gathered, get_args(Gathered))
     weights = check_weights(caller, x, w)
     for one in weights:
+        check_wire(caller, ring, x, one)
         if gathered == "contraction":
             check_gathered_columns(caller, x, one, ring)
         else:

@@ -20,9 +20,9 @@ def result_dtype(x: jax.Array, w: jax.Array) -> jnp.dtype:
     return jnp.result_type(x, w)
 
 
-def sum_dtype(x: jax.Array, w: jax.Array) -> jnp.dtype:
-    """The type in which products are summed: at least 32 bits wide."""
-    dtype = result_dtype(x, w)
+def sum_dtype(*arrays: jax.Array) -> jnp.dtype:
+    """The type in which products of arrays are summed: at least 32 bits wide."""
+    dtype = jnp.result_type(*arrays)
     return jnp.promote_types(
         dtype, jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
     )

@@ -33,6 +33,7 @@ from drumline.parallel.rings.shapes import (
     check_divides,
     check_rows,
     check_weight,
+    check_wire,
 )
 from drumline.parallel.varying import empty, vary_alike
 
@@ -80,6 +81,7 @@ def matmul_reducescatter(
     ring = ring_over(caller, axis_name, direction, loop, precision, wire_dtype)
     check_choice(caller, "scattered", scattered, get_args(Scattered))
     check_weight(caller, x, w)
+    check_wire(caller, ring, x, w)
     check_contraction(caller, x, w)
     if scattered == "columns":
         check_divides(caller, "columns of w", w.shape[1], ring)

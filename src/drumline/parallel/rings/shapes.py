@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 
 from drumline.parallel.rings.ring import Ring
 
@@ -36,8 +37,19 @@ def check_weights(
     if not weights:
         raise ValueError(f"{caller}: w is an empty sequence; give one matrix or more")
     for one in weights:
+        if not hasattr(one, "ndim"):
+            raise ValueError(f"{caller}: w must be a matrix or several, not {type(one).__name__}")
         check_weight(caller, x, one)
     return weights
+
+
+def check_wire(caller: str, ring: Ring, x: jax.Array, w: jax.Array) -> None:
+    """Refuse a type on the wire that could not hold the sums."""
+    if ring.wire_dtype is not None and not jnp.issubdtype(jnp.result_type(x, w), jnp.floating):
+        raise ValueError(
+            f"{caller}: wire_dtype={ring.wire_dtype} is for sums of floating-point products, "
+            f"but x · w is {jnp.result_type(x, w)}; leave it out"
+        )
 
 
 def check_rows(caller: str, x: jax.Array, option: str) -> None:

@@ -1,0 +1,135 @@
+"""Several weights in one call, and what is said where a ring does not pay or is not known."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from drumline.parallel import einsum, explain_einsum
+from drumline.parallel.rings.ring import written_for
+from tests.parallel.rings.permutes import bytes_each_way
+
+SPEC = "bd,df->bf"
+
+
+@pytest.fixture(name="mesh")
+def mesh_of_four() -> jax.sharding.Mesh:
+    return jax.make_mesh((4,), ("Y",), devices=jax.devices()[:4])
+
+
+def spec(*axes: str | None) -> Any:
+    return P(*axes)  # type: ignore[no-untyped-call]
+
+
+def drawn(mesh: jax.sharding.Mesh, place: Any, *dims: int, seed: int = 0) -> jax.Array:
+    values = np.random.default_rng(seed).normal(size=dims).astype(np.float32)
+    placed: jax.Array = jax.device_put(values, NamedSharding(mesh, place))
+    return placed
+
+
+# Where x lies, where the weights and the result do; some widths do not divide.
+WAYS = {
+    "x is gathered": (spec("Y", None), spec(None, "Y"), spec(None, "Y"), (24, 8)),
+    "sums are scattered": (spec(None, "Y"), spec("Y", None), spec("Y", None), (24, 6)),
+    "sums are whole": (spec(None, "Y"), spec("Y", None), spec(None, None), (24, 6)),
+    "w is gathered": (spec("Y", None), spec(None, "Y"), spec("Y", None), (24, 8)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_weight_has_its_result_and_the_bytes_are_explained(
+    mesh: jax.sharding.Mesh, way: str
+) -> None:
+    x_spec, w_spec, out, widths = WAYS[way]
+    x = drawn(mesh, x_spec, 12, 16)
+    weights = [drawn(mesh, w_spec, 16, width, seed=width) for width in widths]
+    outs = einsum(SPEC, x, weights, out_sharding=out)
+    for found, w in zip(outs, weights, strict=True):
+        assert found.sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
+        np.testing.assert_allclose(found, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-5)
+    lowered = jax.jit(lambda x, weights: einsum(SPEC, x, weights, out_sharding=out)).lower(
+        x, weights
+    )
+    told = explain_einsum(SPEC, x, weights, out_sharding=out)
+    assert told.bytes_per_axis == {"Y": max(bytes_each_way(lowered, mesh, "Y").values())}
+
+
+def test_an_order_of_weights_refuses_nothing_that_works_alone(mesh: jax.sharding.Mesh) -> None:
+    x = drawn(mesh, spec(None, "Y"), 3, 8)
+    weights = [drawn(mesh, spec("Y", None), 8, width) for width in (12, 6)]
+    for order in (weights, weights[::-1]):
+        for found, w in zip(einsum(SPEC, x, order, out_sharding=spec()), order, strict=True):
+            np.testing.assert_allclose(found, np.asarray(x) @ np.asarray(w), rtol=1e-5)
+
+
+def test_weights_that_lie_differently_are_refused(mesh: jax.sharding.Mesh) -> None:
+    x = drawn(mesh, spec("Y", None), 8, 8)
+    weights = [drawn(mesh, spec(None, "Y"), 8, 8), drawn(mesh, spec(), 8, 8)]
+    with pytest.raises(ValueError, match="several in one call have to be sharded alike"):
+        einsum(SPEC, x, weights, out_sharding=spec(None, "Y"))
+    with pytest.raises(ValueError, match="w is an empty sequence"):
+        einsum(SPEC, x, [], out_sharding=spec(None, "Y"))
+
+
+def test_whole_numbers_have_no_narrow_sums(mesh: jax.sharding.Mesh) -> None:
+    x = jax.device_put(jnp.full((16, 8), 1001), NamedSharding(mesh, spec(None, "Y")))
+    w = jax.device_put(jnp.ones((8, 12), jnp.int32), NamedSharding(mesh, spec("Y", None)))
+    with pytest.raises(ValueError, match=r"is for sums of floating-point products.*leave it out"):
+        einsum(SPEC, x, w, out_sharding=spec("Y", None), wire_dtype=jnp.bfloat16)
+
+
+def described(mesh: jax.sharding.Mesh, place: Any, *dims: int, dtype: Any = jnp.bfloat16) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(dims, dtype, sharding=NamedSharding(mesh, place))
+
+
+def test_on_a_tpu_a_ring_has_to_pay(mesh: jax.sharding.Mesh) -> None:
+    columns, rows = spec(None, "Y"), spec("Y", None)
+    with written_for("tpu"):
+        small = [described(mesh, rows, 64, 64), described(mesh, columns, 64, 64)]
+        told = explain_einsum(SPEC, *small, out_sharding=columns)
+        assert told.choice == "jnp.einsum"
+        assert "XLA's own is expected to be faster" in told.reason
+        large = [described(mesh, rows, 8192, 4096), described(mesh, columns, 4096, 14336)]
+        told = explain_einsum(SPEC, *large, out_sharding=columns)
+        assert told.choice == "gather-matmul"
+        assert "it is expected to pay" in told.reason
+        # Whole shards go two hops one way and one the other.
+        assert told.bytes_per_axis == {"Y": 2 * 2048 * 4096 * 2}
+    assert explain_einsum(SPEC, *small, out_sharding=columns).choice == "gather-matmul"
+
+
+def test_on_a_tpu_sums_travel_in_the_results_type_where_float32_would_not_hide(
+    mesh: jax.sharding.Mesh,
+) -> None:
+    columns, rows = spec(None, "Y"), spec("Y", None)
+
+    def wire(depth: int, dtype: Any = jnp.bfloat16, **options: Any) -> Any:
+        x = described(mesh, columns, 8192, depth, dtype=dtype)
+        w = described(mesh, rows, depth, 4096, dtype=dtype)
+        return explain_einsum(SPEC, x, w, out_sharding=rows, **options)
+
+    with written_for("tpu"):
+        assert wire(14336).wire_dtype == jnp.bfloat16
+        assert wire(2**18).wire_dtype is None  # products so long that any sum hides
+        assert wire(14336, jnp.float32).wire_dtype in (None, jnp.float32)
+        # Asked for, float32 is not replaced: where it does not pay there is no ring.
+        assert wire(14336, wire_dtype=jnp.float32).choice == "jnp.einsum"
+
+
+def test_an_unknown_sharding_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    mesh = jax.make_mesh((4,), ("Y",), (AxisType.Auto,), devices=jax.devices()[:4])
+    x, w = np.ones((8, 8), np.float32), np.ones((8, 12), np.float32)
+    with jax.set_mesh(mesh), caplog.at_level(logging.WARNING, "drumline.parallel"):
+        for _ in range(2):
+            jax.jit(lambda x, w: einsum("xy,yz->xz", x, w, out_sharding=spec(None, "Y")))(x, w)
+    (record,) = caplog.records
+    assert "'xy,yz->xz' is left to XLA, without a ring" in record.message
+    assert "pass x_sharding=" in record.message
