@@ -14,6 +14,7 @@ import optax  # type: ignore[import-untyped]
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from drumline.parallel import einsum, explain_einsum
 from drumline.train import Functions, Mistake, Recipe, Settings, data, fit
 from drumline.train.checkpoints.checkpoint import COMMITTED
 from drumline.train.mesh import make_mesh
@@ -43,6 +44,39 @@ def test_an_equinox_model_learns_and_goes_on_where_it_was(tmp_path: Path) -> Non
     assert result.metrics["loss"] < first.metrics["loss"] / 2
     assert isinstance(result.state.params, eqx.nn.MLP)
     assert result.state.params.layers[0].weight.shape == (8, 16)
+
+
+def test_einsum_finds_its_ring_inside_the_loop(tmp_path: Path) -> None:
+    choices: list[str] = []
+
+    def recipe(multiply: Any) -> Recipe:
+        def loss(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+            del key
+            hidden = jnp.tanh(multiply(batch["x"], params["w"]))
+            return jnp.mean((hidden @ params["v"] - batch["y"]) ** 2), {}
+
+        def init(key: jax.Array) -> Any:
+            return {"w": jax.random.normal(key, (16, 32)) / 4, "v": jnp.ones(32) / 32}
+
+        def specs() -> Any:
+            return {"w": P(None, "model"), "v": P()}
+
+        model, source = Functions(init, loss, specs), data.arrays(ROWS, batch=16)
+        return Recipe(model, optax.sgd(0.05), source, {"data": 2, "model": 4}, 3)
+
+    def on_ring(x: jax.Array, w: jax.Array) -> jax.Array:
+        told: Any = {
+            "x_sharding": P(("data", "model"), None),
+            "w_sharding": P(None, "model"),
+            "out_sharding": P("data", "model"),
+        }
+        choices.append(explain_einsum("bd,df->bf", x, w, **told).choice)
+        return einsum("bd,df->bf", x, w, **told)
+
+    found = fit(recipe(on_ring), checkpoint=tmp_path / "ring")
+    plain = fit(recipe(jnp.matmul), checkpoint=tmp_path / "plain")
+    assert set(choices) == {"gather-matmul"}
+    assert found.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-5)
 
 
 class Breaking(Slow):
