@@ -101,10 +101,17 @@ def collectives_of(
     """
     found = []
     meshes = _Meshes(mesh, groups or mesh, tuple(others))
+    under_way: set[str] = set()
     for place in walk(module):
         kind = KINDS.get(_base(place.instruction.opcode))
         if kind is None or place.instruction.opcode.endswith(("-done", "-update")):
             continue
+        channel = place.instruction.attributes.get("channel_id", "")
+        if place.fused and channel:
+            # One that is fused with others' work stands in each fusion that it is under way in.
+            if channel in under_way:
+                continue
+            under_way.add(channel)
         if kind == "all-reduce" and place.fused and is_scattered(place.instruction, place.within):
             kind = "reduce-scatter"  # as the TPU's compiler writes one
         collective = _collective(kind, place, module, meshes, widened)

@@ -98,8 +98,10 @@ def on_ring(work: Work, wire: int, chip: TPU) -> Times:
     match work.travels:
         case "gather contraction" | "gather rows":
             forward = product * (1 + CUT[work.travels]) + gather
-            # Back, the sums of x's gradient travel, and x once more for the weights'.
-            back = product * (2 + CUT["scatter"] + WEIGHT_GRADIENT_CUT) + scatter + gather
+            # Back, the sums of x's gradient travel, and x once more for the weights': what one of
+            # the two waits for, the other's products hide.
+            back = product * (2 + CUT["scatter"] + WEIGHT_GRADIENT_CUT)
+            back += max(scatter, gather) + work.devices * STEP
         case "scatter":
             forward = product * (1 + CUT["scatter"]) + scatter
             back = product * (2 + WEIGHT_GRADIENT_CUT) + gather
