@@ -365,6 +365,32 @@ def test_two_that_are_started_together_share_a_link_in_turn() -> None:
     assert sum(event.exposed for event in told.events) == pytest.approx(told.seconds)
 
 
+def test_a_collective_that_is_fused_with_others_work_runs_from_start_to_end() -> None:
+    gather = f"%g = bf16[4096,1024] all-gather(%a), channel_id=7, {Y}, dimensions={{0}}"
+    parts = [
+        computation(
+            f"part.{mark}",
+            f"""
+            %a = bf16[1024,1024] parameter(0)
+            {gather}
+            ROOT %c = bf16[4096,1024] custom-call(%g), custom_call_target="AsyncCollective{mark}"
+            """,
+        )
+        for mark in ("Start", "Done")
+    ]
+    told = ordered(
+        f"""{P}
+        %start = bf16[4096,1024] fusion(%r), kind=kCustom, calls=%part.Start
+        %y = {OUT} {FUSION}
+        %end = bf16[4096,1024] fusion(%start), kind=kCustom, calls=%part.Done
+        ROOT %t = ({OUT}, bf16[4096,1024]) tuple(%y, %end)
+        """,
+        *parts,
+    )
+    assert told.seconds == pytest.approx(max(FUSION_SECONDS, GATHER))
+    assert named(told, "g").exposed == pytest.approx(max(0.0, GATHER - FUSION_SECONDS))
+
+
 def test_a_wrapped_collective_starts_with_its_wrapper() -> None:
     wrapped = computation(
         "wrapped",
