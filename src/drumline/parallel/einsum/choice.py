@@ -12,7 +12,7 @@ from typing import Literal, assert_never
 
 import jax.numpy as jnp
 
-from drumline.parallel.einsum.costs import TPU, Times, Travels, Work, by_xla, on_ring
+from drumline.parallel.einsum.costs import TPU, RingWork, Times, Travels, by_xla, on_ring
 from drumline.parallel.einsum.labels import Product, item_bytes
 from drumline.parallel.einsum.routes import Movement, Route, find_route, is_local, local_size, told
 from drumline.parallel.rings.ring import Direction, Loop, Ring, Target
@@ -164,7 +164,7 @@ def _compared(chosen: Times, other: Times) -> str:
     )
 
 
-def _work(product: Product, route: Route, types: Types, manner: Manner) -> Work:
+def _work(product: Product, route: Route, types: Types, manner: Manner) -> RingWork:
     if route.swapped:
         product, types = product.swapped(), replace(types, x=types.w, w=types.x)
     devices = product.devices(route.axes)
@@ -184,7 +184,7 @@ def _work(product: Product, route: Route, types: Types, manner: Manner) -> Work:
     flops = 2.0 * rows * depth * columns * gathered
     ring = Ring(route.axis_name, devices, manner.direction, manner.loop, None, target="tpu")
     one_way = manner.direction == "one"
-    return Work(travels, devices, flops, shard, item, one_way, ring.rolled)
+    return RingWork(travels, devices, flops, shard, item, one_way, ring.rolled)
 
 
 def fallback(reason: str, direction: Direction) -> Explanation:

@@ -56,7 +56,7 @@ def tpu_of(kind: str) -> TPU:
 
 
 @dataclass(frozen=True)
-class Work:
+class RingWork:
     """One device's part of a product on a ring.
 
     Attributes:
@@ -90,7 +90,7 @@ class Times:
         return max(self.forward / other.forward, self.step / other.step)
 
 
-def on_ring(work: Work, wire: int, chip: TPU) -> Times:
+def on_ring(work: RingWork, wire: int, chip: TPU) -> Times:
     """The ring's seconds, with sums of so many bytes an element on the wire."""
     gather = _gathering(work, chip)
     scatter = _scattering(work, wire, chip)
@@ -113,7 +113,7 @@ def on_ring(work: Work, wire: int, chip: TPU) -> Times:
     return Times(forward, forward + back)
 
 
-def by_xla(work: Work, chip: TPU) -> Times:
+def by_xla(work: RingWork, chip: TPU) -> Times:
     """The seconds of plain `jit`, which waits for its collectives."""
     ways = 2 if work.devices > 2 else 1
     collective = work.shard * work.item * (work.devices - 1) / (ways * chip.link)
@@ -124,7 +124,7 @@ def by_xla(work: Work, chip: TPU) -> Times:
     return Times(product + collective, 3 * product + 2 * collective)
 
 
-def _gathering(work: Work, chip: TPU) -> float:
+def _gathering(work: RingWork, chip: TPU) -> float:
     """What a tour of shards costs beside its products: the first hops have one, others two."""
     product = work.flops / work.devices / chip.peak
     hop = work.shard * work.item / chip.link
@@ -135,7 +135,7 @@ def _gathering(work: Work, chip: TPU) -> float:
     return work.devices * STEP + exposed
 
 
-def _scattering(work: Work, wire: int, chip: TPU) -> float:
+def _scattering(work: RingWork, wire: int, chip: TPU) -> float:
     """What a tour of sums costs beside its products: each hop has the other direction's."""
     product = work.flops / work.devices / chip.peak
     hop = work.shard * wire / chip.link

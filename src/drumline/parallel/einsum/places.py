@@ -18,7 +18,7 @@ WHOLE = PartitionSpec()
 
 
 @dataclass(frozen=True)
-class Place:
+class Placing:
     """Where a product happens: the mesh, and the specs of operands and result on it."""
 
     mesh: AnyMesh
@@ -34,7 +34,7 @@ class Place:
         out_sharding: Placement,
         mesh: Mesh | None,
         given: tuple[Placement | None, Placement | None],
-    ) -> Place:
+    ) -> Placing:
         """Find it out on behalf of `caller`, from what is told and what the arrays say."""
         told = {"out_sharding": out_sharding, "x_sharding": given[0], "w_sharding": given[1]}
         for name, sharding in told.items():

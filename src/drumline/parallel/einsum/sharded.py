@@ -32,7 +32,7 @@ from drumline.parallel.einsum.labels import (
     spread,
     without_single,
 )
-from drumline.parallel.einsum.places import WHOLE, AnyMesh, Place, Placement
+from drumline.parallel.einsum.places import WHOLE, AnyMesh, Placement, Placing
 from drumline.parallel.einsum.routes import Route
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
@@ -123,7 +123,7 @@ def einsum(
     check_choice("einsum", "direction", direction, get_args(Direction))
     check_choice("einsum", "loop", loop, get_args(Loop))
     weights = _several("einsum", w)
-    place = Place.find("einsum", x, weights, out_sharding, mesh, (x_sharding, w_sharding))
+    place = Placing.find("einsum", x, weights, out_sharding, mesh, (x_sharding, w_sharding))
     asked = Manner(direction, loop, read_wire_dtype("einsum", wire_dtype))
     options = (("direction", direction), ("loop", loop), ("precision", precision))
     outs: list[jax.Array] = []
@@ -145,7 +145,7 @@ def einsum(
 
 
 def _tours(
-    spec: str, x: Any, weights: tuple[Any, ...], place: Place, asked: Manner
+    spec: str, x: Any, weights: tuple[Any, ...], place: Placing, asked: Manner
 ) -> list[tuple[tuple[Any, ...], Explanation]]:
     """The weights that are multiplied together, each time with what is done: all, or one by one.
 
@@ -182,7 +182,7 @@ def explain_einsum(
     check_choice("explain_einsum", "loop", loop, get_args(Loop))
     weights = _several("explain_einsum", w)
     given = (x_sharding, w_sharding)
-    place = Place.find("explain_einsum", x, weights, out_sharding, mesh, given)
+    place = Placing.find("explain_einsum", x, weights, out_sharding, mesh, given)
     asked = Manner(direction, loop, read_wire_dtype("explain_einsum", wire_dtype))
     tours = [explanation for _, explanation in _tours(spec, x, weights, place, asked)]
     if len(tours) == 1:
@@ -211,7 +211,7 @@ def _several(caller: str, w: Any) -> tuple[Any, ...]:
 
 
 def _explain(
-    spec: str, x: Any, weights: tuple[Any, ...], place: Place, asked: Manner
+    spec: str, x: Any, weights: tuple[Any, ...], place: Placing, asked: Manner
 ) -> Explanation:
     direction = asked.direction
     if place.has(AxisType.Manual):
@@ -248,7 +248,7 @@ def _chip(mesh: AnyMesh) -> TPU | None:
     return tpu_of(device_kind(mesh))
 
 
-def _product(spec: str, x: Any, w: Any, place: Place) -> Product:
+def _product(spec: str, x: Any, w: Any, place: Placing) -> Product:
     names = read_labels(spec, x.ndim, w.ndim)
     lengths = dict(zip(names[0] + names[1], (*x.shape, *w.shape), strict=True))
     mesh = dict(place.mesh.shape)
@@ -272,7 +272,7 @@ def _product(spec: str, x: Any, w: Any, place: Place) -> Product:
 
 
 def _plain(
-    spec: str, x: jax.Array, w: jax.Array, place: Place, precision: lax.PrecisionLike
+    spec: str, x: jax.Array, w: jax.Array, place: Placing, precision: lax.PrecisionLike
 ) -> jax.Array:
     wanted = NamedSharding(place.mesh, place.out_spec)
     if not place.has(AxisType.Auto):
@@ -288,7 +288,7 @@ class _Work:
 
     products: tuple[Product, ...]
     route: Route
-    place: Place
+    place: Placing
     options: tuple[tuple[str, Any], ...]
     target: Target
     """What the ring is written for: the same work is another program on another device."""
