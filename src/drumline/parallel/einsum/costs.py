@@ -21,7 +21,7 @@ Travels = Literal["gather contraction", "gather rows", "scatter", "allreduce"]
 
 STEP = 2.2e-6
 """Seconds that one more product costs, however small."""
-CUT = {"gather contraction": 0.25, "gather rows": 0.04, "scatter": 0.06, "allreduce": 0.12}
+CUT = {"gather contraction": 0.25, "gather rows": 0.04, "scatter": 0.06, "allreduce": 0.25}
 """The part that a product takes longer for being cut into steps; a contraction's steps read and
 write a sum."""
 WEIGHT_GRADIENT_CUT = 0.12
