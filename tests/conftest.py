@@ -8,6 +8,7 @@ import sys
 import uuid
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import leftovers
 from tests.compiling import quick_flags
@@ -16,6 +17,9 @@ os.environ.setdefault("XLA_FLAGS", quick_flags(8))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Emulated kernels wait for each other, each in a thread of XLA's: it needs two for every device.
 os.environ.setdefault("NPROC", "16")
+# A busy machine draws examples slowly, which says nothing about what is tested.
+settings.register_profile("unhurried", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("unhurried")
 # The workers inherit it from the process that starts them, and their children from them.
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
 

@@ -36,7 +36,6 @@ RINGS = [layout for layout in LAYOUTS if "feedforward" not in layout.name]
         (2, "float32", "auto"),
         (3, "float32", "auto"),
         (4, "bfloat16", "auto"),
-        (5, "float32", "auto"),
         (4, "float32", "rolled"),
     ],
 )
