@@ -8,6 +8,8 @@ A program is the same executable on every chip (`shard_map`, one compilation), n
 a compiler that chose differently would accuse an innocent.
 """
 
+# mypy: allow-untyped-calls
+
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,8 @@ CHIP = "chip"
 EACH = PartitionSpec(CHIP)
 """A leading dimension with one entry for each chip."""
 ALL = PartitionSpec()
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""For CPUs, which only stand for chips: their programs compile for longer than they run."""
 
 
 class OnChips:
@@ -41,7 +45,8 @@ class OnChips:
         self.warm = False
         # Without collectives nothing is replicated that JAX would have to know about.
         self._jitted = jax.jit(
-            jax.shard_map(function, mesh=mesh, in_specs=takes, out_specs=EACH, check_vma=False)
+            jax.shard_map(function, mesh=mesh, in_specs=takes, out_specs=EACH, check_vma=False),
+            compiler_options=QUICKLY if mesh.devices.flat[0].platform == "cpu" else None,
         )
 
     def __call__(self, *arguments: Any) -> Any:

@@ -27,7 +27,8 @@ from drumline.health.report import FAIL, BurnIn, Outcome
 from drumline.health.sharing import shared
 from drumline.health.summary import Times, summarise
 
-CHECKS: tuple[Callable[[Bench, Sizes, int], Iterator[Observation]], ...] = (
+Check = Callable[[Bench, Sizes, int], Iterator[Observation]]
+CHECKS: tuple[Check, ...] = (
     matmul_bf16,
     matmul_int8,
     functions,
@@ -74,6 +75,7 @@ def burn(
     expected: int | None,
     elapsed: Callable[[], float],
     seconds: float,
+    checks: Sequence[Check] = CHECKS,
 ) -> BurnIn:
     """Test what is on a bench.
 
@@ -84,6 +86,7 @@ def burn(
         expected: how many devices each host should have, if that is known.
         elapsed: the seconds since the beginning.
         seconds: how many of them to use.
+        checks: the tests of a round, in order.
     """
     devices = [described(device) for device in bench.devices]
     numbers = own_numbers(bench.local)
@@ -95,7 +98,7 @@ def burn(
     times: dict[str, Times] = {}
     turn = 0
     while True:
-        mine = [seen.as_json() for check in CHECKS for seen in check(bench, sizes, turn)]
+        mine = [seen.as_json() for check in checks for seen in check(bench, sizes, turn)]
         rounds = shared([mine, elapsed()])
         observed = joined(from_json(seen) for seen_by_host, _ in rounds for seen in seen_by_host)
         found += findings(observed)

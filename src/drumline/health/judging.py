@@ -46,8 +46,8 @@ def findings(observations: Iterable[Observation]) -> list[Finding]:
         subjects.setdefault((seen.test, seen.subject), []).append(seen)
     rules = {SAME: _different, ZERO: _wrong_words, HOP: _lost_on_the_way, REDUCED: _wrong_together}
     found = []
-    for seen in subjects.values():
-        runs = sorted(seen, key=lambda one: one.run)
+    for together in subjects.values():
+        runs = sorted(together, key=lambda seen: seen.run)
         found += rules[runs[0].rule](runs)
     return found
 

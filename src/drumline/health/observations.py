@@ -47,8 +47,8 @@ def from_json(told: dict[str, Any]) -> Observation:
         **{
             **told,
             "values": {device: tuple(value) for device, *value in told["values"]},
-            "seconds": {device: taken for device, taken in told["seconds"]},
-            "senders": {receiver: sender for receiver, sender in told["senders"]},
+            "seconds": dict(told["seconds"]),
+            "senders": dict(told["senders"]),
             "truth": None if told["truth"] is None else tuple(told["truth"]),
         }
     )

@@ -23,7 +23,7 @@ def shared(told: Any) -> list[Any]:
     # JAX has no public name for it; orbax and JAX's own checkpoints take the same way.
     from jax._src import distributed
 
-    store = distributed.global_state.client
+    store: Any = distributed.global_state.client
     meeting = next(_meetings)
     store.key_value_set(f"drumline/burnin/{meeting}/{jax.process_index()}", json.dumps(told))
     return [

@@ -1,4 +1,4 @@
-"""From findings and times to the report: verdicts, rates beside the catalogue's, accusations. Pure."""
+"""From findings and times to the report: verdicts, rates and shares, accusations. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ def summarise(
     chips = tuple(_chip(device, devices, found, times) for device in devices)
     machines = tuple(HostHealth(number, tests) for number, tests in enumerate(hosts))
     accusations = tuple(_accusations(devices, machines, found))
-    verdict = worst([each.verdict for each in (*chips, *machines)])
+    verdict = worst([*(chip.verdict for chip in chips), *(host.verdict for host in machines)])
     verdict = FAIL if accusations else verdict
     said = _said(verdict, chips, machines, accusations)
     return BurnIn(verdict, said, seconds, chips, machines, accusations)

@@ -5,6 +5,8 @@ is compared on the chip where it arrives, after every hop, and a link that corru
 two ends. Then an integer all-reduce and an all-gather, which take links as trainings do.
 """
 
+# mypy: allow-untyped-calls
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -123,7 +125,8 @@ def _ints(read: Mapping[int, np.ndarray]) -> dict[int, tuple[int, ...]]:
 
 
 def _buffer(seed: jax.Array, origin: jax.Array, words: int) -> jax.Array:
-    return counted(seed ^ (origin << 12), jax.lax.iota(jnp.uint32, words))
+    made: jax.Array = counted(seed ^ (origin << 12), jax.lax.iota(jnp.uint32, words))
+    return made
 
 
 @cache

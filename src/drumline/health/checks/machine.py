@@ -84,7 +84,8 @@ def _files(environment: Mapping[str, str]) -> Outcome:
     """Whether each chip's file can be opened."""
     folder = environment.get("DRUMLINE_DEV", "/dev")
     vfio = [f"{folder}/vfio/{name}" for name in _listed(f"{folder}/vfio") if name.isdigit()]
-    busy, shut = [], []
+    busy: list[str] = []
+    shut: list[str] = []
     for path in sorted(vfio or glob(f"{folder}/accel[0-9]*")):
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))

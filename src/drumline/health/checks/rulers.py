@@ -29,10 +29,10 @@ def checksum(values: jax.Array) -> jax.Array:
 
 @cache
 def checksums(mesh: Mesh) -> OnChips:
-    """A chip's [1, rows, …] to [1, rows, 2]."""
+    """A chip's [1, rows, …] to [1, rows, 2]; of several arrays the rows follow each other."""
 
-    def rule(values: jax.Array) -> jax.Array:
-        return checksum(values[0])[None]
+    def rule(*arrays: jax.Array) -> jax.Array:
+        return jnp.concatenate([checksum(values[0]) for values in arrays])[None]
 
     return OnChips(f"checksum over {CHIP}", rule, mesh, EACH)
 

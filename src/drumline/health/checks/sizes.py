@@ -23,6 +23,8 @@ class Sizes:
     """Bytes filled by one program."""
     words: int
     """32-bit words that a chip sends to the next."""
+    numbers: int = 2**16
+    """How many of the 65,536 numbers that bf16 has go through each function."""
     repeats: int = 2
     """Runs with the same numbers: of one or two chips only repetition shows which is wrong."""
 
@@ -32,9 +34,7 @@ def sizes_for(devices: list[Any]) -> Sizes:
     platform = devices[0].platform
     memory = min(_free_memory(device, len(devices)) for device in devices)
     if platform == "cpu":
-        return Sizes(
-            side=128, chain=4, inner=256, memory=memory, block=4 * MIB, words=2**12, repeats=3
-        )
+        return Sizes(side=128, chain=4, inner=256, memory=memory, block=MIB, words=2**12, repeats=3)
     # Products large enough to reach the peak: a GPU needs more than a TPU's systolic array.
     side = 8192 if platform == "gpu" else 4096
     return Sizes(
@@ -57,7 +57,7 @@ def _free_memory(device: Any, devices: int) -> int:
     if device.platform != "cpu":
         return 1024 * MIB
     # Emulated chips share the memory of a machine that has other things to do.
-    return max(min(available_memory() // (8 * devices), 16 * MIB), MIB)
+    return max(min(available_memory() // (8 * devices), 2 * MIB), MIB)
 
 
 def available_memory() -> int:
