@@ -21,10 +21,10 @@ from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import detailed_events
-from drumline.jobs.controller.releases import Releases
-from drumline.jobs.controller.requests import Requests
-from drumline.jobs.controller.sessions import Run, Sessions, run_of
-from drumline.jobs.controller.strays import Owners, Strays
+from drumline.jobs.controller.slices.releases import Releases
+from drumline.jobs.controller.slices.requests import Requests
+from drumline.jobs.controller.slices.sessions import Run, Sessions, run_of
+from drumline.jobs.controller.slices.strays import Owners, Strays
 from drumline.jobs.controller.zone_watch import ZoneWatch
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from drumline.hosts.messages import working_copy
-from drumline.jobs.controller.sessions import run_of
+from drumline.jobs.controller.slices.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from drumline.jobs.billing.costs import per_hour
-from drumline.jobs.controller.strays import Stray
+from drumline.jobs.controller.slices.strays import Stray
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.outcomes import in_minutes
 from drumline.jobs.core.state import (
