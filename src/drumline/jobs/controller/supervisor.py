@@ -18,6 +18,7 @@ from drumline.jobs.config import Config
 from drumline.jobs.controller.actions import Actions, Budget
 from drumline.jobs.controller.availability import Availability, Zones
 from drumline.jobs.controller.heartbeats import Heartbeats
+from drumline.jobs.controller.memory import HostMemory
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import detailed_events
 from drumline.jobs.controller.slices.driving import Driving
@@ -27,12 +28,14 @@ from drumline.jobs.controller.slices.sessions import Sessions
 from drumline.jobs.controller.slices.strays import Owners, Strays
 from drumline.jobs.controller.zone_watch import ZoneWatch
 from drumline.jobs.core import lifecycle
+from drumline.jobs.core.causes import failing
 from drumline.jobs.core.state import (
     Choice,
     Decision,
     Effect,
     EffectKind,
     Job,
+    Outcome,
     Placement,
     PlacementPhase,
     Seen,
@@ -95,7 +98,8 @@ class Supervisor:
         self._availability = Availability(config.zone_rest_scale, clock)
         self._waiting: dict[str, Standing] = {}
         """What the last decision on each job without a slice was based on."""
-        self.sessions = Sessions(cloud, config, self.folders, clock)
+        self.memory = HostMemory(store.hosts, wall)
+        self.sessions = Sessions(cloud, config, self.folders, self.memory, clock)
         self.driving = Driving(
             self.records, self.sessions, self.polls, self.actions, self.folders, config,
             heard=self._listen_to, wake=self.wake,
@@ -183,6 +187,7 @@ class Supervisor:
         archives = [record.spec.archive for record in self.records.values()]
         prune_code(self.folders.code, {packed.sha for packed in archives if packed}, self._wall())
         self.actions.start("prune", partial(prune_rows, self.store, self._wall()))
+        self.memory.prune()
 
     # --- observe ----------------------------------------------------------------------------
 
@@ -190,6 +195,7 @@ class Supervisor:
         for record in self.records.values():
             if record.job.placement is not None:
                 yield record.job.placement
+            yield from record.job.parked
 
     def _seen(self, job: Job, reports: tuple[HostReport, ...]) -> Seen:
         waits = job.placement is None or job.placement.phase is not PlacementPhase.READY
@@ -201,6 +207,7 @@ class Supervisor:
             old_slice_alive=job.placement is None and self.releases.may_still_run(job.id),
             stopped=self.sessions.stopped(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
+            mass_event=self.memory.mass_event() if any(map(failing, reports)) else "",
         )
 
     def _standing(self, job: Job) -> Standing | None:
@@ -310,6 +317,9 @@ class Supervisor:
             given = record.spec if spec is None else spec
             name = given.name or record.name
             self.records[job.id] = replace(record, job=job, spec=given, name=name)
+        self._remember(before, decision)
+        if _left_its_slice(before, job):
+            self._end_session(job.id, before.attempt.number if before.attempt else 0)
         for ended in decision.ended:
             self._end_session(job.id, ended.attempt.number)
             self.heartbeats.end(job.id, ended.attempt.number)
@@ -325,6 +335,22 @@ class Supervisor:
             self._act(job, effect)
         if job.status.ended and job.placement is None:
             self.forget(job.id)
+
+    def _remember(self, before: Job, decision: Decision) -> None:
+        """Hold against a host what it did, and in its favour what it passed."""
+        held, after = before.placement, decision.job.placement
+        if held is None:
+            return
+        told = {report.index: report.identity for report in self.sessions.reports(before)}
+        for ended in decision.ended:
+            cause = ended.cause
+            if ended.outcome is Outcome.BAD_HOST and cause is not None and cause.proof:
+                who = told.get(cause.host, {})
+                self.memory.accuse(cause, who, held, before.id, ended.attempt.number)
+        if after is not None and after.proved and not held.proved:
+            text = f"passed the burn-in of job {before.id}"
+            for index, who in told.items():
+                self.memory.passed(index, who, held, before.id, text)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self.sessions.end((job_id, attempt))
@@ -377,3 +403,11 @@ class Supervisor:
         asking = self.actions.under_way("ask ")
         for row in self.releases.due(self._clock(), asking):
             self.actions.start(f"release {row.name}", partial(self.releases.release, row))
+
+
+def _left_its_slice(before: Job, after: Job) -> bool:
+    """Whether an attempt goes on without the slice whose hosts it was connected to."""
+    if before.placement is None or before.attempt is None or after.attempt is None:
+        return False
+    same = after.attempt.number == before.attempt.number
+    return same and after.placement is None
