@@ -33,8 +33,8 @@ def release_parked(decision: Decision, seen: Seen) -> Decision:
     """The decision, and the release of what is parked if it serves nothing any longer."""
     job = decision.job
     runs = job.attempt is not None and job.attempt.running_at is not None
-    proved = job.placement is not None and (job.placement.proved or seen.steps is not None)
-    if not job.parked or not (job.status.ended or (runs and proved)):
+    tested = any(report.examined == "running" for report in seen.hosts)
+    if not job.parked or not (job.status.ended or (runs and not tested)):
         return decision
     why = "the job is over" if job.status.ended else "the program runs elsewhere"
     released = tuple(Effect(EffectKind.RELEASE, each, f"parked; {why}") for each in job.parked)
