@@ -94,7 +94,7 @@ def test_a_parked_slice_stays_until_the_program_runs_elsewhere() -> None:
     burnt(story.runs())
     assert story.did(EffectKind.RELEASE) == []
     assert [each.name for each in story.job.parked] == ["dl-me-000001-1"]
-    burnt(story.runs())
+    burnt(story.slice_is_there().all_hosts(HostPhase.RUNNING, examined="running"))
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "there is room for one"
     story.slice_is_there().all_hosts(HostPhase.RUNNING, examined="running")
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "this one may be bad as well"
