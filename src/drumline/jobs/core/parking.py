@@ -7,6 +7,7 @@ cost as much as good ones, so there is a limit, and all are released as soon as 
 from dataclasses import replace
 
 from drumline.jobs.core.state import Decision, Effect, EffectKind, Event, Job, Placement, Seen
+from drumline.observed.hosts import HostPhase
 
 
 def let_go(
@@ -32,9 +33,12 @@ def refuse(job: Job, held: Placement, why: str, asks_again_at: float) -> Decisio
 def release_parked(decision: Decision, seen: Seen) -> Decision:
     """The decision, and the release of what is parked if it serves nothing any longer."""
     job = decision.job
-    runs = job.attempt is not None and job.attempt.running_at is not None
-    tested = any(report.examined == "running" for report in seen.hosts)
-    if not job.parked or not (job.status.ended or (runs and not tested)):
+    begun = job.attempt is not None and job.attempt.running_at is not None
+    runs = begun and all(
+        report.phase is HostPhase.RUNNING and report.examined in {"", "pass", "warn"}
+        for report in seen.hosts
+    )
+    if not job.parked or not (job.status.ended or runs):
         return decision
     why = "the job is over" if job.status.ended else "the program runs elsewhere"
     released = tuple(Effect(EffectKind.RELEASE, each, f"parked; {why}") for each in job.parked)
