@@ -36,6 +36,7 @@ COMMANDS = {
     "chips": "chips:chips",
     "inspect": "inspect:app",
     "numerics": "numerics:app",
+    "burnin": "burnin:burnin",
     "init": "init:init",
     "completion": "completion:completion",
     "server": "server:app",
