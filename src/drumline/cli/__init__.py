@@ -32,6 +32,7 @@ COMMANDS = {
     "exec": "access:run_command",
     "ssh": "ssh:ssh",
     "cp": "ssh:cp",
+    "hosts": "hosts:app",
     "chips": "chips:chips",
     "inspect": "inspect:app",
     "numerics": "numerics:app",
