@@ -1,8 +1,8 @@
 """The burn-in: tests, cheapest first, round after round until the time is used up.
 
 Each round has other numbers in it, and a fault that comes now and then is found by repetition. All
-hosts of a slice do this together: after each round each tells the others what it observed, so that
-all of them come to the same verdict by the same rules.
+hosts of a slice do this together: after each test each tells the others what it observed, so that
+all of them come to the same verdict by the same rules. The first bad chip ends it.
 """
 
 import math
@@ -98,17 +98,23 @@ def burn(
     times: dict[str, Times] = {}
     turn = 0
     while True:
-        mine = [seen.as_json() for check in checks for seen in check(bench, sizes, turn)]
-        rounds = shared([mine, elapsed()])
-        observed = joined(from_json(seen) for seen_by_host, _ in rounds for seen in seen_by_host)
-        found += findings(observed)
-        for seen in observed:
-            times.setdefault(seen.test, Times()).add(seen)
+        for check in checks:
+            observed = _observed(check, bench, sizes, turn)
+            found += findings(observed)
+            for seen in observed:
+                times.setdefault(seen.test, Times()).add(seen)
+            if any(_named(finding) for finding in found):
+                return summarise(devices, hosts, found, times, elapsed())
         turn += 1
         # By host 0's clock, so that all stop after the same round.
-        taken: float = rounds[0][1]
-        if taken >= seconds or any(_named(finding) for finding in found):
+        if (taken := shared(elapsed())[0]) >= seconds:
             return summarise(devices, hosts, found, times, taken)
+
+
+def _observed(check: Check, bench: Bench, sizes: Sizes, turn: int) -> list[Observation]:
+    """What all hosts observed in one test of one round."""
+    told = shared([seen.as_json() for seen in check(bench, sizes, turn)])
+    return joined(from_json(seen) for by_host in told for seen in by_host)
 
 
 def _named(finding: Finding) -> bool:

@@ -12,6 +12,7 @@ from drumline.health.observations import Observation
 from drumline.health.report import FAIL, PASS, WARN, BurnIn, ChipHealth, HostHealth, Outcome, worst
 
 TESTS = ("matmul_bf16", "matmul_int8", "functions", "memory", "links")
+NOT_RUN = "not run: a bad chip was found before"
 TIMED = ("matmul_bf16", "matmul_int8", "memory")
 """Tests in which every run is the same work, on each chip for itself, and long enough to judge."""
 
@@ -59,6 +60,7 @@ def _chip(
     times: Mapping[str, Times],
 ) -> ChipHealth:
     tests = {}
+    known = any(finding.device is not None and finding.verdict == FAIL for finding in found)
     for test in TESTS:
         if test == "links" and len(devices) == 1:
             tests[test] = Outcome(said="skipped: there is one device")
@@ -67,7 +69,8 @@ def _chip(
         warned = _speed(test, device, times.get(test, Times()), outcome)
         mine = [finding for finding in found if finding.test == test]
         blamed = [finding for finding in mine if finding.device == device.id]
-        shared = [finding for finding in mine if device.id in finding.among]
+        # What one bad chip does to all others in a collective is no news once it is known.
+        shared = [] if known else [finding for finding in mine if device.id in finding.among]
         if blamed:
             first = max(blamed, key=lambda finding: finding.verdict == FAIL)
             outcome = replace(outcome, verdict=first.verdict, said=first.why)
@@ -84,7 +87,7 @@ def _rates(test: str, device: Device, times: Times) -> Outcome:
     """How long a test took on a chip, and how near that is to what the catalogue says."""
     runs = times.of(device.id)
     if not runs:
-        return Outcome()
+        return Outcome(said=NOT_RUN)
     outcome = Outcome(seconds=sum(runs))
     kind = device_kind(device.kind)
     share = 1 / kind.devices_per_chip if kind else 0.0
