@@ -8,7 +8,7 @@ from drumline.health.checks.devices import Device, check_devices
 from drumline.health.judging import CPU_SLOWER, findings, slow_chips
 from drumline.health.observations import HOP, REDUCED, SAME, Observation, from_json, joined
 from drumline.health.report import FAIL, PASS, WARN
-from drumline.health.summary import Times, summarise
+from drumline.health.summary import RunTimes, summarise
 
 
 def same(values: dict[int, tuple[int, ...]], run: int = 0, **more: Any) -> Observation:
@@ -115,8 +115,8 @@ def test_a_host_with_fewer_devices_than_the_others_is_named() -> None:
 def test_rates_stand_beside_the_catalogue() -> None:
     chips = [Device(0, 0, "TPU v5 lite", "tpu", (0, 0, 0, 0))]
     times = {
-        "matmul_bf16": Times([{0: 1.0}], flops=100e12),
-        "memory": Times([{0: 1.0}], bytes=8e11),
+        "matmul_bf16": RunTimes([{0: 1.0}], flops=100e12),
+        "memory": RunTimes([{0: 1.0}], bytes=8e11),
     }
     tests = summarise(chips, [{}], [], times, 1.0).devices[0].tests
     assert tests["matmul_bf16"].verdict == WARN

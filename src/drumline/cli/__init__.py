@@ -36,7 +36,7 @@ COMMANDS = {
     "chips": "chips:chips",
     "inspect": "inspect:app",
     "numerics": "numerics:app",
-    "burnin": "burnin:burnin",
+    "burnin": "health.burnin:burnin",
     "init": "init:init",
     "completion": "completion:completion",
     "server": "server:app",

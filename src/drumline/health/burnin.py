@@ -23,9 +23,9 @@ from drumline.health.checks.memory import memory
 from drumline.health.checks.sizes import Sizes, sizes_for
 from drumline.health.judging import Finding, findings
 from drumline.health.observations import Observation, from_json, joined
-from drumline.health.report import FAIL, BurnIn, Outcome
+from drumline.health.report import FAIL, BurnIn, CheckOutcome
 from drumline.health.sharing import shared
-from drumline.health.summary import Times, summarise
+from drumline.health.summary import RunTimes, summarise
 
 Check = Callable[[Bench, Sizes, int], Iterator[Observation]]
 CHECKS: tuple[Check, ...] = (
@@ -70,7 +70,7 @@ def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> BurnIn
 def burn(
     bench: Bench,
     sizes: Sizes,
-    machine: Mapping[str, Outcome],
+    machine: Mapping[str, CheckOutcome],
     *,
     expected: int | None,
     elapsed: Callable[[], float],
@@ -91,18 +91,24 @@ def burn(
     devices = [described(device) for device in bench.devices]
     numbers = own_numbers(bench.local)
     told = shared([{name: asdict(test) for name, test in machine.items()}, numbers])
-    hosts = [{name: Outcome(**test) for name, test in tests.items()} for tests, _ in told]
-    for host, outcome in check_devices(devices, [own for _, own in told], expected).items():
+    hosts = [{name: CheckOutcome(**test) for name, test in tests.items()} for tests, _ in told]
+    # Where the bus shows which chip is missing, the numbers of those that are left do not: JAX
+    # counts them anew.
+    known = [
+        [] if tests.get("chips", CheckOutcome()).verdict == FAIL else own
+        for tests, (_, own) in zip(hosts, told, strict=True)
+    ]
+    for host, outcome in check_devices(devices, known, expected).items():
         hosts[host]["devices"] = outcome
     found: list[Finding] = []
-    times: dict[str, Times] = {}
+    times: dict[str, RunTimes] = {}
     turn = 0
     while True:
         for check in checks:
             observed = _observed(check, bench, sizes, turn)
             found += findings(observed)
             for seen in observed:
-                times.setdefault(seen.test, Times()).add(seen)
+                times.setdefault(seen.test, RunTimes()).add(seen)
             if any(_named(finding) for finding in found):
                 return summarise(devices, hosts, found, times, elapsed())
         turn += 1

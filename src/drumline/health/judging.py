@@ -90,13 +90,16 @@ def _of(times: int, runs: Sequence[Observation]) -> str:
     return f"{times} of {len(runs)} runs"
 
 
+def _words(count: int) -> str:
+    return f"{count:,} word{'' if count == 1 else 's'}"
+
+
 def _wrong_words(runs: Sequence[Observation]) -> list[Finding]:
     found = []
     for seen in runs:
         for device, (wrong, *_) in sorted(seen.values.items()):
             if wrong:
-                words = f"{wrong:,} word{'s' if wrong > 1 else ''}"
-                why = f"{_name(seen)}: {words} read back not as written"
+                why = f"{_name(seen)}: {_words(wrong)} read back not as written"
                 found.append(Finding(seen.test, why, device))
     return found
 
@@ -111,14 +114,14 @@ def _lost_on_the_way(hops: Sequence[Observation]) -> list[Finding]:
             if not wrong:
                 continue
             if sender is None:
-                why = f"links: {wrong:,} words of the buffer it made for sending are wrong"
+                why = f"links: {_words(wrong)} wrong in the buffer that it made for sending"
                 found.append(Finding(hop.test, why, device))
                 continue
             wrong_before, *sums_before = before.get(sender, (0,))
             if wrong_before and sums == sums_before:
                 continue  # arrived as it was sent; the fault was earlier on the way
             why = (
-                f"{_name(hop)}: the link {sender} → {device} delivered {wrong:,} words "
+                f"{_name(hop)}: the link {sender} → {device} delivered {_words(wrong)} "
                 f"not as sent, hop {hop.run}"
             )
             found.append(Finding(hop.test, why, device, link=(sender, device)))
@@ -132,8 +135,8 @@ def _wrong_together(runs: Sequence[Observation]) -> list[Finding]:
     for seen in runs:
         wrong = sorted(device for device, (words, *_) in seen.values.items() if words)
         if len(wrong) == 1:
-            words = seen.values[wrong[0]][0]
-            why = f"{_name(seen)}: {words:,} words wrong on this chip alone"
+            words = _words(seen.values[wrong[0]][0])
+            why = f"{_name(seen)}: {words} wrong on this chip alone"
             found.append(Finding(seen.test, why, wrong[0]))
         elif wrong:
             why = f"{_name(seen)}: wrong on {len(wrong)} of {len(seen.values)} chips"

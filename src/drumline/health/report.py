@@ -16,7 +16,7 @@ def worst(verdicts: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """Of one test, on one chip or host."""
 
     verdict: str = PASS
@@ -43,7 +43,7 @@ class ChipHealth:
     id: int
     host: int
     kind: str
-    tests: Mapping[str, Outcome]
+    tests: Mapping[str, CheckOutcome]
 
     @property
     def verdict(self) -> str:
@@ -62,7 +62,7 @@ class HostHealth:
     """A host and what its tests said."""
 
     host: int
-    tests: Mapping[str, Outcome]
+    tests: Mapping[str, CheckOutcome]
 
     @property
     def verdict(self) -> str:

@@ -9,7 +9,16 @@ from drumline.health.accusation import Accusation
 from drumline.health.checks.devices import Device
 from drumline.health.judging import LEAST_SHARE, Finding, slow_chips
 from drumline.health.observations import Observation
-from drumline.health.report import FAIL, PASS, WARN, BurnIn, ChipHealth, HostHealth, Outcome, worst
+from drumline.health.report import (
+    FAIL,
+    PASS,
+    WARN,
+    BurnIn,
+    CheckOutcome,
+    ChipHealth,
+    HostHealth,
+    worst,
+)
 
 TESTS = ("matmul_bf16", "matmul_int8", "functions", "memory", "links")
 NOT_RUN = "not run: a bad chip was found before"
@@ -18,7 +27,7 @@ TIMED = ("matmul_bf16", "matmul_int8", "memory")
 
 
 @dataclass
-class Times:
+class RunTimes:
     """The runs of one test."""
 
     runs: list[Mapping[int, float]] = field(default_factory=list)
@@ -38,9 +47,9 @@ class Times:
 
 def summarise(
     devices: Sequence[Device],
-    hosts: Sequence[Mapping[str, Outcome]],
+    hosts: Sequence[Mapping[str, CheckOutcome]],
     found: Sequence[Finding],
-    times: Mapping[str, Times],
+    times: Mapping[str, RunTimes],
     seconds: float,
 ) -> BurnIn:
     """The report, from what the hosts said of themselves and what was found on the chips."""
@@ -57,16 +66,16 @@ def _chip(
     device: Device,
     devices: Sequence[Device],
     found: Sequence[Finding],
-    times: Mapping[str, Times],
+    times: Mapping[str, RunTimes],
 ) -> ChipHealth:
     tests = {}
     known = any(finding.device is not None and finding.verdict == FAIL for finding in found)
     for test in TESTS:
         if test == "links" and len(devices) == 1:
-            tests[test] = Outcome(said="skipped: there is one device")
+            tests[test] = CheckOutcome(said="skipped: there is one device")
             continue
-        outcome = _rates(test, device, times.get(test, Times()))
-        warned = _speed(test, device, times.get(test, Times()), outcome)
+        outcome = _rates(test, device, times.get(test, RunTimes()))
+        warned = _speed(test, device, times.get(test, RunTimes()), outcome)
         mine = [finding for finding in found if finding.test == test]
         blamed = [finding for finding in mine if finding.device == device.id]
         # What one bad chip does to all others in a collective is no news once it is known.
@@ -83,12 +92,12 @@ def _chip(
     return ChipHealth(device.id, device.host, device.kind, tests)
 
 
-def _rates(test: str, device: Device, times: Times) -> Outcome:
+def _rates(test: str, device: Device, times: RunTimes) -> CheckOutcome:
     """How long a test took on a chip, and how near that is to what the catalogue says."""
     runs = times.of(device.id)
     if not runs:
-        return Outcome(said=NOT_RUN)
-    outcome = Outcome(seconds=sum(runs))
+        return CheckOutcome(said=NOT_RUN)
+    outcome = CheckOutcome(seconds=sum(runs))
     kind = device_kind(device.kind)
     share = 1 / kind.devices_per_chip if kind else 0.0
     if times.flops:
@@ -106,7 +115,7 @@ def _rates(test: str, device: Device, times: Times) -> Outcome:
     return outcome
 
 
-def _speed(test: str, device: Device, times: Times, outcome: Outcome) -> str:
+def _speed(test: str, device: Device, times: RunTimes, outcome: CheckOutcome) -> str:
     """What is to be said of a chip's speed; nothing as a rule."""
     name = test.replace("_", " ")
     if test in TIMED:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from drumline.health.report import FAIL, Outcome
+from drumline.health.report import FAIL, CheckOutcome
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def own_numbers(devices: Sequence[Any]) -> list[int]:
 
 def check_devices(
     devices: Sequence[Device], numbers: Sequence[Sequence[int]], expected: int | None
-) -> dict[int, Outcome]:
+) -> dict[int, CheckOutcome]:
     """The verdict on each host's devices.
 
     Args:
@@ -60,21 +60,21 @@ def check_devices(
         twice = [device.id for device in mine if device.place and places[device.place] > 1]
         if counts[host] < wanted:
             said = f"{counts[host]} of {wanted} devices{_missing(numbers[host], wanted)}"
-            outcomes[host] = Outcome(FAIL, said)
+            outcomes[host] = CheckOutcome(FAIL, said)
         elif twice:
             said = f"device {', '.join(map(str, twice))} is where another is"
-            outcomes[host] = Outcome(FAIL, said)
+            outcomes[host] = CheckOutcome(FAIL, said)
         else:
-            outcomes[host] = Outcome(said=f"{counts[host]} devices")
+            outcomes[host] = CheckOutcome(said=f"{counts[host]} devices")
     hole = _hole(devices)
     if hole and all(outcome.verdict != FAIL for outcome in outcomes.values()):
-        outcomes[min(outcomes)] = Outcome(FAIL, hole)
+        outcomes[min(outcomes)] = CheckOutcome(FAIL, hole)
     return outcomes
 
 
 def _missing(numbers: Sequence[int], wanted: int) -> str:
     """Which it is, where the others' numbers leave a gap."""
-    if len(set(numbers)) != len(numbers) or not set(numbers) <= set(range(wanted)):
+    if not numbers or len(set(numbers)) != len(numbers) or not set(numbers) <= set(range(wanted)):
         return ""
     missing = [str(number) for number in range(wanted) if number not in numbers]
     return f": chip {', '.join(missing)} is missing" if missing else ""

@@ -25,7 +25,7 @@ from drumline.health.observations import HOP, REDUCED, Observation
 
 
 @dataclass(frozen=True)
-class Ring:
+class LinkRing:
     """Where each chip sends to, as places in the bench's order of devices."""
 
     name: str
@@ -43,10 +43,10 @@ class Ring:
         return origins.astype(np.uint32)
 
 
-def rings_of(devices: tuple[Any, ...]) -> list[Ring]:
+def rings_of(devices: tuple[Any, ...]) -> list[LinkRing]:
     """All devices in a ring, and where they know their place in the torus each of its axes."""
     count = len(devices)
-    order = [Ring("all chips", tuple((at + 1) % count for at in range(count)), count)]
+    order = [LinkRing("all chips", tuple((at + 1) % count for at in range(count)), count)]
     places = {_place(device): at for at, device in enumerate(devices)}
     if None not in places and len(places) == count:
         sides = len(next(iter(places)))
@@ -63,12 +63,12 @@ def rings_of(devices: tuple[Any, ...]) -> list[Ring]:
                 for number, place in enumerate(line):
                     following[places[place]] = places[line[(number + 1) % len(line)]]
             following = dict(sorted(following.items()))
-            order.append(Ring(f"axis {'xyzw'[axis]}", tuple(following.values()), max(lengths)))
+            order.append(LinkRing(f"axis {'xyzw'[axis]}", tuple(following.values()), max(lengths)))
     back = []
     for ring in order:
         if ring.hops > 2:
             previous = tuple(int(at) for at in np.argsort(ring.next))
-            back.append(Ring(f"{ring.name}, backwards", previous, ring.hops))
+            back.append(LinkRing(f"{ring.name}, backwards", previous, ring.hops))
     return order + back
 
 
@@ -138,7 +138,7 @@ def _make(mesh: Mesh, words: int) -> OnChips:
 
 
 @cache
-def _hop(mesh: Mesh, ring: Ring, words: int) -> OnChips:
+def _hop(mesh: Mesh, ring: LinkRing, words: int) -> OnChips:
     del words  # a program of its own for each size, so that none is timed while it compiles
     hop = partial(jax.lax.ppermute, axis_name=CHIP, perm=list(enumerate(ring.next)))
     return OnChips(f"links, {ring.name}", hop, mesh, EACH)

@@ -16,7 +16,7 @@ from glob import glob
 
 from drumline.chips import Slice, UnknownName, slice_of
 from drumline.health.checks.sizes import available_memory
-from drumline.health.report import FAIL, WARN, Outcome
+from drumline.health.report import FAIL, WARN, CheckOutcome
 
 GOOGLE = "0x1ae0"
 PCI_DEVICES = {
@@ -29,7 +29,7 @@ LARGEST_OFFSET = 1.0
 """Seconds that a clock may be wrong: logs of several hosts are ordered by it."""
 PATIENCE = 2.0
 """Seconds for a server to answer."""
-NOT_KNOWN = Outcome(said="not known")
+NOT_KNOWN = CheckOutcome(said="not known")
 
 
 def slice_here(environment: Mapping[str, str] = os.environ) -> Slice | None:
@@ -40,7 +40,7 @@ def slice_here(environment: Mapping[str, str] = os.environ) -> Slice | None:
     return None
 
 
-def check_machine(environment: Mapping[str, str] = os.environ) -> dict[str, Outcome]:
+def check_machine(environment: Mapping[str, str] = os.environ) -> dict[str, CheckOutcome]:
     """The tests of this host, by name."""
     tests = {}
     here = slice_here(environment)
@@ -54,7 +54,7 @@ def check_machine(environment: Mapping[str, str] = os.environ) -> dict[str, Outc
     return tests
 
 
-def _chips(here: Slice, environment: Mapping[str, str]) -> Outcome:
+def _chips(here: Slice, environment: Mapping[str, str]) -> CheckOutcome:
     """Whether all chips that such a host has are on its bus."""
     expected = here.chips_per_host
     emulated = environment.get("DRUMLINE_DEV")
@@ -68,8 +68,8 @@ def _chips(here: Slice, environment: Mapping[str, str]) -> Outcome:
         if not found:
             return NOT_KNOWN  # a container, as a rule, from which the bus cannot be seen
     if found < expected:
-        return Outcome(FAIL, f"{found} of {expected} chips{named}")
-    return Outcome(said=f"{found} chips")
+        return CheckOutcome(FAIL, f"{found} of {expected} chips{named}")
+    return CheckOutcome(said=f"{found} chips")
 
 
 def _on_the_bus(device: str) -> int:
@@ -80,7 +80,7 @@ def _on_the_bus(device: str) -> int:
 _PCI = "/sys/bus/pci/devices/*"
 
 
-def _files(environment: Mapping[str, str]) -> Outcome:
+def _files(environment: Mapping[str, str]) -> CheckOutcome:
     """Whether each chip's file can be opened."""
     folder = environment.get("DRUMLINE_DEV", "/dev")
     vfio = [f"{folder}/vfio/{name}" for name in _listed(f"{folder}/vfio") if name.isdigit()]
@@ -94,8 +94,8 @@ def _files(environment: Mapping[str, str]) -> Outcome:
                 continue
             (busy if trouble.errno == errno.EBUSY else shut).append(f"{path}: {trouble.strerror}")
     if shut:
-        return Outcome(FAIL, "; ".join(shut))
-    return Outcome(WARN, "; ".join(busy)) if busy else Outcome()
+        return CheckOutcome(FAIL, "; ".join(shut))
+    return CheckOutcome(WARN, "; ".join(busy)) if busy else CheckOutcome()
 
 
 def _is_ours(path: str) -> bool:
@@ -107,23 +107,23 @@ def _is_ours(path: str) -> bool:
     return False
 
 
-def _room(name: str, free: float, least: float) -> Outcome:
+def _room(name: str, free: float, least: float) -> CheckOutcome:
     if not free:
         return NOT_KNOWN
     said = f"{free / 1e9:,.1f} GB free"
     return (
-        Outcome(WARN, f"{name}: {said}, {least / 1e9:.0f} wanted")
+        CheckOutcome(WARN, f"{name}: {said}, {least / 1e9:.0f} wanted")
         if free < least
-        else Outcome(said=said)
+        else CheckOutcome(said=said)
     )
 
 
-def _bucket(environment: Mapping[str, str]) -> tuple[Outcome, tuple[str, float] | None]:
+def _bucket(environment: Mapping[str, str]) -> tuple[CheckOutcome, tuple[str, float] | None]:
     """Whether the checkpoints' bucket answers, and the time that it told."""
     emulated = environment.get("DRUMLINE_BUCKETS")
     if emulated:
         well = os.access(emulated, os.W_OK)
-        return Outcome() if well else Outcome(WARN, f"{emulated} cannot be written"), None
+        return CheckOutcome() if well else CheckOutcome(WARN, f"{emulated} cannot be written"), None
     name = environment.get("DRUMLINE_CHECKPOINT", "")
     if not name.startswith("gs://"):
         return NOT_KNOWN, None
@@ -131,11 +131,11 @@ def _bucket(environment: Mapping[str, str]) -> tuple[Outcome, tuple[str, float] 
     try:
         status, date = _asked(http.client.HTTPSConnection, "storage.googleapis.com", f"/{bucket}")
     except (OSError, http.client.HTTPException) as trouble:
-        return Outcome(WARN, f"gs://{bucket} does not answer: {trouble}"), None
+        return CheckOutcome(WARN, f"gs://{bucket} does not answer: {trouble}"), None
     # Without a login it refuses, which is an answer; but not to know it at all is a mistake.
     if status == http.client.NOT_FOUND:
-        return Outcome(WARN, f"gs://{bucket} does not exist"), date
-    return Outcome(), date
+        return CheckOutcome(WARN, f"gs://{bucket} does not exist"), date
+    return CheckOutcome(), date
 
 
 def _metadata_date() -> tuple[str, float] | None:
@@ -161,14 +161,14 @@ def _asked(
         connection.close()
 
 
-def _clock(date: tuple[str, float] | None) -> Outcome:
+def _clock(date: tuple[str, float] | None) -> CheckOutcome:
     """How far the clock is off, as far as a date in whole seconds can tell."""
     if date is None:
         return NOT_KNOWN
     told, ours = date
     offset = ours - parsedate_to_datetime(told).timestamp() - 0.5
     said = f"{offset:+.1f} s, to half a second"
-    return Outcome(WARN if abs(offset) > LARGEST_OFFSET + 0.5 else "pass", said)
+    return CheckOutcome(WARN if abs(offset) > LARGEST_OFFSET + 0.5 else "pass", said)
 
 
 def _listed(folder: str) -> list[str]:

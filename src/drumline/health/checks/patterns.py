@@ -54,7 +54,7 @@ NUMBERS = (
     Numbers("uniform", (119, 8), (119, 8)),
     Numbers("large exponents", (167, 16), (167, 16)),
     Numbers("checkerboard bits", (127, 1), (127, 1), checkerboard=True),
-    # Times numbers as large as they are small: the products of two such would all be zero.
+    # RunTimes numbers as large as they are small: the products of two such would all be zero.
     Numbers("near zero", (0, 4), (167, 16)),
 )
 

@@ -7,7 +7,7 @@ import typer
 from drumline.cli.options import AsJson, need_jax
 
 if TYPE_CHECKING:
-    from drumline.health.report import BurnIn, ChipHealth, HostHealth, Outcome
+    from drumline.health.report import BurnIn, CheckOutcome, ChipHealth, HostHealth
 
 COLUMNS = {
     "matmul_bf16": "BF16",
@@ -74,7 +74,7 @@ def _row(chip: "ChipHealth") -> list[str]:
     return [f"{chip.id} on host {chip.host}", verdict, *tests]
 
 
-def _cell(test: "Outcome") -> str:
+def _cell(test: "CheckOutcome") -> str:
     """The rate beside the catalogue's, or the verdict where there is no rate."""
     rate, unit = (test.tflops, "TFLOP/s") if test.tflops else (test.gb_per_s, "GB/s")
     if test.verdict == "pass" and test.seconds is None:
