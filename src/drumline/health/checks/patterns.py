@@ -31,7 +31,7 @@ def counted(seed: Words, indices: Words) -> Words:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a bf16 product is made of: the left side, the right side, and what keeps it in range."""
+    """What bf16 products are made of: the exponents of the left side and of the right."""
 
     name: str
     left: tuple[int, int]
@@ -40,12 +40,19 @@ class Numbers:
     checkerboard: bool = False
 
     def arguments(self, seed: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-        """The integers and the factor that the program takes, for products of that side."""
-        # A sum of `side` products of either sign grows as its root; that of a checkerboard,
-        # where half of the products count and have one sign, with its half.
-        top = 0x5555 >> 7 if self.checkerboard else sum(self.right) - 1
-        growth = np.log2(side) - 1 if self.checkerboard else np.log2(side) / 2
-        scale = 2.0 ** -round(top - 127 + growth)
+        """The integers and the factor that the program takes, for products of that side.
+
+        The factor makes of the right side another that takes back what two products added to the
+        exponents, so that a chain of pairs stays in range, and meets small numbers beside large.
+        """
+        if self.checkerboard:
+            # Half of the products count, and have one sign; 5/3 is the mantissa of 0x5555.
+            top, growth = 0x5555 >> 7, np.log2(side / 2 * 5 / 3)
+        else:
+            # A sum of either sign grows as its root, times the root mean square of the right side:
+            # 28/9 is the sum of mantissas' squares (7/3) over exponents 0, -1, -2, … (4/3).
+            top, growth = sum(self.right) - 1, np.log2(side * 28 / 9 / self.right[1]) / 2
+        scale = 2.0 ** -round(2 * (top - 127 + growth))
         whole = (seed, *self.left, *self.right, int(self.checkerboard))
         return np.array(whole, np.uint32), np.array(scale, np.float32)
 
@@ -55,7 +62,7 @@ NUMBERS = (
     Numbers("large exponents", (167, 16), (167, 16)),
     Numbers("checkerboard bits", (127, 1), (127, 1), checkerboard=True),
     # RunTimes numbers as large as they are small: the products of two such would all be zero.
-    Numbers("near zero", (0, 4), (167, 16)),
+    Numbers("near zero", (0, 8), (167, 16)),
 )
 
 

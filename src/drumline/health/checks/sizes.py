@@ -14,7 +14,7 @@ class Sizes:
     side: int
     """Of the square matrices; even."""
     chain: int
-    """bf16 products one after the other."""
+    """bf16 products one after the other; even."""
     inner: int
     """The inner dimension of the int8 product."""
     memory: int
