@@ -48,7 +48,9 @@ SEEN = [
     Seen("TPU v5 lite", "scatter", (8192, 4096, 4096), 1.02, 1.02),
     Seen("TPU v5 lite", "scatter", (512, 2048, 8192), 1.31, 1.31),
     Seen("TPU v5 lite", "allreduce", (8192, 14336, 4096), 1.08, 0.91),
-    Seen("TPU v6 lite", "gather rows", (8192, 4096, 14336), 0.95, 1.05),
+    Seen("TPU v4", "gather rows", (8192, 4096, 14336), 0.92, 0.89),
+    Seen("TPU v4", "scatter", (8192, 14336, 4096), 0.94, 0.91),
+    Seen("TPU v6 lite", "gather rows", (8192, 4096, 14336), 0.95, 1.054),
     Seen("TPU v6 lite", "scatter", (8192, 14336, 4096), 0.96, 0.94),
 ]
 
