@@ -9,7 +9,7 @@ from drumline.hosts.agent_file import zipped_files
 
 PACKAGE = Path(drumline.__file__).parent
 PARTS = ("__init__.py", "heartbeat.py", "distributed.py", "chips", "health")
-START = "from drumline.health.__main__ import main\n\nmain()\n"
+START = "import sys\n\nfrom drumline.health.__main__ import main\n\nsys.exit(main())\n"
 
 
 @cache
