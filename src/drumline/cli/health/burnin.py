@@ -25,7 +25,7 @@ def burnin(
     ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Test every chip of this machine: arithmetic, memory, links."""
+    """Test whether the chips here compute right."""
     from drumline.targets import Mistake
 
     if not 0 < seconds < 1e6:
