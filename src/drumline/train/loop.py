@@ -213,6 +213,7 @@ class _Run:
         """Take the newest checkpoint, or begin at the beginning."""
         found = self.saving.restore()
         self.pipeline.restart(found)
+        self.watch.begin_again()
         self.goodput.resume(self.pipeline.step)
         self.progress.show(self.pipeline.step, {})
         return found

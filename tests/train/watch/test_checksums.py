@@ -13,7 +13,7 @@ from drumline.health.emulated import changed, flip_bit
 from drumline.train.mesh import make_mesh
 from drumline.train.watch.checksums import Replicas, Rows, checksums, compared, layouts
 from drumline.train.watch.pulse import pulse
-from drumline.train.watch.verdict import Finding, find, torn
+from drumline.train.watch.verdict import Deviation, find, torn
 
 MESH = make_mesh({"data": 4, "model": 2})
 
@@ -57,24 +57,24 @@ def test_a_flipped_bit_in_a_replica_names_its_device(device: int, bit: int) -> N
     assert not torn(good, order)
     assert find([good, good], order) is None
     assert torn(bad, order)
-    assert find([bad], order) == Finding((culprit,))
+    assert find([bad], order) == Deviation((culprit,))
     # Of two replicas one is wrong, and it takes other runs to tell which.
     pair = checksums(MESH, lying(TREE, "rows", device, bit % 96))
     found = find([pair], order)
     assert found is not None
     assert found.device is None
-    assert find([pair, good, good], order) == Finding((culprit,))
+    assert find([pair, good, good], order) == Deviation((culprit,))
     # Of what nobody else holds only other runs know.
     alone = checksums(MESH, lying(TREE, "both", device, bit % 96))
     assert not torn(alone, order)
-    assert find([alone, good, good], order) == Finding((culprit,))
+    assert find([alone, good, good], order) == Deviation((culprit,))
 
 
 def test_what_has_reached_all_accuses_nobody_by_name() -> None:
     order = [Replicas(PartitionSpec(), ((0, 1, 2, 3),))]
     first: Rows = dict.fromkeys(range(4), (b"a",))
     second: Rows = dict.fromkeys(range(4), (b"b",))
-    assert find([first, second], order) == Finding()
+    assert find([first, second], order) == Deviation()
 
 
 def test_every_device_has_the_same_pulse() -> None:

@@ -173,7 +173,11 @@ class Checkpoints:
         return None
 
     def newest(self, to: int) -> int:
-        """The newest checkpoint that is not after a step; 0 where there is none."""
+        """The newest checkpoint that is not after a step; 0 where there is none.
+
+        What is being written counts, so that all hosts name the same.
+        """
+        self.wait()
         good = self._steps - self._damaged - self._suspects
         return max((step for step in good if step <= to), default=0)
 

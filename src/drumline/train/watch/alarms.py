@@ -14,6 +14,7 @@ be the run's own doing buys it a rest, twice as long as the one before.
 """
 
 from collections import deque
+from math import isfinite
 from statistics import median
 
 WINDOW = 100
@@ -50,7 +51,8 @@ class Alarms:
         """A step was taken, with this."""
         self._count += 1
         for values, value in zip(self._accepted, (loss, norm), strict=True):
-            values.append(value)
+            if isfinite(value):  # the norm of finite gradients need not be
+                values.append(value)
         if self._count % EVERY == 0:
             self._look()
 
@@ -63,7 +65,7 @@ class Alarms:
     def _look(self) -> None:
         resting = self._count < max(WARM_UP, self._rest_until)
         loss, norm = (
-            INFINITE if resting or factor is None else limit(values, factor)
+            INFINITE if resting or factor is None or not values else limit(values, factor)
             for values, factor in zip(self._accepted, self._factors, strict=True)
         )
         self.limits = loss, norm

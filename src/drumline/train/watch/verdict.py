@@ -8,7 +8,7 @@ from drumline.train.watch.checksums import Replicas, Rows
 
 
 @dataclass(frozen=True)
-class Finding:
+class Deviation:
     """What was found to differ that should not."""
 
     devices: tuple[int, ...] = ()
@@ -25,7 +25,7 @@ def torn(rows: Rows, layouts: Sequence[Replicas]) -> bool:
     return any(_blame([rows], number, layout) for number, layout in enumerate(layouts))
 
 
-def find(runs: Sequence[Rows], layouts: Sequence[Replicas]) -> Finding | None:
+def find(runs: Sequence[Rows], layouts: Sequence[Replicas]) -> Deviation | None:
     """Compare runs that should have given the same bits; None where they did.
 
     Within a run a device that differs from most of its replicas stands out, whatever else the runs
@@ -40,8 +40,8 @@ def find(runs: Sequence[Rows], layouts: Sequence[Replicas]) -> Finding | None:
     for found in (alone, together):
         devices = sorted({device for each in found for device in each.devices})
         if devices:
-            return Finding(tuple(devices))
-    return Finding()
+            return Deviation(tuple(devices))
+    return Deviation()
 
 
 def _blame(runs: Sequence[Rows], number: int, layout: Replicas) -> Blamed:

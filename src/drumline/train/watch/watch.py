@@ -30,7 +30,7 @@ from drumline.train.watch.alarms import Alarms
 from drumline.train.watch.checksums import Replicas, Rows, checksums, compared, layouts
 from drumline.train.watch.pulse import pulse
 from drumline.train.watch.slow import SlowHosts
-from drumline.train.watch.verdict import Finding, find, torn
+from drumline.train.watch.verdict import Deviation, find, torn
 
 FARTHEST = 2000
 """Steps that are taken once more to prove an accusation: a chip is not worth a day."""
@@ -53,6 +53,10 @@ class Watch:
         self._slow = SlowHosts()
         self._checked: int | None = None
         self._compares = settings.check_every is not None
+
+    def begin_again(self) -> None:
+        """The run takes another course, from an earlier step: what was checked is not this one."""
+        self._checked = None
 
     def accepted(self, outcome: StepOutcome) -> None:
         """A step counts: what is usual follows it."""
@@ -96,7 +100,7 @@ class Watch:
         elif said:
             self._say(f"{what}; {said}")
 
-    def _replay(self, halted: StepInFlight) -> Finding | None:
+    def _replay(self, halted: StepInFlight) -> Deviation | None:
         """Twice, and where these do not agree once more, to see who is alone with what it says."""
         told, given = [checksums(self._mesh, self._measured(halted.told))], []
         for run in range(3):
@@ -109,7 +113,7 @@ class Watch:
                 break
         return found
 
-    def _lost_on_the_way(self, step: int) -> Finding | None:
+    def _lost_on_the_way(self, step: int) -> Deviation | None:
         """Whether a state with values that are not finite is what the steps really lead to."""
         finite = not hosts_without(all_finite(self._pipeline.state.params))
         if finite or not self._can_retrace(step):
@@ -165,7 +169,7 @@ class Watch:
                 "without check_vma, and no chip; they are compared no more"
             )
             return
-        self._accuse(find(runs, self._compared) or Finding(), what)
+        self._accuse(find(runs, self._compared) or Deviation(), what)
 
     def _take_pulse(self, step: int) -> None:
         made, seconds = pulse(self._mesh, step)
@@ -178,7 +182,7 @@ class Watch:
         # What a chip gets wrong now and then, more runs tell from what it gets right.
         runs = [made, *(pulse(self._mesh, step)[0] for _ in range(2))]
         rows: list[Rows] = [{device: (value,) for device, value in run.items()} for run in runs]
-        found = find(rows, layouts(self._mesh, everywhere(self._mesh, np.zeros(())))) or Finding()
+        found = find(rows, layouts(self._mesh, everywhere(self._mesh, np.zeros(())))) or Deviation()
         self._accuse(found, f"after step {step} the same product on every chip has other bits")
 
     def _replicas(self) -> Rows:
@@ -202,7 +206,7 @@ class Watch:
 
     # Accusing -------------------------------------------------------------------------------------
 
-    def _accuse(self, found: Finding, why: str) -> NoReturn:
+    def _accuse(self, found: Deviation, why: str) -> NoReturn:
         device = found.device
         if device is None:
             self._accuse_if_found(why)
