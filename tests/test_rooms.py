@@ -19,6 +19,7 @@ ALONE = {
     "drumline.jobs.core": ("drumline.chips", "drumline.observed"),
     "drumline.models": ("drumline.parallel",),
     "drumline.cli.rendering": (),
+    "drumline.health": ("drumline.chips", "drumline.distributed", "drumline.heartbeat"),
 }
 """Rooms that know little: beside themselves only these."""
 

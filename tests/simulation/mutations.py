@@ -14,8 +14,9 @@ from typing import Any
 from unittest.mock import patch
 
 from drumline.hosts import driver
-from drumline.jobs.controller import polling, releases, sessions, supervisor
+from drumline.jobs.controller import polling, supervisor
 from drumline.jobs.controller.actions import Budget
+from drumline.jobs.controller.slices import driving, releases, sessions
 from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes
 from drumline.jobs.core.state import Attempt, Decision, Job, Outcome, PlacementPhase, Sighting, Wish
 from drumline.jobs.core.steps import Steps
@@ -220,7 +221,7 @@ def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
 
 def hosts_are_driven_before_they_are_listed() -> AbstractContextManager[Any]:
     """A new server orders over and over what it cannot do before a poll."""
-    return patch.object(supervisor.Supervisor, "_hosts_known", lambda *_: True)
+    return patch.object(driving.Driving, "hosts_known", lambda *_: True)
 
 
 def a_silent_host_is_never_judged() -> AbstractContextManager[Any]:

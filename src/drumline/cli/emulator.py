@@ -93,6 +93,9 @@ def status(as_json: AsJson = False) -> None:
             typer.echo(f"capacity of {name} in {zone}: {chips} chips")
     for line in _faults_in_words(found["faults"]):
         typer.echo(line)
+    for machine in found["machines"]:
+        broken = ", ".join(map(_breakage_in_words, machine["faults"]))
+        typer.echo(f"machine {machine['name']}{_whose(machine)}: {broken}")
 
 
 @app.command()
@@ -126,16 +129,17 @@ def resources(as_json: AsJson = False) -> None:
             resource["tier"],
             resource["state"],
             "",
+            "",
         ]
         for kind, many in (("request", found["requests"]), ("node", found["nodes"]))
         for resource in many
     ]
-    rows += [
-        ["host", f"{host['node']}/{host['index']}", "", "", "", "", f"{host['ip']}:{host['port']}"]
-        for host in found["hosts"]
-    ]
+    for host in found["hosts"]:
+        name, address = f"{host['node']}/{host['index']}", f"{host['ip']}:{host['port']}"
+        rows.append(["host", name, "", "", "", "", address, host["machine"]])
     if rows:
-        print_table(["KIND", "NAME", "ZONE", "ACCELERATOR", "TIER", "STATE", "SSH"], rows)
+        titles = ["KIND", "NAME", "ZONE", "ACCELERATOR", "TIER", "STATE", "SSH", "MACHINE"]
+        print_table(titles, rows)
     else:
         typer.echo("nothing")
 
@@ -206,14 +210,49 @@ def faults(
 
 @app.command("break")
 def break_host(
-    target: Annotated[str, typer.Argument(help="A job such as 000012, a node, or a request.")],
-    host: Annotated[int, typer.Option(help="Which host of the slice.")] = 0,
-    how: Annotated[str, typer.Option(help="silent, reboot, vfio, slow, or heal.")] = "silent",
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A job such as 000012, a node, a request, or a machine such as local-a-v4-4-0."
+        ),
+    ],
+    host: Annotated[
+        int | None, typer.Option(help="Which host of the slice; 0 unless given.")
+    ] = None,
+    how: Annotated[
+        str,
+        typer.Option(
+            help="lies, nan, bad-link, missing-chip, slow, vfio, silent or reboot; heal mends."
+        ),
+    ] = "silent",
+    from_step: Annotated[
+        int | None, typer.Option(help="With lies and nan: the first step that goes wrong.")
+    ] = None,
+    chip: Annotated[
+        int | None, typer.Option(help="Which chip of the host goes wrong; 0 unless given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Break one host of a slice, or heal it."""
-    done = _control("break", target=target, host=host, how=how)
-    typer.echo(json.dumps(done) if as_json else f"{done['node']} host {host}: {how}")
+    """Break a host, or the machine that it is on; or heal both."""
+    done = _control("break", target=target, host=host, how=how, from_step=from_step, chip=chip)
+    if as_json:
+        typer.echo(json.dumps(done))
+        return
+    where = done["machine"] if done["node"] is None else f"{done['node']} host {done['host']}"
+    typer.echo(f"{where}: {_breakage_in_words(done)}")
+
+
+def _breakage_in_words(found: dict[str, Any]) -> str:
+    """Such as `lies (chip 2, from step 30)`."""
+    of = [f"chip {found['chip']}"] if found.get("chip") is not None else []
+    of += [f"from step {found['from_step']}"] if found.get("from_step") else []
+    return f"{found['how']} ({', '.join(of)})" if of else str(found["how"])
+
+
+def _whose(machine: dict[str, Any]) -> str:
+    if machine["node"] is None:
+        return ", which no slice has now"
+    return f", host {machine['host']} of {machine['node']}"
 
 
 def _faults_in_words(found: dict[str, Any]) -> list[str]:

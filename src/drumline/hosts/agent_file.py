@@ -3,6 +3,7 @@
 import hashlib
 import io
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("agent")
@@ -15,6 +16,11 @@ def zipped() -> bytes:
     files = {"__main__.py": START}
     for path in sorted(SOURCES.rglob("*.py")):
         files[f"agent/{path.relative_to(SOURCES).as_posix()}"] = path.read_text()
+    return zipped_files(files)
+
+
+def zipped_files(files: Mapping[str, str]) -> bytes:
+    """A zip file of these texts by name, the same bytes for the same texts."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():

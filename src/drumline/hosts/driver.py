@@ -8,7 +8,7 @@ import asyncio
 import base64
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,10 +24,11 @@ from drumline.hosts.connection import (
     KnownHosts,
     in_words,
 )
+from drumline.hosts.health_file import burn_in_line
 from drumline.hosts.kept_log import KeptLog, set_aside, size_of
 from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
 from drumline.hosts.remote import AgentFailed, RemoteAgent
-from drumline.hosts.values import Output, Program, Timing
+from drumline.hosts.values import Admit, Output, Program, Timing, admit_all
 from drumline.observed.hosts import HostPhase, HostReport
 
 CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
@@ -59,6 +60,13 @@ class Gate(Protocol):
     async def coordinator(self, place: HostRank, free_port: Callable[[], Awaitable[int]]) -> str:
         """Wait for the other hosts, and return the address where the first host listens."""
 
+    def examine(self, seconds: float) -> None:
+        """A host wants a burn-in of so many seconds before the program; the longest counts."""
+
+    @property
+    def burnin(self) -> float:
+        """Seconds of burn-in on every host before the program; 0 for none."""
+
     def was_started(self, host: int) -> bool:
         """Whether the program was started there, in this session or an earlier one."""
 
@@ -78,6 +86,8 @@ class Means:
     changed: Callable[[], None]
     log_limit: int | None = None
     """How many bytes of the log are kept; None is all of it."""
+    admit: Admit = admit_all
+    """Whether a host may be used, asked once it has said which machine it is."""
 
 
 class HostDriver:
@@ -201,7 +211,11 @@ class HostDriver:
                 self._show(phase=HostPhase.EXITED, exit_code=0, detail=self._settled)
                 return
             coordinator = await self._gate.coordinator(self.place, lambda: self._free_port(agent))
-            sent = wire.Start(coordinator=coordinator)
+            before = ""
+            if self._gate.burnin:
+                await agent.install_burn_in()
+                before = burn_in_line(self._gate.burnin)
+            sent = wire.Start(coordinator=coordinator, before=before)
             now = await agent.ask(AttemptStatus, wire.START, self._folder, sent=sent)
             if now.state != "none":
                 self._gate.started(host)
@@ -213,6 +227,11 @@ class HostDriver:
         wait = str(self._means.timing.device_wait)
         message = program_message(self.program, self.place)
         prepared = await agent.ask(wire.Prepared, wire.PREPARE, self._folder, wait, sent=message)
+        admission = self._means.admit(self.place.index, prepared.identity)
+        self._show(identity=prepared.identity, refused=admission.refused)
+        if admission.refused:
+            return False
+        self._gate.examine(admission.burnin)
         if prepared.trouble:
             self._settled = "chips"
             self._show(phase=HostPhase.FAILED, error=prepared.trouble)
@@ -290,6 +309,8 @@ class HostDriver:
             "heartbeat": status.heartbeat,
             "going_down": status.going_down,
         }
+        if status.burnin is not None:
+            known |= _examined(status.burnin)
         if status.state in {"running", "exited"}:
             # `watch` may report it before `start` is answered, and the host go down in between.
             self._gate.started(self.place.index)
@@ -367,3 +388,14 @@ class HostDriver:
             await self._connected.wait()
             if self._agent is not None:
                 return self._agent
+
+
+def _examined(told: Mapping[str, object]) -> dict[str, Any]:
+    """What a host says of its burn-in. It runs the user's code, so nothing is believed as it is."""
+    seconds = told.get("seconds")
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return {
+        "examined": str(told.get("verdict", ""))[:20],
+        "examined_said": str(told.get("said", ""))[:500],
+        "examined_seconds": float(seconds) if number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
+    }

@@ -9,18 +9,19 @@ from pydantic import ValidationError
 from drumline.hosts.agent.wire import EXEC, WATCH, Command, Line, Message, decode, encode
 from drumline.hosts.agent_file import AGENT, AGENT_FILE, AGENT_SHA
 from drumline.hosts.connection import Connection
+from drumline.hosts.health_file import health_file
 from drumline.hosts.messages import Answer, checked
 from drumline.hosts.values import CompletedCommand, Output
 
 # -I keeps the user's PYTHONPATH and site-packages out of the agent, not out of the program.
 AGENT_COMMAND = f'python3 -I "$HOME"/.drumline/{AGENT_FILE}'
 
-# Stores the agent. A copy truncated by a lost connection must not be taken for the agent.
+# Stores a file. A copy truncated by a lost connection must not be taken for the whole.
 INSTALL = """
 import hashlib, os, sys
 folder, sha = os.path.expanduser("~/.drumline"), sys.argv[2]
 data = sys.stdin.buffer.read()
-if hashlib.sha256(data).hexdigest() != sha: sys.exit("the agent arrived cut short")
+if hashlib.sha256(data).hexdigest() != sha: sys.exit("%s arrived cut short" % sys.argv[1])
 os.makedirs(folder, 0o700, True)
 draft = os.path.join(folder, "%s.%d" % (sys.argv[1], os.getpid()))
 with open(draft, "wb") as file: file.write(data)
@@ -45,12 +46,19 @@ class RemoteAgent:
 
     async def install(self) -> None:
         """Install the agent unless it is there."""
-        found = await self._connection.run(f'test -f "$HOME"/.drumline/{AGENT_FILE}')
+        await self._store(AGENT_FILE, AGENT_SHA, AGENT)
+
+    async def install_burn_in(self) -> None:
+        """Install the burn-in unless it is there."""
+        await self._store(*health_file())
+
+    async def _store(self, name: str, sha: str, content: bytes) -> None:
+        found = await self._connection.run(f'test -f "$HOME"/.drumline/{name}')
         if found.exit_code != 0:
-            words = ["python3", "-I", "-c", INSTALL, AGENT_FILE, AGENT_SHA]
-            done = await self._connection.run(shlex.join(words), sent=AGENT)
+            words = ["python3", "-I", "-c", INSTALL, name, sha]
+            done = await self._connection.run(shlex.join(words), sent=content)
             if done.exit_code != 0:
-                raise AgentFailed(_last_line(done) or "the agent could not be installed")
+                raise AgentFailed(_last_line(done) or f"{name} could not be installed")
 
     async def ask(
         self,

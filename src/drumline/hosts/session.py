@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostDriver, Means
 from drumline.hosts.messages import HostRank
-from drumline.hosts.values import Address, Output, Program, Step, Timing
+from drumline.hosts.values import Address, Admit, Output, Program, Step, Timing, admit_all
 from drumline.observed.hosts import HostPhase, HostReport
 
 __all__ = [
@@ -42,6 +42,7 @@ class Begun(BaseModel):
     """What a new server must know about an attempt; kept in `started` beside the logs."""
 
     coordinator: str = ""
+    burnin: float = 0.0
     hosts: list[int] = []
     stopped: bool = False
     grace: float = 0.0
@@ -110,6 +111,16 @@ class StartBarrier:
         await self._coordinator_known.wait()
         return self._begun.coordinator
 
+    def examine(self, seconds: float) -> None:
+        """A host wants a burn-in of so many seconds before the program; the longest counts."""
+        if not self._coordinator_known.is_set():
+            self._begun.burnin = max(self._begun.burnin, seconds)
+
+    @property
+    def burnin(self) -> float:
+        """Seconds of burn-in on every host before the program, as it was when the first began."""
+        return self._begun.burnin
+
     def was_started(self, host: int) -> bool:
         """Whether the program was started there."""
         return host in self._begun.hosts
@@ -147,11 +158,13 @@ class SliceSession:
         timing: Timing = USUAL,
         node: str | None = None,
         log_limit: int | None = None,
+        admit: Admit = admit_all,
     ) -> None:
         """Nothing is done before `start`.
 
         Host keys are pinned per slice, because clouds reuse addresses: `node` is its name; without
-        one they are pinned per attempt. `log_limit` bytes of each host's log are kept.
+        one they are pinned per attempt. `log_limit` bytes of each host's log are kept. `admit` says
+        of each host whether it may be used.
         """
         chosen = range(len(addresses)) if program.hosts is None else sorted(set(program.hosts))
         if unknown := [host for host in chosen if not 0 <= host < len(addresses)]:
@@ -173,6 +186,7 @@ class SliceSession:
                 timing=timing,
                 changed=self.changed.set,
                 log_limit=log_limit,
+                admit=admit,
             )
             self._drivers.append(HostDriver(program, place, self._gate, means))
 

@@ -49,6 +49,26 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """Whether a host may be used, by what is known of it."""
+
+    refused: str = ""
+    """Why it may not; empty where it may."""
+    burnin: float = 0.0
+    """Seconds of the burn-in that has to come before the program; 0 for none."""
+
+
+Admit = Callable[[int, Mapping[str, str]], Admission]
+"""A host's number and what it says it is → whether it may be used."""
+
+
+def admit_all(index: int, told: Mapping[str, str]) -> Admission:
+    """Nothing is known of any host."""
+    del index, told
+    return Admission()
+
+
+@dataclass(frozen=True)
 class Timing:
     """Timeouts and intervals in seconds."""
 

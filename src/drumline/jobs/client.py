@@ -323,6 +323,24 @@ class Client:
         answer = self._server.ask("POST", f"/strays/{verb}", asked, timeout=PACK_SECONDS)
         return [str(line) for line in answer["text"]]
 
+    def known_hosts(self) -> list[Json]:
+        """The hosts that jobs have met, the least trusted first."""
+        answer: Any = self._server.ask("GET", "/hosts")
+        return [*answer]
+
+    def known_host(self, identity: str) -> Json:
+        """One host that jobs have met, with all that speaks against it."""
+        return self._server.ask("GET", f"/hosts?{urlencode({'identity': identity})}")
+
+    def exclude_host(self, identity: str, why: str = "", seconds: float | None = None) -> Json:
+        """Refuse a host, for so long or until it is forgiven."""
+        body = {"identity": identity, "why": why, "seconds": seconds}
+        return self._server.ask("POST", "/hosts/exclude", body)
+
+    def forgive_host(self, identity: str) -> Json:
+        """Hold nothing against a host any longer."""
+        return self._server.ask("POST", "/hosts/forgive", {"identity": identity})
+
     def server_status(self) -> Json | None:
         """`{pid, version, home, cloud, jobs, started}`, or None where no server runs."""
         try:

@@ -3,6 +3,7 @@
 Without this file, jobs run on the emulator. `drumline init` writes it for a Google project.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,8 @@ class Config:
     look_seconds: float
     """Seconds between two polls of a zone, of two calls each."""
     asks_a_minute: float
+    burn_in: Mapping[str, float]
+    """Seconds of a burn-in, by its name in the job file."""
     patience: Thresholds
     timing: Timing
     zone_rest_scale: float
@@ -98,6 +101,9 @@ _QUICK_THRESHOLDS = Thresholds(
     retry=0.5,
 )
 _QUICK_ASKS_A_MINUTE = 6000.0
+# Most of the short one is compiling; the long one is for hosts with a past.
+_BURN_IN = {"off": 0.0, "short": 30.0, "long": 180.0}
+_QUICK_BURN_IN = {"off": 0.0, "short": 3.0, "long": 8.0}
 
 
 def read(home: Path) -> Config:
@@ -138,6 +144,7 @@ def read(home: Path) -> Config:
         endpoint=_endpoint(given),
         look_seconds=given.look_seconds or (_QUICK_LOOK_SECONDS if quick else _LOOK_SECONDS),
         asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
+        burn_in=_QUICK_BURN_IN if quick else _BURN_IN,
         patience=replace(_QUICK_THRESHOLDS if quick else Thresholds(), **given.patience),
         timing=Timing(reconnect_most=1.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,

@@ -1,7 +1,7 @@
 """What is known of the hosts that run a program."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -42,3 +42,11 @@ class HostReport:
     """When it last said what its program does, by our clock. A host that came back is heard
     before it has said that."""
     heartbeat: Mapping[str, object] | None = None
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """What the host says it is: `physical_host`, `instance_id`; empty until it has said so."""
+    refused: str = ""
+    """Why this host is not to be used, if so much is known against it."""
+    examined: str = ""
+    """How its burn-in went: `running`, `pass`, `warn`, `fail`; empty where there was none."""
+    examined_said: str = ""
+    examined_seconds: float = 0.0

@@ -19,9 +19,9 @@ from jax.sharding import AxisType, Mesh
 
 from drumline.chips import closes as is_circle
 from drumline.chips import lay_mesh, wraps_of
+from drumline.chips.kinds import device_kind
 from drumline.chips.meshes import Core
 from drumline.train.mistakes import Mistake
-from drumline.train.reporting.throughput import TPUS
 
 
 def make_mesh(axes: Mapping[str, int]) -> Mesh:
@@ -125,8 +125,8 @@ def _torus(devices: Sequence[Any], *, whole: bool) -> _Torus | None:
     sides = tuple(1 + max(along) for along in zip(*(chip for chip, _ in placed), strict=True))
     if not len(placed) == len(devices) == prod(sides) * len(cores):
         return None
-    generation, _ = TPUS.get(devices[0].device_kind, (None, 1))
-    wraps = wraps_of(generation, sides) if whole and generation else (False,) * len(sides)
+    known = device_kind(devices[0].device_kind)
+    wraps = wraps_of(known.chip.name, sides) if whole and known else (False,) * len(sides)
     return _Torus(placed, sides, wraps, len(cores))
 
 

@@ -214,6 +214,7 @@ def test_killed_outright_the_emulator_leaves_nothing_behind(start_emulator: Star
     hosts = emulator.slice("orphan", "v4-16")
     daemons = [start_daemon(emulator, host) for host in hosts]
     emulator.control("break", target="orphan", host=1, how="silent")
+    emulator.control("break", target="orphan", host=1, how="lies")
     os.kill(emulator.control("status")["pid"], signal.SIGKILL)
     gone = [*daemons, *(host["pid"] for host in hosts)]
     until(lambda: not any(map(alive, gone)))
@@ -221,6 +222,7 @@ def test_killed_outright_the_emulator_leaves_nothing_behind(start_emulator: Star
     again = start_emulator()
     assert again.control("resources") == {"requests": [], "nodes": [], "hosts": []}
     assert list((emulator.home / "hosts").iterdir()) == []
+    assert not (emulator.home / "machines").exists()
 
 
 @LINUX

@@ -67,6 +67,7 @@ def test_asked_to_end_it_ends_its_hosts_and_takes_its_address_away(start_emulato
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert not (emulator.home / "hosts").exists()
+    assert not (emulator.home / "machines").exists()
 
 
 def test_one_that_hangs_is_stopped_all_the_same(

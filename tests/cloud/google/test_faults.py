@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from drumline.cloud.google import faults
 from drumline.cloud.google.faults import classify, explain
-from drumline.jobs.core.bad_hosts import BAD_HOST_TEXTS
 from drumline.jobs.core.refusals import Action, action
 from drumline.observed.faults import Fault, FaultKind, Scope
 
@@ -249,7 +248,11 @@ codes = st.none() | st.integers(-5, 40)
 pieces = st.sampled_from(
     [
         *(row.seen for row in faults._CLOUD),
-        *BAD_HOST_TEXTS,
+        "Couldn't open iommu group",
+        "open(/dev/vfio/0): Device or resource busy",
+        "Failed to initialize TPU system",
+        "TPU initialization failed",
+        "No accelerator found",
         "Quota '",
         "Limit: ",
         "in region ",

@@ -152,9 +152,13 @@ ONE_KEY: dict[str, str] = {
     "progress: 'at (.*)'": "progress: 'at (.*)' has no group called step, like (?P<step>\\d+)",
     "chekpoint: /x": "chekpoint: unknown key; did you mean checkpoint?",
     "env: {A: b}": "env: unknown key; did you mean environment?",
+    "burnin: thorough": "burnin: 'thorough' is none of off, short, long",
+    "burnin: on": "burnin: on is none of off, short, long",
+    "parking: -1": "parking: is -1; it takes a whole number from 0 to 8",
+    "parking: 99": "parking: is 99; it takes a whole number from 0 to 8",
     "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, capacity, "
     "workdir, setup, environment, secrets, python, mounts, run, hosts, checkpoint, retry, "
-    "project, allow_cross_region, stop_grace, keep, progress, stuck_after",
+    "burnin, parking, project, allow_cross_region, stop_grace, keep, progress, stuck_after",
     "<<: {a: b}": "<< is not supported; write the keys out",
     "? [a]\n: b": "a key must be text",
     "run: again": "run: given twice, first in line 2",

@@ -99,6 +99,7 @@ def _allow_many_hosts() -> None:
 async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> None:
     service = Service(config, HostSettings(home, config.boot_seconds))
     service.hosts.clear_away()
+    service.machines.clear_away()
     service.hosts.warm_up()
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -148,6 +149,7 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
         for task in (advancing, leaving, announcing):
             task.cancel()
         await service.hosts.close()
+        service.machines.clear_away()
         (home / ENDPOINT).unlink(missing_ok=True)
 
 
@@ -158,7 +160,7 @@ def _needed(service: Service, config: EmulatorConfig) -> bool:
         fleet.limits.capacity.get(zone, {}) != first.capacity.get(zone, {})
         for zone in {*fleet.limits.capacity, *first.capacity}
     )
-    return bool(fleet.requests or fleet.nodes or changed)
+    return bool(fleet.requests or fleet.nodes or changed or service.machines.broken)
 
 
 def _announce(home: Path, announcement: str) -> None:

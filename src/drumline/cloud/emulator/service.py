@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from drumline.clock import SteadyClock
 from drumline.cloud.emulator.config import EmulatorConfig, Faults
 from drumline.cloud.emulator.hosts.running import Hosts, HostSettings
-from drumline.cloud.emulator.hosts.terms import HOWS
+from drumline.cloud.emulator.machines import MachineFolders
 from drumline.cloud.model.errors import ApiError, Json, passing_troubles
 from drumline.cloud.model.fleet import Fleet
 from drumline.cloud.model.resources import (
@@ -59,7 +59,8 @@ class Service:
         self.clock = clock
         self.settings = settings
         self.started = clock()
-        self.hosts = Hosts(settings)
+        self.machines = MachineFolders(settings.home)
+        self.hosts = Hosts(settings, self.machines)
         self.fleet = Fleet(clock, config.limits(), config.timing(), config.seed)
         self._chance = random.Random(config.seed)  # noqa: S311, it decides which calls fail
         self._failed = 0
@@ -178,24 +179,6 @@ class Service:
         self.settle()
         return subject.spec.name.rpartition("/")[2]
 
-    async def break_host(self, target: str, index: int, how: str) -> str:
-        """Break or heal a host of a node; returns the node's name."""
-        if how not in HOWS:
-            raise ControlMistake(
-                f"a host breaks by {', '.join(HOWS[:-1])}, and heals; not by {how!r}"
-            )
-        subject = self.find(target)
-        nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
-        hosts = [(node, number) for node in nodes for number in range(len(node.hosts))]
-        if not hosts:
-            raise ControlMistake(f"{target} has no hosts now: it is {subject.state}")
-        if not 0 <= index < len(hosts):
-            raise ControlMistake(f"{target} has the hosts 0 to {len(hosts) - 1}, not {index}")
-        node, number = hosts[index]
-        if not await self.hosts.order(node, number, how):
-            raise ControlMistake(f"host {index} of {target} is gone")
-        return node.spec.name.rpartition("/")[2]
-
     def resources(self) -> Json:
         """All requests, nodes and hosts."""
         requests = [
@@ -230,11 +213,13 @@ class Service:
                     "created": node.created,
                 }
             )
-            for index, (pid, address) in enumerate(
-                zip(self.hosts.listing(node), node.hosts, strict=False)
+            for index, (pid, address, machine) in enumerate(
+                zip(self.hosts.listing(node), node.hosts, node.machines, strict=False)
             ):
                 where = {"ip": address.ip, "port": address.port, "host_key": address.host_key}
-                hosts.append({"node": short, "index": index, "pid": pid, **where})
+                hosts.append(
+                    {"node": short, "index": index, "pid": pid, **where, "machine": machine}
+                )
         return {"requests": requests, "nodes": nodes, "hosts": hosts}
 
 

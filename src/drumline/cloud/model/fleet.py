@@ -11,7 +11,8 @@ with `hosts_up` and `hosts_gone`.
                                         READY → RESTARTING → READY        any → DELETING → gone
 
 A request that FAILED or is SUSPENDED stays, is never filled again, and holds its quota until it is
-deleted. A preempted node stays too, without hosts, and holds no chips.
+deleted. A preempted node stays too, without hosts, and holds no chips. A stopped node keeps the
+physical machines that its hosts are on.
 """
 
 import random
@@ -31,6 +32,7 @@ from drumline.cloud.model.errors import (
     preempted_while_created,
     stockout,
 )
+from drumline.cloud.model.machines import Machines
 from drumline.cloud.model.operations import Operations
 from drumline.cloud.model.resources import (
     COMING_UP,
@@ -74,6 +76,7 @@ class Fleet:
         self._clock = clock
         self._chance = random.Random(seed)  # noqa: S311, it decides what is preempted
         self.operations = Operations(clock, self._chance)
+        self.machines = Machines()
 
     # Calls of users.
 
@@ -83,6 +86,7 @@ class Fleet:
             if name in self.requests or name in self.nodes or self._is_promised(name):
                 raise already_exists(name)
         check_quota(spec.nodes, self._holding_quota(), self.limits)
+        self.machines.provide(spec.nodes)
         now = self._clock()
         request = Request(spec, created=now, due=now)
         self.requests[spec.name] = request
@@ -93,6 +97,7 @@ class Fleet:
         if spec.name in self.nodes or self._is_promised(spec.name):
             raise already_exists(spec.name)
         check_quota((spec,), self._holding_quota(), self.limits)
+        self.machines.provide((spec,))
         if not fits((spec,), self.nodes.values(), self.limits):
             absent = Node(
                 spec, uid=0, created=self._clock(), ready_at=0.0, has_hosts=False, has_disks=False
@@ -212,6 +217,9 @@ class Fleet:
         """Note that nothing is left of the node's hosts, or only their disks."""
         node.has_hosts = False
         node.has_disks = node.has_disks and disks_kept
+        if not disks_kept:
+            self.machines.give_back(node.machines)
+            node.machines = ()
         node.hosts = ()
         node.answers = False
 
@@ -331,6 +339,7 @@ class Fleet:
             created=now,
             ready_at=now + self.timing.provision,
             request=request,
+            machines=self.machines.take(spec),
         )
         self.nodes[spec.name] = node
         self.orders.append(StartHosts(node))

@@ -111,6 +111,8 @@ class Node:
     ready_at: float
     request: str | None = None
     state: NodeState = NodeState.CREATING
+    machines: tuple[str, ...] = ()
+    """The physical machine under each host, as long as the node has disks."""
     hosts: tuple[HostAddress, ...] = ()
     answers: bool = False
     """Whether every host accepts logins."""

@@ -21,6 +21,7 @@ from .environment import (
 from .first_error import FirstError
 from .status import conclude, status, waited_for
 from .system.files import read_json, remove, take_lock, write_json
+from .system.identity import identity
 from .system.log import Growth, log_size, write_log
 from .system.machine import boot, free_port
 from .system.processes import POLL, become, detach, end, members, started_as
@@ -45,12 +46,12 @@ def prepare(folder: str, limit: str) -> None:
         write_json(sent.program, folder, "program.json")
         write_json(sent.secrets, folder, "secrets.json")
     have = sent.archive is None or unpacked(sent.archive, HostProgram(**sent.program).work)
-    say(Prepared(trouble=trouble, have_code=have))
+    say(Prepared(trouble=trouble, have_code=have, identity=identity()))
 
 
 def start(folder: str) -> None:
     """Start the program, once for ever; a second call reports the first one's program."""
-    coordinator = heard(Start).coordinator
+    sent = heard(Start)
     deadline = time.monotonic() + 10
     while not os.path.exists(os.path.join(folder, "started.json")):
         if os.path.exists(os.path.join(folder, "stop.json")):
@@ -58,7 +59,9 @@ def start(folder: str) -> None:
         lock = take_lock(os.path.join(folder, "waiting.lock"))
         if lock is not None:
             if not os.path.exists(os.path.join(folder, "started.json")):
-                record = {"at": time.time(), "boot": boot(), "coordinator": coordinator}
+                record = {"at": time.time(), "boot": boot(), "coordinator": sent.coordinator}
+                if sent.before:
+                    record["before"] = sent.before
                 write_json(dict(record, log_from=log_size(folder)), folder, "started.json")
                 detach(functools.partial(run_and_wait, folder), folder, keep={lock})
             os.close(lock)
@@ -79,7 +82,7 @@ def run_and_wait(folder: str) -> None:
     started = read_json(folder, "started.json") or {}
     environment = environment_of(folder, program)
     write_names(folder, program, environment)
-    script = write_script(folder, "run.sh", TRAP + program.run)
+    script = write_script(folder, "run.sh", TRAP + str(started.get("before", "")) + program.run)
     command = [*program.wrap, "bash", "-eo", "pipefail", script]
     work = working_copy(program.work)
     child = os.fork()

@@ -71,6 +71,8 @@ def status(folder: str) -> AttemptStatus:
         return known
     known.state = "running"
     known.started_at, known.coordinator = started["at"], started.get("coordinator", "")
+    if started.get("before"):
+        known.burnin = burnin(folder)
     ending = read_json(folder, "exit.json")
     if ending is None and not waited_for(folder) and not program_lives(folder):
         ending = read_json(folder, "exit.json")
@@ -93,6 +95,14 @@ def status(folder: str) -> AttemptStatus:
         known.error = str(reported.get("error", ""))
         known.error_at = moment(reported.get("at"), None)
     return known
+
+
+def burnin(folder: str) -> Json:
+    """How the burn-in went: the verdict and why, without what was measured."""
+    found = read_json(folder, "burnin.json")
+    if found is None:
+        return {"verdict": "running"}
+    return {name: found[name] for name in ("verdict", "seconds", "said") if name in found}
 
 
 def waited_for(folder: str) -> bool:

@@ -18,7 +18,7 @@ def watch(folder: str, offset: str) -> None:
     position = int(offset)
     say(Line(log_size=log_size(folder)))
     names = ["program.json", "started.json", "exit.json", "heartbeat.json", "error.json"]
-    names.append("stop.json")
+    names += ["stop.json", "burnin.json"]
     seen: list[tuple[int, int] | None] | None = None
     said: AttemptStatus | None = None
     beat, looked = time.monotonic(), 0.0

@@ -91,12 +91,16 @@ class Prepared(Message):
     trouble: str = ""
     """Why its chips cannot be used."""
     have_code: bool
+    identity: dict[str, str] = {}  # noqa: RUF012
+    """Which machine it is, as far as it knows."""
 
 
 class Start(Message):
     """Where the first host listens."""
 
     coordinator: str = ""
+    before: str = ""
+    """What the shell does first, on the first line of the run."""
 
 
 class SetUpStep(Message):
@@ -132,6 +136,8 @@ class AttemptStatus(Message):
     tail: tuple[str, ...] = ()
     going_down: str = ""
     heartbeat: dict[str, object] | None = None
+    burnin: dict[str, object] | None = None
+    """How the burn-in before the program went; None where there was none."""
     log_size: int | None = None
 
 

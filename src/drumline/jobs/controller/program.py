@@ -9,6 +9,7 @@ from drumline.hosts.environment import (
     setup_step,
 )
 from drumline.hosts.values import Program, Step
+from drumline.jobs.billing.costs import per_hour
 from drumline.jobs.core.state import Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
@@ -52,6 +53,9 @@ def detailed_events(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tu
         if event.kind == "code":
             detailed += _code_events(spec, count) if first_on_slice else ()
             continue
+        if event.kind == "parked":
+            detailed.append(_with_cost(event, job, spec))
+            continue
         if event.kind != "run":
             detailed.append(event)
             continue
@@ -61,6 +65,14 @@ def detailed_events(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tu
         more = f" … ({len(command)} lines)" if len(command) > 1 else ""
         detailed.append(Event("run", command[0] + more))
     return tuple(detailed)
+
+
+def _with_cost(event: Event, job: Job, spec: StoredSpec) -> Event:
+    """What the slices that are parked now cost together, where that is known."""
+    rates = [per_hour(each.accelerator, each.zone, spec.capacity) for each in job.parked]
+    total = sum(rate or 0.0 for rate in rates) * (job.parked[0].slices if job.parked else 1)
+    cost = f"; {len(rates)} parked cost about ${total:,.2f} an hour" if total else ""
+    return Event(event.kind, event.text + cost)
 
 
 def _code_events(spec: StoredSpec, count: str) -> list[Event]:

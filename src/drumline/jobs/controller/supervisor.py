@@ -18,21 +18,24 @@ from drumline.jobs.config import Config
 from drumline.jobs.controller.actions import Actions, Budget
 from drumline.jobs.controller.availability import Availability, Zones
 from drumline.jobs.controller.heartbeats import Heartbeats
-from drumline.jobs.controller.log_limit import trim
+from drumline.jobs.controller.memory import HostMemory
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import detailed_events
-from drumline.jobs.controller.releases import Releases
-from drumline.jobs.controller.requests import Requests
-from drumline.jobs.controller.sessions import Run, Sessions, run_of
-from drumline.jobs.controller.strays import Owners, Strays
+from drumline.jobs.controller.slices.driving import Driving
+from drumline.jobs.controller.slices.releases import Releases
+from drumline.jobs.controller.slices.requests import Requests
+from drumline.jobs.controller.slices.sessions import Sessions
+from drumline.jobs.controller.slices.strays import Owners, Strays
 from drumline.jobs.controller.zone_watch import ZoneWatch
 from drumline.jobs.core import lifecycle
+from drumline.jobs.core.causes import failing
 from drumline.jobs.core.state import (
     Choice,
     Decision,
     Effect,
     EffectKind,
     Job,
+    Outcome,
     Placement,
     PlacementPhase,
     Seen,
@@ -41,7 +44,7 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed.hosts import HostReport
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +98,12 @@ class Supervisor:
         self._availability = Availability(config.zone_rest_scale, clock)
         self._waiting: dict[str, Standing] = {}
         """What the last decision on each job without a slice was based on."""
-        self.sessions = Sessions(cloud, config, self.folders, clock)
+        self.memory = HostMemory(store.hosts, wall)
+        self.sessions = Sessions(cloud, config, self.folders, self.memory, clock)
+        self.driving = Driving(
+            self.records, self.sessions, self.polls, self.actions, self.folders, config,
+            heard=self._listen_to, wake=self.wake,
+        )  # fmt: skip
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(store, cloud, self.polls, self.folders, wall)
@@ -179,6 +187,7 @@ class Supervisor:
         archives = [record.spec.archive for record in self.records.values()]
         prune_code(self.folders.code, {packed.sha for packed in archives if packed}, self._wall())
         self.actions.start("prune", partial(prune_rows, self.store, self._wall()))
+        self.memory.prune()
 
     # --- observe ----------------------------------------------------------------------------
 
@@ -186,6 +195,7 @@ class Supervisor:
         for record in self.records.values():
             if record.job.placement is not None:
                 yield record.job.placement
+            yield from record.job.parked
 
     def _seen(self, job: Job, reports: tuple[HostReport, ...]) -> Seen:
         waits = job.placement is None or job.placement.phase is not PlacementPhase.READY
@@ -197,6 +207,7 @@ class Supervisor:
             old_slice_alive=job.placement is None and self.releases.may_still_run(job.id),
             stopped=self.sessions.stopped(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
+            mass_event=self.memory.mass_event() if any(map(failing, reports)) else "",
         )
 
     def _standing(self, job: Job) -> Standing | None:
@@ -306,6 +317,9 @@ class Supervisor:
             given = record.spec if spec is None else spec
             name = given.name or record.name
             self.records[job.id] = replace(record, job=job, spec=given, name=name)
+        self._remember(before, decision)
+        if _left_its_slice(before, job):
+            self._end_session(job.id, before.attempt.number if before.attempt else 0)
         for ended in decision.ended:
             self._end_session(job.id, ended.attempt.number)
             self.heartbeats.end(job.id, ended.attempt.number)
@@ -322,6 +336,22 @@ class Supervisor:
         if job.status.ended and job.placement is None:
             self.forget(job.id)
 
+    def _remember(self, before: Job, decision: Decision) -> None:
+        """Hold against a host what it did, and in its favour what it passed."""
+        held, after = before.placement, decision.job.placement
+        if held is None:
+            return
+        told = {report.index: report.identity for report in self.sessions.reports(before)}
+        for ended in decision.ended:
+            cause = ended.cause
+            if ended.outcome is Outcome.BAD_HOST and cause is not None and cause.proof:
+                who = told.get(cause.host, {})
+                self.memory.accuse(cause, who, held, before.id, ended.attempt.number)
+        if after is not None and after.proved and not held.proved:
+            text = f"passed the burn-in of job {before.id}"
+            for index, who in told.items():
+                self.memory.passed(index, who, held, before.id, text)
+
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self.sessions.end((job_id, attempt))
         if session is not None:
@@ -337,35 +367,15 @@ class Supervisor:
                 if self.actions.may_start(key) and self._requests.may_ask():
                     self.actions.start(key, lambda: self._ask(job.id, held), job.id)
             case EffectKind.DRIVE:
-                run = run_of(job)
-                if run and self.sessions.get(run):
-                    self._keep_listening(run, held.zone)
-                elif run and self._hosts_known(held):
-                    # Not before a poll has shown where its hosts are: a drive that comes back with
-                    # nothing done would be ordered again at once, for as long as polls fail.
-                    key = f"drive {held.name}"
-                    self.actions.start(key, lambda: self._drive(job.id, held), job.id)
+                self.driving.go_on(job, held)
             case EffectKind.STOP:
-                if job.attempt and not self.sessions.stopped(job):
-                    self._stop_soon((job.id, job.attempt.number), held)
+                self.driving.stop_soon(job, held)
             case EffectKind.POLL:
                 self.polls.soon(held.zone)
             case EffectKind.SHORT:
                 self._availability.short(Choice(held.accelerator, held.zone), effect.why)
             case EffectKind.RELEASE:
                 self.polls.soon(held.zone)
-
-    def _hosts_known(self, held: Placement) -> bool:
-        listed = self.polls.listed(held)
-        return listed is not None and len(listed.endpoints) == held.hosts
-
-    def _stop_soon(self, run: Run, held: Placement) -> None:
-        """Stop the program; a server that has just started must first find its hosts."""
-        if self.sessions.get(run) is None and self.polls.of(held) is None:
-            self.polls.soon(held.zone)
-            return
-        job_id, number = run
-        self.actions.start(f"stop {job_id}/{number}", lambda: self._stop(run, held), job_id)
 
     async def _ask(self, job_id: str, held: Placement) -> None:
         record = self.records.get(job_id)
@@ -389,62 +399,15 @@ class Supervisor:
 
         self.change(job_id, asked)
 
-    async def _drive(self, job_id: str, held: Placement) -> None:
-        """Open connections to the hosts and have them run the attempt."""
-        record = self.records.get(job_id)
-        if record is None:
-            return
-        attempt, listed = record.job.attempt, self.polls.listed(held)
-        if attempt is None or listed is None or len(listed.endpoints) != held.hosts:
-            return
-        addresses = await self.sessions.addresses(listed)
-        if attempt.number > 3:
-            logs, most = self.folders.logs(job_id), 3 * self.config.log_bytes // 4
-            await asyncio.to_thread(trim, logs, attempt.number, most)
-        now = self.records.get(job_id)
-        if now is None or now.job.placement is None or now.job.placement.name != held.name:
-            return
-        if now.job.attempt != attempt:
-            return
-        self.sessions.begin(record, held, addresses)
-        self._keep_listening((job_id, attempt.number), held.zone)
-
-    def _keep_listening(self, run: Run, zone: str) -> None:
-        job_id, number = run
-        self.actions.start(f"listen {job_id}/{number}", lambda: self._listen(run, zone), job_id)
-
-    async def _listen(self, run: Run, zone: str) -> None:
-        """Wake the loop when a host has news; news of trouble brings the next poll forward.
-
-        A heartbeat alone is taken in here: with ten a second from each job, a round for each
-        would keep the server busy with nothing else.
-        """
-        session = self.sessions.get(run)
-        before: list[tuple[HostPhase, str, int | None, str, str]] = []
-        while session is not None and self.sessions.get(run) is session:
-            await session.changed.wait()
-            session.changed.clear()
-            state = [
-                (r.phase, r.detail, r.exit_code, r.error, r.going_down) for r in session.reports()
-            ]
-            record = self.records.get(run[0])
-            if state == before and record is not None:
-                self._listen_to(record.job, self.sessions.reports(record.job))
-                continue
-            if [host[:2] for host in state] != [host[:2] for host in before]:
-                self.polls.soon(zone)
-            before = state
-            self.wake()
-
-    async def _stop(self, run: Run, held: Placement) -> None:
-        record = self.records.get(run[0])
-        if record is None:
-            return
-        if self.sessions.get(run) is None:
-            await self._drive(run[0], held)
-        await self.sessions.stop(run, record.job.grace)
-
     def _release_slices(self) -> None:
         asking = self.actions.under_way("ask ")
         for row in self.releases.due(self._clock(), asking):
             self.actions.start(f"release {row.name}", partial(self.releases.release, row))
+
+
+def _left_its_slice(before: Job, after: Job) -> bool:
+    """Whether an attempt goes on without the slice whose hosts it was connected to."""
+    if before.placement is None or before.attempt is None or after.attempt is None:
+        return False
+    same = after.attempt.number == before.attempt.number
+    return same and after.placement is None

@@ -6,8 +6,8 @@ from functools import partial
 
 from drumline.jobs.controller.actions import Actions
 from drumline.jobs.controller.polling import ZonePolls
-from drumline.jobs.controller.releases import Releases
-from drumline.jobs.controller.strays import Strays
+from drumline.jobs.controller.slices.releases import Releases
+from drumline.jobs.controller.slices.strays import Strays
 from drumline.jobs.core.state import Placement
 from drumline.jobs.store.records import Store
 

@@ -3,7 +3,14 @@
 import re
 from collections.abc import Sequence
 
-from drumline.jobs.core.bad_hosts import blames_host
+from drumline.jobs.core.bad_hosts import (
+    BURN_IN_FAILED,
+    Accused,
+    blames_host,
+    chips_unusable,
+    computes_wrong,
+)
+from drumline.jobs.core.memory import Proof
 from drumline.jobs.core.state import Cause
 from drumline.observed.hosts import HostPhase, HostReport
 
@@ -38,7 +45,14 @@ def ended_by_sigterm(report: HostReport) -> bool:
 
 
 def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
-    """The first failing host, by its earliest error; its siblings only follow, and louder."""
+    """The first failing host, by its earliest error; its siblings only follow, and louder.
+
+    But where a burn-in or a training says whose chip computes wrong, that is the host to blame,
+    whoever was the first to say so.
+    """
+    wrong = _accusation(reports)
+    if wrong is not None:
+        return _lying(*wrong, hosts)
     by_time = sorted(
         reports,
         key=lambda r: (
@@ -54,10 +68,14 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
     if len(by_time) > 1 and first.error_at is not None and by_time[1].error_at is not None:
         ahead = round(by_time[1].error_at - first.error_at, 3)
     text = "\n".join((first.error, *first.tail))
+    proof = ""
     if first.phase is HostPhase.MISSING:
         kind, error = "bad host", first.error or "rebooted, the program is gone"
-    elif blames_host(first.exit_code, text):
-        kind, error = "bad host", first.error
+        proof = Proof.START
+    elif blames_host(first.exit_code, text, _ran_for(first)) or (
+        first.phase is HostPhase.FAILED and chips_unusable(first.error)
+    ):
+        kind, error, proof = "bad host", first.error, Proof.START
     elif first.phase is HostPhase.FAILED:
         kind, error = "set-up failed", first.error
     elif leaving(first):
@@ -66,7 +84,34 @@ def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
         kind, error = "told to end", "ended by SIGTERM, which Drumline did not send"
     else:
         kind, error = "program failed", first.error or f"exit code {first.exit_code}"
-    return Cause(kind, first.index, hosts, error, first.tail, ahead)
+    return Cause(kind, first.index, hosts, error, first.tail, ahead, proof)
+
+
+def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, Accused] | None:
+    """What a failed host says about who computes wrong; one that names a host goes first."""
+    found = [
+        (report, accused)
+        for report in reports
+        if report.exit_code not in {None, 0}
+        if (accused := computes_wrong("\n".join((report.error, *report.tail)))) is not None
+    ]
+    named = next((each for each in found if each[1].host is not None), None)
+    return named or (found[0] if found else None)
+
+
+def _lying(reporter: HostReport, accused: Accused, hosts: int) -> Cause:
+    burnt = reporter.exit_code == BURN_IN_FAILED
+    proof = Proof.BURN_IN if burnt else Proof.REPLAY
+    guilty = reporter.index if accused.host is None else min(accused.host, hosts - 1)
+    # Where no host could be told, nobody is remembered for it: the reporter is only the witness.
+    told = "" if accused.host is None else proof
+    return Cause("bad host", guilty, hosts, accused.text, reporter.tail, proof=told)
+
+
+def _ran_for(report: HostReport) -> float | None:
+    if report.started_at is None or report.error_at is None:
+        return None
+    return report.error_at - report.started_at
 
 
 def _saved_and_left(reports: Sequence[HostReport]) -> HostReport | None:

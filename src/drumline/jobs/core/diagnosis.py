@@ -7,6 +7,7 @@ of a preemption is often a failing or a hanging program.
 from dataclasses import replace
 
 from drumline.jobs.core.causes import by_signal, failing, find_cause, leaving
+from drumline.jobs.core.memory import Proof
 from drumline.jobs.core.outcomes import (
     DEPARTURES,
     attempt_of,
@@ -57,7 +58,7 @@ def silent(
         if fresh and quiet > limit:
             text = f"host {report.index} silent for {in_minutes(quiet)}"
             cause = Cause("bad host", report.index, len(reports), text, report.tail)
-            return bad_host(job, held, cause, now)
+            return bad_host(job, held, replace(cause, proof=Proof.START), now, seen.mass_event)
         return Decision(
             note(job, f"host {report.index} silent for {in_minutes(quiet)}"),
             effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.POLL, held)),
@@ -102,7 +103,7 @@ def failure(
         return _wait_and_see(job, held)
     cause = find_cause(failed, len(seen.hosts))
     if cause.kind == "bad host":
-        return bad_host(job, held, cause, now)
+        return bad_host(job, held, cause, now, seen.mass_event)
     failed_there = f"{cause.kind} on host {cause.host}: {cause.error}"
     return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
 

@@ -24,7 +24,9 @@ from drumline.jobs.core.outcomes import (
     in_minutes,
     note,
     preempted,
+    proved,
 )
+from drumline.jobs.core.parking import refuse, release_parked
 from drumline.jobs.core.refusals import Action, action
 from drumline.jobs.core.state import (
     Attempt,
@@ -51,6 +53,10 @@ from drumline.observed.placements import PlacementState
 
 def decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:
     """The next state of a job; the job itself where nothing is new."""
+    return release_parked(_decide(job, seen, now, patience), seen)
+
+
+def _decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:
     if job.wish is Wish.RESTART and (
         job.placement is None or job.placement.phase is not PlacementPhase.READY
     ):
@@ -146,7 +152,7 @@ def refused(job: Job, refusal: Refusal, now: float, patience: Thresholds) -> Dec
     if action(refusal.fault) is Action.RETRY:
         # Nothing exists in the cloud, so the same request is made again under the same name.
         return Decision(note(backed_off(job, now, patience), refusal.said))
-    return _after_refusal(job, wanted, refusal, now, patience)
+    return release_parked(_after_refusal(job, wanted, refusal, now, patience), Seen())
 
 
 _TAKEN_BACK = Fault(FaultKind.PREEMPTED, Scope.ZONE)
@@ -251,6 +257,10 @@ def _on_slice(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
     quiet = silent(job, held, seen, now, patience)
     if quiet is not None:
         return quiet
+    unwanted = next((report for report in reports if report.refused), None)
+    if unwanted is not None:
+        why = f"host {unwanted.index}, {unwanted.refused}"
+        return refuse(job, held, why, backed_off(job, now, patience).not_before)
     failed = [report for report in reports if failing(report)]
     if failed:
         return failure(job, held, seen, failed, now, patience)
@@ -268,10 +278,15 @@ def _progress(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
             hanging = stuck(job, held, seen, now, patience)
             if hanging is not None:
                 return hanging
-            first = seen.steps is not None and not job.has_stepped
-            known = replace(job, has_stepped=True) if first else job
+            if not held.proved and all(r.examined in {"pass", "warn"} for r in reports):
+                return proved(job, held, reports, drive)
+            known = job
+            if seen.steps is not None and (not job.has_stepped or job.bad_in_a_row):
+                known = replace(job, has_stepped=True, bad_in_a_row=0)
             going = next((r for r in reports if r.going_down), None)
             reason = f"host {going.index} is going down: {going.going_down}" if going else ""
+            if not going and any(r.examined == "running" for r in reports):
+                reason = "burn-in of its chips"
             return Decision(note(known, reason, Status.RUNNING), effects=drive)
         running = replace(job, attempt=replace(attempt, running_at=now), has_run=True)
         event = Event("run", f"attempt {attempt.number}")
@@ -351,6 +366,7 @@ def resume(job: Job) -> Job:
         reason="resumed",
         failures=0,
         bad_hosts=0,
+        bad_in_a_row=0,
         departures=0,
         refusals=0,
         not_before=0.0,

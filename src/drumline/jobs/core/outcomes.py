@@ -5,6 +5,8 @@
 
 from dataclasses import replace
 
+from drumline.jobs.core.memory import Proof
+from drumline.jobs.core.parking import let_go
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
@@ -21,6 +23,7 @@ from drumline.jobs.core.state import (
     Thresholds,
 )
 from drumline.jobs.core.steps import Steps
+from drumline.observed.hosts import HostReport
 
 DEPARTURES = {
     "go on later": "the program saved its work and left",
@@ -104,19 +107,30 @@ def backed_off(job: Job, now: float, patience: Thresholds) -> Job:
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
-def bad_host(job: Job, held: Placement, cause: Cause, now: float) -> Decision:
-    """A host is unusable: release the slice and ask for another."""
-    bad_hosts = job.bad_hosts + 1
+def bad_host(job: Job, held: Placement, cause: Cause, now: float, mass_event: str = "") -> Decision:
+    """A host is unusable: let go of the slice and ask for another.
+
+    A chip that was measured to be wrong costs the job nothing. A start that failed may have been
+    the program's fault, so in a row they use up an allowance. Where many hosts fail at once
+    (`mass_event`) every one counts: then another slice is no better.
+    """
+    counts = bool(mass_event) or cause.proof not in {Proof.BURN_IN, Proof.REPLAY}
+    in_a_row = job.bad_in_a_row + counts
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (Ended(attempt_of(job), Outcome.BAD_HOST, text, cause),)
-    counted = replace(job, bad_hosts=bad_hosts, attempt=None, placement=None, cause=cause)
-    released = (Effect(EffectKind.RELEASE, held, text),)
+    counted = replace(
+        job, bad_hosts=job.bad_hosts + 1, bad_in_a_row=in_a_row, attempt=None, cause=cause
+    )
     events = (Event("badhost", text),)
-    if job.allowance.bad_hosts is not None and bad_hosts > job.allowance.bad_hosts:
-        why = f"{bad_hosts} bad hosts, the last: {text}"
-        return finish(counted, Status.FAILED, why, now, released, events, ended)
-    recovering = note(counted, f"{text}; slice being replaced", Status.RECOVERING)
-    return Decision(recovering, released, events, ended)
+    if job.allowance.bad_hosts is not None and in_a_row > job.allowance.bad_hosts:
+        why = f"{in_a_row} bad hosts, the last: {text}"
+        why += f"; {mass_event}" if mass_event else ""
+        released = (Effect(EffectKind.RELEASE, held, text),)
+        done = replace(counted, placement=None)
+        return finish(done, Status.FAILED, why, now, released, events, ended)
+    left, effects, parked = let_go(counted, held, text)
+    recovering = note(left, f"{text}; slice being replaced", Status.RECOVERING)
+    return Decision(recovering, effects, (*events, *parked), ended)
 
 
 def preempted(
@@ -143,6 +157,17 @@ def _place(steps: Steps) -> str:
     if not saved and steps.tells_checkpoints:
         saved = " (no checkpoint yet)"
     return f"at step {steps.step:,.0f}{saved}"
+
+
+def proved(
+    job: Job, held: Placement, reports: tuple[HostReport, ...], drive: tuple[Effect, ...]
+) -> Decision:
+    """Every host has passed the burn-in: the program begins."""
+    slowest = max(r.examined_seconds for r in reports)
+    warned = [f"host {r.index}: {r.examined_said}" for r in reports if r.examined == "warn"]
+    text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warned)}" if warned else "")
+    sound = replace(job, placement=replace(held, proved=True))
+    return Decision(note(sound, ""), effects=drive, events=(Event("burnin", text),))
 
 
 def give_up_slice(job: Job, wanted: Placement, now: float) -> Decision:

@@ -99,6 +99,8 @@ class Placement:
     phase: PlacementPhase = PlacementPhase.ASKING
     ready_at: float | None = None
     slices: int = 1
+    proved: bool = False
+    """Whether its chips have passed the burn-in that the job or their past asks for."""
 
     @property
     def chips(self) -> int:
@@ -133,6 +135,8 @@ class Cause:
     tail: tuple[str, ...] = ()
     ahead_seconds: float | None = None
     """Seconds between this error and that of the next failing host."""
+    proof: str = ""
+    """How a bad host was found out, as `memory.Proof` has it; empty for all other causes."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class Job:
     attempts: int = 0
     failures: int = 0
     bad_hosts: int = 0
+    bad_in_a_row: int = 0
+    """Bad hosts since the program last made a step: only these use up the allowance."""
     preemptions: int = 0
     departures: int = 0
     """Times in a row that the program exited soon after its start, to be started again."""
@@ -176,6 +182,10 @@ class Job:
     """Whether any attempt has reported a step: only then does the lack of one mean something."""
     attempt: Attempt | None = None
     placement: Placement | None = None
+    parking: int = 0
+    """How many slices with a bad host are kept, so that the cloud has to give others."""
+    parked: tuple[Placement, ...] = ()
+    """Those that are kept now, until the program runs elsewhere."""
     cause: Cause | None = None
     ended_at: float | None = None
 
@@ -221,6 +231,8 @@ class Seen:
     """Whether the program was ended on every host that could be reached."""
     steps: Steps | None = None
     """What the attempt under way has reported about its steps."""
+    mass_event: str = ""
+    """What is wrong where so many hosts went bad that it cannot be the hosts; else empty."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ class JobsApi:
                 Route("/jobs/{id}/{verb}", self.verb, methods=["POST"]),
                 Route("/strays", self.strays),
                 Route("/strays/{verb}", self.settle_strays, methods=["POST"]),
+                Route("/hosts", self.known_hosts),
+                Route("/hosts/{verb}", self.settle_host, methods=["POST"]),
                 Route("/status", self.status),
                 Route("/stop", self.stop_server, methods=["POST"]),
             ],
@@ -155,6 +157,18 @@ class JobsApi:
         verb = str(request.path_params["verb"])
         names, user = body.get("names", ()), body.get("user", "")
         return JSONResponse(await self._service.lost.settle(verb, names, user))
+
+    async def known_hosts(self, request: Request) -> Response:
+        """`GET /hosts?identity=`: the hosts that jobs have met, or one of them."""
+        identity = request.query_params.get("identity")
+        remembered = self._service.remembered
+        found = remembered.all() if identity is None else remembered.show(identity)
+        return JSONResponse(found)
+
+    async def settle_host(self, request: Request) -> Response:
+        """`POST /hosts/{exclude, forgive} {identity, why, seconds}`."""
+        verb = str(request.path_params["verb"])
+        return JSONResponse(self._service.remembered.settle(verb, await _body_of(request)))
 
     async def stop_server(self, _: Request) -> Response:
         """`POST /stop`."""

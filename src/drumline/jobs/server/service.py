@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from drumline.hosts.messages import working_copy
-from drumline.jobs.controller.sessions import run_of
+from drumline.jobs.controller.slices.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
 from drumline.jobs.server.execution import Execution
 from drumline.jobs.server.jobfiles import JobFiles
 from drumline.jobs.server.lost import LostSlices
+from drumline.jobs.server.remembered import RememberedHosts
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record, SetAside, Unreadable
 from drumline.jobs.store.search import Search
@@ -47,6 +48,7 @@ class JobService:
         self.folders = supervisor.folders
         self.files = JobFiles(supervisor.config, supervisor.cloud, self.folders.code)
         self.lost = LostSlices(supervisor, self.files)
+        self.remembered = RememberedHosts(supervisor.memory)
 
     # --- views ------------------------------------------------------------------------------
 
@@ -129,7 +131,8 @@ class JobService:
         """What is wrong, by place: a zone, a slice that cannot be released, or the disk."""
         supervisor = self.supervisor
         disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
-        return {**disk, **supervisor.polls.trouble, **supervisor.releases.trouble}
+        mass = {"hosts": event} if (event := supervisor.memory.mass_event()) else {}
+        return {**disk, **mass, **supervisor.polls.trouble, **supervisor.releases.trouble}
 
     # --- new jobs ---------------------------------------------------------------------------
 

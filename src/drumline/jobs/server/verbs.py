@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from drumline.jobs.billing.costs import per_hour
-from drumline.jobs.controller.strays import Stray
+from drumline.jobs.controller.slices.strays import Stray
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.outcomes import in_minutes
 from drumline.jobs.core.state import (
@@ -56,6 +56,7 @@ class JobTerms:
     grace: float
     keep: float
     stuck_after: float | None
+    parking: int = 0
 
     @classmethod
     def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "JobTerms":
@@ -68,6 +69,7 @@ class JobTerms:
             spec.stop_grace,
             spec.keep,
             None if spec.stuck_after == "never" else spec.stuck_after,
+            spec.parking,
         )
 
     def applied(self, job: Job) -> Job:
@@ -80,6 +82,7 @@ class JobTerms:
             grace=self.grace,
             keep=self.keep,
             stuck_after=self.stuck_after,
+            parking=self.parking,
         )
 
 

@@ -42,6 +42,15 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "preemptions": job.preemptions,
         "failures": job.failures,
         "bad_hosts": job.bad_hosts,
+        "parked": [
+            {
+                "name": each.name,
+                "zone": each.zone,
+                "accelerator": each.accelerator,
+                "per_hour": per_hour(each.accelerator, each.zone, record.spec.capacity),
+            }
+            for each in job.parked
+        ],
         "chips_held": held.chips if held else 0,
         "cost_per_hour": rate,
     }
@@ -56,7 +65,8 @@ def unreadable(aside: SetAside) -> dict[str, Any]:
     counts = dict.fromkeys(
         ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
     )
-    return known | {"reason": f"its row cannot be read: {aside.reason}"} | nothing | counts
+    why = {"reason": f"its row cannot be read: {aside.reason}", "parked": []}
+    return known | why | nothing | counts
 
 
 def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:

@@ -21,6 +21,9 @@ UNLIMITED = "unlimited"
 NEVER = "never"
 KINDS = ("system", "uv", "venv", "conda", "docker")
 CAPACITIES = ("spot", "on-demand", "reserved")
+BURN_INS = ("off", "short", "long")
+MOST_PARKED = 8
+"""The most bad slices that a job may pay for."""
 _LONGEST_GRACE = 3600.0
 _LONGEST_PAUSE = 7 * 24 * 3600.0
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -250,6 +253,19 @@ def allowance(value: object) -> int | str:
         return UNLIMITED
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= 10**9:
         raise Wrong(f"is {shown(value)}; it takes a whole number from 0 on, or {UNLIMITED}")
+    return found
+
+
+def burnin(value: object) -> str:
+    """How thoroughly chips are tested first; YAML reads `off` as a boolean."""
+    return "off" if plain(value) is False else choice(value, BURN_INS)
+
+
+def parking(value: object) -> int:
+    """How many bad slices are kept."""
+    found = plain(value)
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MOST_PARKED:
+        raise Wrong(f"is {shown(value)}; it takes a whole number from 0 to {MOST_PARKED}")
     return found
 
 

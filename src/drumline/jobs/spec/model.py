@@ -218,6 +218,21 @@ class JobSpec(BaseModel):
         "`unlimited`.",
         examples=[{"failures": 1, "bad_hosts": 20}],
     )
+    burnin: Annotated[Literal["off", "short", "long"], BeforeValidator(checks.burnin)] = Field(
+        default="off",
+        description="Whether the chips are tested on every fresh slice before `run`: `short` takes "
+        "half a minute, `long` three, most of it compiling. A slice that fails is given back and "
+        "its host remembered (docs/health.md). A host with a past is tested whatever stands here. "
+        "Default: `off`.",
+        examples=["short"],
+    )
+    parking: Annotated[int, BeforeValidator(checks.parking)] = Field(
+        default=0,
+        description="How many slices with a bad host are kept, at your cost, so that the cloud has "
+        "to give others; they are released when the program runs. Default: `0`, which gives them "
+        "back at once.",
+        examples=[1],
+    )
     project: Annotated[str | None, _or_none(checks.project)] = Field(
         default=None,
         description="The Google Cloud project. Default: the one that `drumline init` wrote down.",

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Placement
+from drumline.jobs.store.hosts import HostRows
 from drumline.jobs.store.metrics import Metrics
 from drumline.jobs.store.schema import transaction, upgrade
 from drumline.jobs.store.search import MOST_ENDED, Search, where
@@ -79,6 +80,7 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
         upgrade(self._db)
         self.metrics = Metrics(self._db)
+        self.hosts = HostRows(self._db)
         self._releasing: list[SliceRow] = []
         self._releasing_at = -1
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))

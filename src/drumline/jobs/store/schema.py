@@ -128,8 +128,17 @@ def _placements(db: sqlite3.Connection) -> None:
     )
 
 
+def _hosts(db: sqlite3.Connection) -> None:
+    """Hosts that jobs have met, by their strongest names."""
+    db.execute(
+        "CREATE TABLE hosts (identity TEXT PRIMARY KEY, last REAL NOT NULL, record TEXT NOT NULL)"
+        " STRICT"
+    )
+
+
 _STEPS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _first,
     _what_is_searched_for,
     _placements,
+    _hosts,
 )

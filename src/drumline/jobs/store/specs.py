@@ -64,6 +64,7 @@ class StoredSpec:
     checkpoint: str | None = None
     """Where the jobs of this file keep their checkpoints, each in a folder of its own."""
     progress: str | None = None
+    burnin: Literal["off", "short", "long"] = "off"
     archive: PackedCode | None = None
     origin: Origin | None = None
     given: SkipValidation[Mapping[str, Any]] = field(default_factory=dict, repr=False)

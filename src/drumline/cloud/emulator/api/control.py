@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from drumline.chips import UnknownName
+from drumline.cloud.emulator.breaking import Breakage, break_host, broken_machines
 from drumline.cloud.emulator.config import Faults, first_problem, known_zones, pool_name
 from drumline.cloud.emulator.service import ControlMistake, Service
 from drumline.cloud.model.errors import Json
@@ -40,8 +41,10 @@ class _Capacity(_Asked):
 
 class _Break(_Asked):
     target: str
-    host: int = 0
+    host: int | None = None
     how: str
+    from_step: int | None = None
+    chip: int | None = None
 
 
 async def _status(service: Service, _: object) -> Json:
@@ -55,6 +58,7 @@ async def _status(service: Service, _: object) -> Json:
         "hosts": sum(len(node.hosts) for node in service.fleet.nodes.values()),
         "capacity": service.fleet.limits.capacity,
         "faults": service.faults.model_dump(),
+        "machines": broken_machines(service),
         "calls": dict(calls.by_method),
         "calls_by_zone": {zone: dict(counts) for zone, counts in calls.by_zone.items() if zone},
         "total": calls.by_method.total(),
@@ -101,8 +105,7 @@ async def _faults(service: Service, body: object) -> Json:
 
 async def _break(service: Service, body: object) -> Json:
     given = _Break.model_validate(body)
-    node = await service.break_host(given.target, given.host, given.how)
-    return {"node": node, "host": given.host, "how": given.how}
+    return await break_host(service, Breakage(**given.model_dump()))
 
 
 def routes(service: Service, stop: Callable[[], None]) -> list[Route]:

@@ -17,13 +17,13 @@ import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
 import traceback
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -31,8 +31,9 @@ from typing import NoReturn
 import asyncssh
 
 from drumline.cloud.emulator import processes
+from drumline.cloud.emulator.hosts import devices
 from drumline.cloud.emulator.hosts.sshd import Door, authorized_keys, serve_forever
-from drumline.cloud.emulator.hosts.terms import ACKNOWLEDGED, HostSpec, Up
+from drumline.cloud.emulator.hosts.terms import ACKNOWLEDGED, HostSpec, MachineFaults, Up
 
 VFIO_LINE = "Failed to initialize TPU system: open(/dev/vfio/0): Device or resource busy"
 STARTUP_LOG = "startup-script.log"
@@ -47,7 +48,7 @@ _REAP_EVERY = 1.0
 
 
 def environment(spec: HostSpec) -> Mapping[str, str]:
-    """The environment of every command, without what SSH adds."""
+    """The environment of a command that is started now, without what SSH adds."""
     here = str(Path(sys.executable).parent)
     return {
         "HOME": str(spec.home),
@@ -56,11 +57,12 @@ def environment(spec: HostSpec) -> Mapping[str, str]:
         "LANG": "C.UTF-8",
         "TMPDIR": str(spec.home / "tmp"),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.chips}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices.present(spec)}",
         "DRUMLINE_EMULATED": "1",
         "DRUMLINE_EMULATOR": str(spec.emulator),
         "DRUMLINE_BUCKETS": str(spec.buckets),
         "DRUMLINE_DEV": str(spec.home / "dev"),
+        "DRUMLINE_MACHINE": str(spec.machine),
         "DRUMLINE_HOST_TAG": spec.mark,
     }
 
@@ -87,14 +89,14 @@ class _Host:
         self._pipe = pipe
         self._sshd: int | None = None
         self._boots_at: float | None = time.monotonic() + spec.boot_seconds
-        self._slow = False
+        self._faults = spec.faults
         self._resting = False
         self._told_to_end = False
         public = asyncssh.import_private_key(spec.host_key).export_public_key().decode()
         self.public_key = " ".join(public.split()[:2])
         self._door = Door(
             home=str(spec.home),
-            environment=environment(spec),
+            environment=partial(environment, spec),
             authorized=authorized_keys(spec.metadata.get("ssh-keys", "")),
             host_key=spec.host_key,
         )
@@ -108,9 +110,7 @@ class _Host:
         home = self._spec.home
         home.mkdir(parents=True, mode=0o700, exist_ok=True)
         (home / "tmp").mkdir(exist_ok=True)
-        (home / "dev" / "vfio").mkdir(parents=True, exist_ok=True)
-        for chip in range(self._spec.chips):
-            (home / "dev" / "vfio" / str(chip)).touch()
+        devices.lay(self._spec, self._faults)
 
     def obey(self) -> None:
         """Carry out the emulator's orders and what is due, until the pipe closes."""
@@ -120,13 +120,16 @@ class _Host:
             with contextlib.suppress(InterruptedError):
                 if self._pipe.poll(self._patience()):
                     try:
-                        how = self._pipe.recv()
+                        order = self._pipe.recv()
                     except (EOFError, OSError):
                         return
-                    if how == "end":
+                    if order == "end":
                         self._told_to_end = True
                         return
-                    self._break(how)
+                    if isinstance(order, MachineFaults):
+                        self._take_faults(order)
+                    else:
+                        self._break(order)
                     with contextlib.suppress(OSError):
                         self._pipe.send(ACKNOWLEDGED)
             self._keep_slow()
@@ -142,7 +145,7 @@ class _Host:
                 self._spec.home.parent.rmdir()
 
     def _patience(self) -> float:
-        if self._slow:
+        if self._faults.slow:
             return _SLOW_RESTS if self._resting else _SLOW_RUNS
         if self._boots_at is not None:
             return max(0.0, self._boots_at - time.monotonic())
@@ -219,10 +222,6 @@ class _Host:
                 shutil.rmtree(self._spec.home / "tmp", ignore_errors=True)
                 (self._spec.home / "tmp").mkdir()
                 self._boots_at = time.monotonic() + self._spec.boot_seconds
-            case "vfio":
-                self._lose_chip()
-            case "slow":
-                self._slow = True
             case "notice":
                 # As a machine that shuts down. Announced first, so that nobody who sees a program
                 # end still believes that the host stays.
@@ -232,30 +231,25 @@ class _Host:
                 self._heal()
 
     def _heal(self) -> None:
-        self._slow = False
+        """End what is wrong with the host; what is wrong with its machine stays."""
         (self._spec.home / "dev" / "going_down").unlink(missing_ok=True)
         self._rest(False)
         self._signal_sshd(signal.SIGCONT)
-        device = self._device()
-        device.unlink(missing_ok=True)
-        device.touch()
+
+    def _take_faults(self, faults: MachineFaults) -> None:
+        before, self._faults = self._faults, faults
+        devices.lay(self._spec, faults)
+        if faults.vfio and not before.vfio:
+            self._fail_programs()
+        if not faults.slow:
+            self._rest(False)
 
     def _signal_sshd(self, what: signal.Signals) -> None:
         if self._sshd is not None:
             processes.send([self._sshd], what)
 
-    def _device(self) -> Path:
-        return self._spec.home / "dev" / "vfio" / "0"
-
-    def _lose_chip(self) -> None:
-        """Make the chip impossible to open, and its program fail with the error for that."""
-        device = self._device()
-        device.unlink(missing_ok=True)
-        try:
-            # A socket cannot be opened, not even by root, who ignores file modes.
-            os.mknod(device, stat.S_IFSOCK | 0o600)
-        except OSError:
-            device.symlink_to(device.name)
+    def _fail_programs(self) -> None:
+        """Have the programs fail with the error for a chip that cannot be opened."""
         programs = self._programs()
         processes.send(programs, signal.SIGSTOP)
         for log in {processes.stdout_of(pid) for pid in programs}:
@@ -276,7 +270,7 @@ class _Host:
         return [pid for pid in processes.descendants(os.getpid()) if pid != self._sshd]
 
     def _keep_slow(self) -> None:
-        if self._slow:
+        if self._faults.slow:
             self._rest(not self._resting)
 
     def _rest(self, resting: bool) -> None:

@@ -18,7 +18,14 @@ from pathlib import Path
 
 from drumline.cloud.emulator import processes
 from drumline.cloud.emulator.hosts.entry import PRELOADED, be_host
-from drumline.cloud.emulator.hosts.terms import ACKNOWLEDGED, HostSpec, Up, new_key
+from drumline.cloud.emulator.hosts.terms import (
+    ACKNOWLEDGED,
+    HostSpec,
+    Order,
+    Up,
+    new_key,
+)
+from drumline.cloud.emulator.machines import MachineFolders
 from drumline.cloud.model.resources import HostAddress, Node
 
 # A host ends in milliseconds; one that hangs is killed after this long.
@@ -54,7 +61,7 @@ class _Running:
     process: ForkServerProcess
     pid: int
     pipe: Connection
-    mark: str
+    spec: HostSpec
     boots: int = 0
     """How often the host has booted."""
     sent: int = 0
@@ -94,12 +101,12 @@ class _Running:
         await self._until(lambda: self.boots >= times)
         return self.up if self.boots >= times else None
 
-    async def do(self, how: str) -> bool:
+    async def do(self, what: Order) -> bool:
         """Send the host an order and wait until it is done; False if it never will be."""
         self.sent += 1
         order = self.sent
         try:
-            self.pipe.send(how)
+            self.pipe.send(what)
         except OSError:
             return False
         await self._until(lambda: self.acknowledged >= order)
@@ -114,9 +121,10 @@ class _Running:
 class Hosts:
     """The hosts of all nodes."""
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: HostSettings, machines: MachineFolders) -> None:
         """No hosts yet."""
         self._settings = settings
+        self._machines = machines
         self._running: dict[int, list[_Running]] = {}
         # In Python 3.11.0 the fork server would listen where every user of the machine could make
         # it run code (CVE-2022-42919); a socket in our own folder prevents that.
@@ -186,10 +194,10 @@ class Hosts:
         self._send_all(node.uid, "end")
         self._spawn(work())
 
-    async def order(self, node: Node, index: int, how: str) -> bool:
+    async def order(self, node: Node, index: int, what: Order) -> bool:
         """Break or heal a host, and wait until that is done; False if the host is gone."""
         running = self._running.get(node.uid, [])
-        return index < len(running) and await running[index].do(how)
+        return index < len(running) and await running[index].do(what)
 
     async def give_notice(self, node: Node) -> None:
         """Have every host of a node send SIGTERM to its programs."""
@@ -232,6 +240,10 @@ class Hosts:
             host.listen()
         if node.uid in self._ending:
             self._send_all(node.uid, "end")
+        for host in running:
+            # Its machine may have been broken while it was not yet listed as running.
+            if (faults := self._machines.faults(host.spec.machine.name)) != host.spec.faults:
+                await host.do(faults)
         return _addresses(await asyncio.gather(*(host.booted(1) for host in running)))
 
     def _folder(self, node: Node) -> Path:
@@ -249,6 +261,8 @@ class Hosts:
             emulator=self._settings.home,
             buckets=self._settings.buckets,
             boot_seconds=self._settings.boot_seconds,
+            machine=self._machines.folder(node.machines[index]),
+            faults=self._machines.faults(node.machines[index]),
             mark=f"{self._settings.mark}{node.uid:x}/{index}",
         )
         ours, theirs = self._context.Pipe()
@@ -256,7 +270,7 @@ class Hosts:
         process = self._context.Process(target=be_host, args=(spec, theirs), name=name)
         process.start()
         theirs.close()
-        return _Running(process, process.pid or 0, ours, spec.mark)
+        return _Running(process, process.pid or 0, ours, spec)
 
     async def _end_all(self, uid: int) -> None:
         ending = self._running.get(uid, [])
@@ -273,7 +287,7 @@ class Hosts:
         host.pipe.close()
         host.process.close()
         if crashed:
-            mark = f"DRUMLINE_HOST_TAG={host.mark}"
+            mark = f"DRUMLINE_HOST_TAG={host.spec.mark}"
             await asyncio.to_thread(processes.end_all, lambda: processes.bearing(mark))
 
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import struct
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ class Door:
     """What the server needs to know about its host."""
 
     home: str
-    environment: Mapping[str, str]
+    environment: Callable[[], Mapping[str, str]]
+    """The environment of a command that is started now."""
     authorized: Mapping[str, str]
     """The lines of an authorized_keys file, by user."""
     host_key: bytes
@@ -111,7 +112,7 @@ class _Server(asyncssh.SSHServer):
 async def _run(process: asyncssh.SSHServerProcess[bytes], door: Door) -> None:
     """Run a command, or a shell, and pass on its exit status."""
     user = process.channel.get_connection().get_extra_info("username")
-    environment = {**door.environment, "USER": user, "LOGNAME": user, **process.env}
+    environment = {**door.environment(), "USER": user, "LOGNAME": user, **process.env}
     if process.term_type:
         environment["TERM"] = process.term_type
     # Without a command it is a login shell, as in OpenSSH.

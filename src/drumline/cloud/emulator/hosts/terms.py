@@ -10,9 +10,47 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-HOWS = ("silent", "reboot", "vfio", "slow", "heal")
 ACKNOWLEDGED = "acknowledged"
 """The message of a host that has done what it was ordered."""
+
+
+@dataclass(frozen=True)
+class ChipFault:
+    """A chip that computes or receives wrong values. Programs on the host play it themselves."""
+
+    how: str
+    chip: int
+    from_step: int
+    seed: int
+    """The seed of what goes wrong, and when."""
+
+
+@dataclass(frozen=True)
+class MachineFaults:
+    """What is broken in a physical machine, whichever node has it."""
+
+    chip: ChipFault | None = None
+    missing: frozenset[int] = frozenset()
+    """Chips that are not there any more."""
+    slow: bool = False
+    vfio: bool = False
+    """Whether the first chip cannot be opened."""
+
+    def listing(self) -> list[dict[str, object]]:
+        """Each fault as `break` was told it."""
+        found: list[dict[str, object]] = []
+        if self.chip is not None:
+            wrong = {"how": self.chip.how, "chip": self.chip.chip}
+            found.append(wrong | {"from_step": self.chip.from_step})
+        found += [{"how": "missing-chip", "chip": chip} for chip in sorted(self.missing)]
+        found += [{"how": "slow"}] if self.slow else []
+        found += [{"how": "vfio"}] if self.vfio else []
+        return found
+
+
+SOUND = MachineFaults()
+Order = str | MachineFaults
+"""`silent`, `reboot`, `notice`, `heal` or `end`; or the faults that the machine has from now on."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +68,10 @@ class HostSpec:
     """The emulator's home folder, which has its endpoint file."""
     buckets: Path
     boot_seconds: float
+    machine: Path
+    """The folder of the physical machine that the host is on."""
+    faults: MachineFaults
+    """The faults of the machine when the host starts."""
     mark: str
     """The value of DRUMLINE_HOST_TAG in the environment of all that runs on the host."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.jobs.controller.polling import ZonePoll
-from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER
+from drumline.jobs.controller.slices.releases import LABEL_JOB, LABEL_OWNER
 from drumline.observed.placements import PlacementState
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
 from drumline.jobs.controller.actions import Budget
-from drumline.jobs.controller.releases import LABEL_JOB, LABEL_OWNER
+from drumline.jobs.controller.slices.releases import LABEL_JOB, LABEL_OWNER
 from drumline.jobs.core.state import Placement
 from drumline.jobs.store.records import Record
 from drumline.observed.faults import Refusal

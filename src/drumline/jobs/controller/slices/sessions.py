@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from drumline.cloud.protocol import Cloud, CloudError
-from drumline.hosts.values import Address
+from drumline.hosts.values import Address, Admission, Admit
 from drumline.jobs.config import Config
+from drumline.jobs.controller.memory import HostMemory
 from drumline.jobs.controller.program import program_of
 from drumline.jobs.core.state import Job, Placement
 from drumline.jobs.folders import Folders
@@ -36,10 +38,16 @@ class Sessions:
     """For each attempt: its connections, since when they are open, whether it was stopped."""
 
     def __init__(
-        self, cloud: Cloud, config: Config, folders: Folders, clock: Callable[[], float]
+        self,
+        cloud: Cloud,
+        config: Config,
+        folders: Folders,
+        memory: HostMemory,
+        clock: Callable[[], float],
     ) -> None:
-        """`clock` gives the times at which hosts are heard."""
+        """`memory` says which hosts may be used, `clock` when they are heard."""
         self._cloud = cloud
+        self._memory = memory
         self._config = config
         self._folders = folders
         self._clock = clock
@@ -96,9 +104,25 @@ class Sessions:
             clock=self._clock,
             timing=self._config.timing,
             log_limit=self._config.log_limit(held.hosts),
+            admit=self._admission(record, held),
         )
         self._since[run] = self._clock()
         session.start()
+
+    def _admission(self, record: Record, held: Placement) -> Admit:
+        """Asks the memory about each host, once."""
+        seconds = self._config.burn_in
+        usual = 0.0 if held.proved else seconds[record.spec.burnin]
+
+        @cache
+        def welcome(index: int, told: tuple[tuple[str, str], ...]) -> Admission:
+            found = self._memory.met(index, dict(told), held, record.job.id)
+            if found.refused and not held.proved:
+                return Admission(refused=found.refused)
+            examined = found.examined and not held.proved
+            return Admission(burnin=max(usual, seconds["long"]) if examined else usual)
+
+        return lambda index, told: welcome(index, tuple(sorted(told.items())))
 
     async def stop(self, run: Run, grace: float) -> None:
         """End the program on every host that can be reached; then it counts as stopped."""

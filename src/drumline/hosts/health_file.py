@@ -1,0 +1,34 @@
+"""The burn-in as one file: the part of Drumline that it needs, zipped, for hosts that have none."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import drumline
+from drumline.hosts.agent_file import zipped_files
+
+PACKAGE = Path(drumline.__file__).parent
+PARTS = ("__init__.py", "heartbeat.py", "distributed.py", "chips", "health")
+START = "from drumline.health.__main__ import main\n\nmain()\n"
+
+
+@cache
+def health_file() -> tuple[str, str, bytes]:
+    """Its name on the host, the sha of its content, and the content."""
+    files = {"__main__.py": START}
+    for part in PARTS:
+        place = PACKAGE / part
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            files[f"drumline/{path.relative_to(PACKAGE).as_posix()}"] = path.read_text()
+    content = zipped_files(files)
+    sha = hashlib.sha256(content).hexdigest()
+    return f"health-{sha[:12]}.pyz", sha, content
+
+
+def burn_in_line(seconds: float) -> str:
+    """What a shell does before the program: a burn-in that ends the run if a chip is bad.
+
+    Without the end of a line, so that the lines of the program keep their numbers.
+    """
+    name, _, _ = health_file()
+    return f'python3 "$HOME"/.drumline/{name} --job --seconds {seconds:g} || exit $?; '

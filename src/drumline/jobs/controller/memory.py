@@ -1,0 +1,150 @@
+"""The memory of hosts: takes in what is met and accused, and says who may be used.
+
+Kept in the database and, for the rounds of the supervisor, here. The rules are in `core.memory`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from drumline.jobs.core import memory as rules
+from drumline.jobs.core.memory import (
+    Evidence,
+    HostName,
+    HostState,
+    KnownHost,
+    Proof,
+    Strength,
+)
+from drumline.jobs.core.state import Cause, Placement
+from drumline.jobs.store.hosts import HostRows
+
+FORGOTTEN_AFTER = 30 * 24 * 3600.0
+"""Seconds after which a good host that no job met again is forgotten."""
+_LOCATION = re.compile(r"Physical location: (\S+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What is to be done with a host that a job was given."""
+
+    refused: str = ""
+    """Why it is not to be used at all; empty where it may."""
+    examined: str = ""
+    """Why it has to pass a long burn-in first; empty where nothing is known against it."""
+
+
+NOTHING_KNOWN = Welcome()
+
+
+class HostMemory:
+    """All hosts that the jobs of this home have met."""
+
+    def __init__(self, rows: HostRows, wall: Callable[[], float]) -> None:
+        """Read what is known; `wall` gives the times to save."""
+        self._rows = rows
+        self._wall = wall
+        self._known = rows.all()
+
+    def all(self) -> list[KnownHost]:
+        """Every host, the least trusted first, then the one seen last."""
+        now, order = self._wall(), [HostState.EXCLUDED, HostState.SUSPECT, HostState.GOOD]
+        return sorted(
+            self._known.values(), key=lambda host: (order.index(host.state(now)), -host.last_seen)
+        )
+
+    def now(self) -> float:
+        """The time by which it judges."""
+        return self._wall()
+
+    def find(self, identity: str) -> KnownHost | None:
+        """The host of that identity."""
+        return self._known.get(identity)
+
+    def mass_event(self) -> str:
+        """What to tell where too many hosts went bad at once; empty where they did not."""
+        return rules.mass_event(self._known.values(), self._wall())
+
+    def met(self, index: int, told: Mapping[str, str], held: Placement, job: str) -> Welcome:
+        """A job was given a host, which told this about itself: may it be used?"""
+        now, name = self._wall(), name_of(index, told, held)
+        known = rules.met(self._known.get(name.identity), name, job, now)
+        self._save(known)
+        state, why = known.state(now), known.why(now)
+        if known.refused(now):
+            return Welcome(refused=f"{name.identity} is excluded: {why}")
+        if state is HostState.GOOD:
+            return NOTHING_KNOWN
+        return Welcome(examined=f"{name.identity} is {state.value}: {why}")
+
+    def accuse(
+        self, cause: Cause, told: Mapping[str, str], held: Placement, job: str, attempt: int
+    ) -> KnownHost:
+        """Hold against a host that it made an attempt fail."""
+        now = self._wall()
+        found = _LOCATION.search("\n".join((cause.error, *cause.tail)))
+        proof = Proof(cause.proof) if cause.proof else Proof.START
+        evidence = Evidence(proof, cause.error, now, job, attempt, located=found is not None)
+        name = name_of(cause.host, told, held)
+        if found and name.strength is Strength.PLACE:
+            # Both: by the place it is known again within hours, by the location whenever the
+            # driver names it.
+            located = HostName(found[1], Strength.LOCATION, held.zone, held.accelerator)
+            self._accuse(located, evidence, job)
+        return self._accuse(name, evidence, job)
+
+    def _accuse(self, name: HostName, evidence: Evidence, job: str) -> KnownHost:
+        known = self._known.get(name.identity) or rules.met(None, name, job, evidence.at)
+        others = [host for host in self._known.values() if host.name != name]
+        judged = rules.accused(known, evidence, others)
+        self._save(judged)
+        return judged
+
+    def passed(
+        self, index: int, told: Mapping[str, str], held: Placement, job: str, text: str
+    ) -> None:
+        """A host passed a long burn-in: what was measured earlier no longer excludes it."""
+        now = self._wall()
+        known = self._known.get(name_of(index, told, held).identity)
+        if known is not None and known.state(now) is not HostState.GOOD:
+            self._save(rules.passed(known, job, text, now))
+
+    def exclude(self, identity: str, why: str, seconds: float | None) -> KnownHost:
+        """A person excludes a host, for so long or until it is forgiven."""
+        now = self._wall()
+        unmet = HostName(identity, Strength.MACHINE, "", "")
+        known = self._known.get(identity) or rules.met(None, unmet, "", now)
+        judged = rules.excluded(known, why, None if seconds is None else now + seconds, now)
+        self._save(judged)
+        return judged
+
+    def forgive(self, identity: str) -> KnownHost | None:
+        """A person forgives a host; None where none of that identity is known."""
+        known = self._known.get(identity)
+        if known is None:
+            return None
+        forgiven = rules.forgiven(known)
+        self._save(forgiven)
+        return forgiven
+
+    def prune(self) -> None:
+        """Forget good hosts that nobody met for long."""
+        now = self._wall()
+        for identity, host in list(self._known.items()):
+            old = host.last_seen < now - FORGOTTEN_AFTER
+            if old and host.state(now) is HostState.GOOD:
+                del self._known[identity]
+                self._rows.remove(identity)
+
+    def _save(self, known: KnownHost) -> None:
+        self._rows.save(known)
+        self._known[known.name.identity] = known
+
+
+def name_of(index: int, told: Mapping[str, str], held: Placement) -> HostName:
+    """What a host is called, by the strongest name that it told, or by its place."""
+    machine = told.get("physical_host", "")
+    if machine:
+        return HostName(machine, Strength.MACHINE, held.zone, held.accelerator)
+    place = f"{held.zone}/{held.accelerator}/{index}"
+    return HostName(place, Strength.PLACE, held.zone, held.accelerator)

@@ -1,0 +1,1 @@
+"""What is done about slices: ask, connect, release, and find those that nobody holds."""

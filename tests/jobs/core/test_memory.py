@@ -1,0 +1,122 @@
+"""What is remembered of hosts, and for how long."""
+
+from dataclasses import replace
+
+from drumline.jobs.core import memory
+from drumline.jobs.core.memory import (
+    EXCLUDED_FOR,
+    SUSPECT_FOR,
+    WEAK_FOR,
+    Evidence,
+    HostName,
+    HostState,
+    KnownHost,
+    Proof,
+    Strength,
+)
+
+NOW = 1_000_000.0
+GOOD, SUSPECT, EXCLUDED = HostState.GOOD, HostState.SUSPECT, HostState.EXCLUDED
+
+
+def host(number: int = 0, strength: Strength = Strength.MACHINE) -> KnownHost:
+    name = HostName(f"machine-{number}", strength, "us-central2-b", "v4-16")
+    return memory.met(None, name, "000001", NOW)
+
+
+def against(proof: Proof, at: float = NOW, job: str = "000001", located: bool = False) -> Evidence:
+    return Evidence(proof, "its chip 2 computes wrong", at, job, 1, located)
+
+
+def test_a_host_that_was_only_met_is_good() -> None:
+    known = memory.met(host(), host().name, "000002", NOW + 5)
+    assert (known.state(NOW + 5), known.times_seen, known.last_job) == (GOOD, 2, "000002")
+    assert known.expires(NOW + 5) is None
+    assert not known.refused(NOW + 5)
+
+
+def test_a_measured_fault_excludes_for_a_week_and_is_examined_again() -> None:
+    known = memory.accused(host(), against(Proof.BURN_IN), [])
+    assert known.state(NOW) is EXCLUDED
+    assert known.expires(NOW) == NOW + EXCLUDED_FOR
+    assert not known.refused(NOW)
+    assert known.state(NOW + EXCLUDED_FOR + 1) is GOOD
+
+
+def test_a_long_burn_in_that_passes_makes_it_suspect_and_the_next_fault_excludes_it_again() -> None:
+    known = memory.accused(host(), against(Proof.REPLAY), [])
+    known = memory.passed(known, "000002", "passed", NOW + 10)
+    assert known.state(NOW + 11) is SUSPECT
+    known = memory.accused(known, against(Proof.BURN_IN, NOW + 20), [])
+    assert known.state(NOW + 21) is EXCLUDED
+
+
+def test_one_failed_start_is_suspect_and_those_of_two_jobs_are_refused() -> None:
+    known = memory.accused(host(), against(Proof.START), [])
+    assert known.state(NOW) is SUSPECT
+    known = memory.accused(known, against(Proof.START, NOW + 10), [])
+    assert known.state(NOW + 10) is SUSPECT, "the same job twice may be the job's own fault"
+    known = memory.accused(known, against(Proof.START, NOW + 20, "000002"), [])
+    assert known.state(NOW + 20) is EXCLUDED
+    assert known.refused(NOW + 20)
+    known = memory.passed(known, "000003", "passed", NOW + 30)
+    assert known.refused(NOW + 30), "a burn-in does not show that programs can start"
+
+
+def test_failed_starts_of_two_jobs_on_different_days_are_no_pattern() -> None:
+    known = memory.accused(host(), against(Proof.START), [])
+    known = memory.accused(known, against(Proof.START, NOW + SUSPECT_FOR + 60, "000002"), [])
+    assert known.state(NOW + SUSPECT_FOR + 60) is SUSPECT
+
+
+def test_an_error_that_names_the_chip_needs_no_second_job() -> None:
+    known = memory.accused(host(), against(Proof.START, located=True), [])
+    assert known.state(NOW) is EXCLUDED
+
+
+def test_against_a_place_nothing_is_held_for_long_nor_refused() -> None:
+    known = host(strength=Strength.PLACE)
+    for job in ("000001", "000002", "000003"):
+        known = memory.accused(known, against(Proof.START, job=job), [])
+    assert known.state(NOW) is EXCLUDED
+    assert not known.refused(NOW)
+    assert known.state(NOW + WEAK_FOR + 1) is GOOD
+
+
+def test_what_a_person_says_stands_until_that_person_forgives() -> None:
+    known = memory.excluded(host(), "gives NaN", None, NOW)
+    assert known.state(NOW + 100 * EXCLUDED_FOR) is EXCLUDED
+    assert known.refused(NOW)
+    assert known.why(NOW) == "gives NaN"
+    assert memory.forgiven(known).state(NOW) is GOOD
+    assert memory.excluded(known, "for a day", NOW + 60, NOW).state(NOW + 61) is GOOD
+
+
+def test_many_bad_hosts_at_once_are_an_event_and_held_against_nobody_more() -> None:
+    hosts = [host(number) for number in range(8)]
+    for number in range(5):
+        others = [*hosts[:number], *hosts[number + 1 :]]
+        hosts[number] = memory.accused(hosts[number], against(Proof.BURN_IN), others)
+    states = [known.state(NOW) for known in hosts]
+    assert states == [EXCLUDED] * 2 + [SUSPECT] * 3 + [GOOD] * 3
+    told = memory.mass_event(hosts, NOW)
+    assert "5 of 8 hosts went bad within a day, in us-central2-b" in told
+    assert memory.mass_event(hosts, NOW + 2 * SUSPECT_FOR) == ""
+
+
+def test_a_large_fleet_may_lose_a_fifth_before_it_is_an_event() -> None:
+    hosts = [host(number) for number in range(50)]
+    for number in range(10):
+        others = [*hosts[:number], *hosts[number + 1 :]]
+        hosts[number] = memory.accused(hosts[number], against(Proof.BURN_IN), others)
+    assert sum(known.state(NOW) is EXCLUDED for known in hosts) == 10
+    assert not memory.mass_event(hosts, NOW)
+
+
+def test_old_evidence_makes_room_for_new() -> None:
+    known = host()
+    for number in range(100):
+        known = memory.accused(known, against(Proof.START, NOW + number, f"{number:06}"), [])
+    assert len(known.evidence) == memory.MOST_EVIDENCE
+    assert known.evidence[-1].job == "000099"
+    assert replace(known, evidence=()).state(NOW) is GOOD

@@ -1,0 +1,130 @@
+"""Chips that lie, on the emulator: found, left, remembered and refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.world import World, a_world
+
+# A training of 60 steps that prints the fingerprint of what it has learnt.
+TRAINING = """
+import os
+import numpy as np
+import optax
+import drumline.distributed
+from drumline.models import MLP
+from drumline.train import Recipe, Settings, data, fingerprint, fit
+
+drumline.distributed.initialize()
+random = np.random.default_rng(0)
+columns = {
+    "image": random.normal(size=(256, 4, 4, 1)).astype(np.float32),
+    "label": random.integers(0, 10, 256).astype(np.int32),
+}
+recipe = Recipe(
+    model=MLP(input_dim=16, hidden_sizes=(32,)),
+    optimizer=optax.adam(1e-3),
+    data=data.arrays(columns, batch=64),
+    mesh={"data": -1},
+    steps=60,
+    settings=Settings(save_every=10, check_every=10),
+)
+result = fit(recipe, checkpoint=os.environ["DRUMLINE_CHECKPOINT"])
+print("learnt", fingerprint(result.state.params), flush=True)
+raise SystemExit(result.ending.exit_code)
+"""
+MACHINE = "local-a-v4-4-1"
+"""Host 1 of the first slice of two hosts."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        yield made
+
+
+def outcomes(shown: dict[str, Any]) -> list[str]:
+    return [attempt["outcome"] for attempt in shown["attempts"]]
+
+
+def remembered(world: World) -> dict[str, dict[str, Any]]:
+    return {host["identity"]: host for host in world.client.known_hosts()}
+
+
+def test_a_burn_in_finds_the_lying_host_and_the_next_job_refuses_it(world: World) -> None:
+    world.emulator("break", target=MACHINE, how="lies", chip=2)
+    keys = {"zones": ["local-a"], "retry": {"failures": 0, "bad_hosts": 0}}
+    first = world.end(world.create("echo ran", burnin="short", **keys))
+    assert (first["status"], outcomes(first)) == ("SUCCEEDED", ["bad host", "succeeded"])
+    assert (first["failures"], first["bad_hosts"]) == (0, 1)
+    told = [event["text"] for event in first["events"] if event["kind"] == "badhost"]
+    assert "of host 1 computes wrong" in told[0]
+    liar = remembered(world)[MACHINE]
+    assert (liar["state"], liar["evidence"][0]["proof"]) == ("excluded", "burn-in")
+    assert liar["evidence"][0]["job"] == first["id"]
+    # The machines that were free the longest come first: the next job is given the liar again.
+    second = world.end(world.create("echo ran", **keys))
+    assert (second["status"], outcomes(second)) == ("SUCCEEDED", ["bad host", "succeeded"])
+    assert len(remembered(world)[MACHINE]["evidence"]) == 2
+    assert "burn-in" in [event["kind"] for event in second["events"]] or second["bad_hosts"] == 1
+    world.client.exclude_host(MACHINE, "enough of it")
+    third = world.end(world.create("echo ran", **keys))
+    assert (third["status"], outcomes(third)) == ("SUCCEEDED", ["succeeded"])
+    assert [event["text"] for event in third["events"] if event["kind"] == "refused"] == [
+        f"host 1, {MACHINE} is excluded: enough of it"
+    ]
+    world.cloud_is_empty()
+
+
+def test_lying_that_begins_in_a_training_is_replayed_and_costs_nothing(world: World) -> None:
+    def train() -> str:
+        file = world.write_job("python train.py", checkpoint="gs://runs/here", zones=["local-a"])
+        (file.parent / "train.py").write_text(TRAINING)
+        return str(world.client.create(file)["id"])
+
+    world.emulator("break", target=MACHINE, how="lies", from_step=30)
+    disturbed, undisturbed = (world.end(train()) for _ in range(2))
+    assert (disturbed["status"], outcomes(disturbed)) == ("SUCCEEDED", ["bad host", "succeeded"])
+    assert disturbed["failures"] == 0
+    liar = remembered(world)[MACHINE]
+    assert (liar["state"], liar["evidence"][0]["proof"]) == ("excluded", "replay")
+    assert disturbed["attempts"][1]["course"]["resumed"] == 30
+    assert learnt(world, disturbed) == learnt(world, undisturbed)
+
+
+def learnt(world: World, shown: dict[str, Any]) -> str:
+    text = b"".join(world.client.logs(shown["id"], host=0)).decode()
+    (line,) = {line.split("learnt ")[1] for line in text.splitlines() if "learnt " in line}
+    return line
+
+
+def test_a_host_that_no_program_can_start_on_takes_two_attempts_and_never_a_third(
+    world: World,
+) -> None:
+    world.emulator("break", target=MACHINE, how="vfio")
+    tried = []
+    for _ in range(4):
+        shown = world.end(world.create("echo ran", zones=["local-a"]))
+        assert shown["status"] == "SUCCEEDED"
+        assert shown["failures"] == 0
+        tried.append(outcomes(shown).count("bad host"))
+    assert sum(tried) == 2, tried
+    assert remembered(world)[MACHINE]["state"] == "excluded"
+    world.cloud_is_empty()
+
+
+def test_a_bad_slice_is_parked_until_the_program_runs_elsewhere(world: World) -> None:
+    world.client.exclude_host(MACHINE, "known")
+    job = world.create("until test -e go; do sleep 0.1; done", zones=["local-a"], parking=1)
+    world.until(lambda: bool(world.client.show(job)["parked"]), what="a parked slice")
+    parked = world.client.show(job)["parked"][0]["name"]
+    world.until(lambda: world.status(job) == "RUNNING", what="the job to run elsewhere")
+    world.client.exec(job, "touch go", host="all")
+    shown = world.end(job)
+    assert shown["status"] == "SUCCEEDED"
+    kinds = [event["kind"] for event in shown["events"]]
+    assert kinds.index("parked") < kinds.index("run")
+    assert parked in [event["text"].split()[0] for event in shown["events"]]
+    world.cloud_is_empty()
