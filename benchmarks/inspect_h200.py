@@ -114,7 +114,7 @@ def training(name: str) -> Case:
     from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
     from drumline.train.state import begin, everywhere, layout, shardings
-    from drumline.train.steps.step import make_step
+    from drumline.train.steps.step import NO_LIMITS, make_step
     from train_h200 import CASES, model_and_arrays
 
     model, arrays = model_and_arrays(name)
@@ -127,7 +127,8 @@ def training(name: str) -> Case:
         watch = everywhere(mesh, np.zeros((), np.int32))
         notice = everywhere(mesh, np.zeros(1, np.float32))
         batch = {key: everywhere(mesh, array) for key, array in arrays.items()}
-        return make_step(recipe, mesh, places), (state, watch, batch, notice)
+        limits = everywhere(mesh, NO_LIMITS)
+        return make_step(recipe, mesh, places), (state, watch, batch, notice, limits)
 
 
 CALIBRATION: dict[str, Callable[[], Case]] = {

@@ -97,7 +97,7 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
     from drumline.train.state import begin, everywhere, layout, shardings
-    from drumline.train.steps.step import make_step
+    from drumline.train.steps.step import LOSS, NO_LIMITS, make_step
 
     case = CASES[name]
     model, arrays = model_and_arrays(name)
@@ -110,16 +110,17 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
         state = jax.jit(lambda: begin(recipe), out_shardings=shardings(places))()
         watch = everywhere(mesh, np.zeros((), np.int32))
         notice = everywhere(mesh, np.zeros(1, np.float32))
+        limits = everywhere(mesh, NO_LIMITS)
         batch = {key: everywhere(mesh, array) for key, array in arrays.items()}
         start = time.perf_counter()
-        step = make_step(recipe, mesh, places).lower(state, watch, batch, notice).compile()
+        step = make_step(recipe, mesh, places).lower(state, watch, batch, notice, limits).compile()
         compiling = time.perf_counter() - start
 
         def run(steps: int) -> float:
             nonlocal state, watch
             for _ in range(steps):
-                state, watch, told = step(state, watch, batch, notice)
-            return float(told[2])
+                state, watch, told = step(state, watch, batch, notice, limits)
+            return float(told[LOSS])
 
         seconds = measure(run)
         loss = run(1)

@@ -39,7 +39,7 @@ from drumline.train.batches import Batches, Placed
 from drumline.train.mesh import make_mesh
 from drumline.train.notice import Notice
 from drumline.train.state import begin, everywhere, layout, shardings
-from drumline.train.steps.step import make_step
+from drumline.train.steps.step import NO_LIMITS, make_step
 
 STEP = 0.05
 SAVE_EVERY = 100
@@ -103,9 +103,9 @@ def bare(million: int, steps: int) -> None:
         state = jax.jit(lambda: begin(made), out_shardings=shardings(places))()
         batches = Batches(Placed(made.data, mesh, made.model.batch_spec()))
         batch, word = batches.take(0), Notice(mesh).word
-        watch = everywhere(mesh, np.zeros((), np.int32))
+        watch, limits = everywhere(mesh, np.zeros((), np.int32)), everywhere(mesh, NO_LIMITS)
         for _ in range(steps):
-            state, watch, told = step(state, watch, batch, word)
+            state, watch, told = step(state, watch, batch, word, limits)
         jax.block_until_ready(told)
         batches.close()
 

@@ -15,6 +15,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from drumline.health.accusation import HardwareFault
 from drumline.train.mistakes import Mistake, Unwritable, missing
 
 
@@ -60,8 +61,9 @@ def main(words: list[str]) -> int:
             raise
         print(error, file=sys.stderr)
         return 2
-    except Unwritable as error:
-        print(error, file=sys.stderr)
+    except (Unwritable, HardwareFault) as error:
+        # Every host says it: whoever reads one host's log learns which chip it was.
+        print(error, file=sys.stderr, flush=True)
         return 1
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from drumline.health.accusation import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
 from drumline.train.checkpoints.files import usable
@@ -32,6 +33,7 @@ from drumline.train.state import steps_taken
 from drumline.train.steps.bad_batches import BadBatches
 from drumline.train.steps.evaluate import Measure
 from drumline.train.steps.pipeline import Pipeline, StepInFlight
+from drumline.train.watch.watch import Watch
 
 LAG = 2
 """Steps between starting one and reading what it told. The devices always have the next at hand,
@@ -46,35 +48,49 @@ def fit(
     All hosts call it alike. The folder (or `gs://…`) is one that all of them see; without one,
     nothing is saved. A checkpoint that another recipe or other data led to is refused, unless
     `allow_changes` says that this is meant.
+
+    Raises:
+        HardwareFault: a chip computes wrong. The next attempt, on other hardware, goes on from the
+            last checkpoint that was checked.
     """
     mesh = make_mesh(recipe.mesh)
     with listening(), jax.set_mesh(mesh), ExitStack() as closing:
         run = _open(recipe, mesh, None if checkpoint is None else str(checkpoint), closing)
-        plan, pipeline = run.plan, run.pipeline
-        run.restore(allow_changes)
-        while pipeline.step < recipe.steps:
-            pipeline.start_step()
-            # A pause is the time to know everything; otherwise what is LAG steps old will do.
-            pause = plan.saves_at(pipeline.step) or plan.evaluates_at(pipeline.step)
-            heard = run.report(behind=0 if pause else LAG)
-            if heard.stop and not plan.ends_at(pipeline.step):
-                # The steps that were started since are all hosts' last.
-                heard = run.report(behind=0)
-                if heard.bad is None or run.go_past(heard.bad):
-                    run.save()
-                return run.finish(Ending.STOPPED)
-            if heard.bad is not None and not run.go_past(heard.bad):
-                if not run.go_back(heard.bad):
-                    return run.finish(Ending.NOT_FINITE)
-                continue
-            # Past a bad batch the run may stand at an earlier step than it had come to.
-            if plan.saves_at(pipeline.step) and pipeline.idle:
+        try:
+            return _train(run, recipe, allow_changes)
+        except HardwareFault as fault:
+            run.end_on(fault)
+            raise
+
+
+def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
+    """The steps, from where the run stands to where it ends."""
+    plan, pipeline = run.plan, run.pipeline
+    run.restore(allow_changes)
+    while pipeline.step < recipe.steps:
+        pipeline.start_step()
+        # A pause is the time to know everything; otherwise what is LAG steps old will do.
+        heard = run.report(behind=0 if plan.pauses_at(pipeline.step) else LAG)
+        if heard.stop and not plan.ends_at(pipeline.step):
+            # The steps that were started since are all hosts' last.
+            heard = run.report(behind=0)
+            if heard.bad is None or run.go_past(heard.bad):
                 run.save()
-            if plan.evaluates_at(pipeline.step) and pipeline.idle:
-                run.evaluate()
-        if not run.progress.metrics:
-            run.evaluate()  # there was nothing left to train
-        return run.finish(Ending.DONE)
+            return run.finish(Ending.STOPPED)
+        if heard.bad is not None and not run.go_past(heard.bad):
+            if not run.go_back(heard.bad):
+                return run.finish(Ending.NOT_FINITE)
+            continue
+        # Past a bad batch the run may stand at an earlier step than it had come to.
+        if plan.checks_at(pipeline.step) and pipeline.idle:
+            run.check()
+        if plan.saves_at(pipeline.step) and pipeline.idle:
+            run.save()
+        if plan.evaluates_at(pipeline.step) and pipeline.idle:
+            run.evaluate()
+    if not run.progress.metrics:
+        run.evaluate()  # there was nothing left to train
+    return run.finish(Ending.DONE)
 
 
 # The run around it --------------------------------------------------------------------------------
@@ -105,6 +121,7 @@ class _Run:
     progress: Progress
     reports: Reports
     bad_batches: BadBatches
+    watch: Watch
 
     def restore(self, allow_changes: bool) -> None:
         """Take the newest checkpoint, if it is of this very recipe or that does not matter."""
@@ -119,12 +136,21 @@ class _Run:
         heard = _NOTHING
         for ended, outcome in self.pipeline.read(behind):
             self.goodput.clock.tick()
+            if outcome.spiked:
+                # It is told when it is taken; a stop that it told, every later step tells too.
+                self.watch.inquire(ended, outcome)
+                self.pipeline.accept(ended)
+                self.goodput.clock.go_on()
+                return heard
             if outcome.finite or not self.bad_batches.rolled_back:
                 self.progress.step_ended(ended.step, outcome.metrics)
-            if not outcome.finite:
-                if self.bad_batches.halting:
-                    self.bad_batches.inquire(ended, outcome.bad_groups, self.pipeline.state)
-                    return _Heard(bad=ended)
+            if outcome.finite:
+                self.watch.accepted(outcome)
+            elif self.bad_batches.halting:
+                self.watch.inquire(ended, outcome)
+                self.bad_batches.inquire(ended, outcome.bad_groups, self.pipeline.state)
+                return _Heard(bad=ended)
+            else:
                 self.bad_batches.mention(ended)
             if outcome.stop:
                 heard = _STOP
@@ -148,15 +174,32 @@ class _Run:
         self.reports.say(f"passing over {self.bad_batches.name(bad)}")
         return True
 
+    def check(self) -> bool:
+        """Compare the devices; whether they prove the state."""
+        proven = self.watch.check()
+        self.goodput.clock.go_on()
+        return proven
+
     def save(self) -> None:
         """Begin a checkpoint, unless this very state is in one."""
-        self.saving.save(self.pipeline.step, self.pipeline.state, self.pipeline.taken)
+        step = self.pipeline.step
+        if self.saving.is_due(step):
+            proven = self.check()
+            self.saving.save(step, self.pipeline.state, self.pipeline.taken, checked=proven)
 
     def evaluate(self) -> None:
         """Measure the parameters on the evaluation data, and tell it."""
         if self.measure is not None:
             self.progress.evaluated(self.pipeline.step, self.measure(self.pipeline.state.params))
             self.goodput.clock.go_on()
+
+    def end_on(self, fault: HardwareFault) -> None:
+        """Say whom it accuses, and see to it that nobody goes on from what it may have spoiled."""
+        self.reports.say(str(fault))
+        # What a compiler's checker found, one host knows alone.
+        together = fault.__cause__ is None or jax.process_count() == 1
+        for step in self.saving.condemn(fault.why, wait=together):
+            self.reports.say(f"checkpoint {step} is suspect: nobody will go on from it")
 
     def finish(self, ending: Ending) -> Result:
         """Wait until all that was saved is safe, and tell the end."""
@@ -170,6 +213,7 @@ class _Run:
         """Take the newest checkpoint, or begin at the beginning."""
         found = self.saving.restore()
         self.pipeline.restart(found)
+        self.watch.begin_again()
         self.goodput.resume(self.pipeline.step)
         self.progress.show(self.pipeline.step, {})
         return found
@@ -206,4 +250,7 @@ def _open(recipe: Recipe, mesh: Mesh, path: str | None, closing: ExitStack) -> _
     closing.callback(pipeline.close)
     progress = Progress(plan, reports, goodput, lambda: saving.committed)
     bad_batches = BadBatches(plan, reports.say)
-    return _Run(plan, pipeline, measure, goodput, saving, progress, reports, bad_batches)
+    watch = Watch(plan, pipeline, saving, reports.say)
+    if pipeline.ignored:
+        reports.say(pipeline.ignored)
+    return _Run(plan, pipeline, measure, goodput, saving, progress, reports, bad_batches, watch)

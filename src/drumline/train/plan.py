@@ -55,6 +55,15 @@ class Plan:
         every = self.recipe.settings.evaluate_every
         return self.ends_at(step) or (every is not None and step % every == 0)
 
+    def checks_at(self, step: int) -> bool:
+        """Whether devices are compared after this step."""
+        every = self.recipe.settings.check_every
+        return every is not None and (self.ends_at(step) or step % every == 0)
+
+    def pauses_at(self, step: int) -> bool:
+        """Whether something follows this step that needs to know all about it."""
+        return self.saves_at(step) or self.evaluates_at(step) or self.checks_at(step)
+
     def logs_at(self, step: int) -> bool:
         """Whether the metrics of this step are written down."""
         return self.ends_at(step) or step % self.recipe.settings.log_every == 0

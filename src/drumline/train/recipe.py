@@ -106,6 +106,17 @@ class Evaluation:
     pair (total, count). Without it the model's `evaluate`, or else its loss without a key."""
 
 
+_INTERVALS = (
+    "save_every",
+    "keep_last",
+    "keep_every",
+    "evaluate_every",
+    "log_every",
+    "check_every",
+    "sdc_every",
+)
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a run is kept safe and watched. All intervals count steps."""
@@ -121,13 +132,27 @@ class Settings:
     nan: NanPolicy = "stop"
     """When loss or gradients are not finite: end; leave the state as it was for that step; or go
     back to the last checkpoint and pass over the batch."""
+    check_every: int | None = 100
+    """Steps between two comparisons of what several devices hold or compute alike; there is also
+    one before each checkpoint. None: never."""
+    alarm_loss: float | None = 1.4
+    alarm_norm: float | None = 2.0
+    """A loss, or a norm of the gradients, so many times the usual is computed again before it
+    counts (watch/alarms.py). None: it is not watched."""
+    sdc_every: int | None = None
+    """Steps between two that TPUs compute twice, by the checker in their compiler; elsewhere this
+    has no effect."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        for name in ("save_every", "keep_last", "keep_every", "evaluate_every", "log_every"):
+        for name in _INTERVALS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise Mistake(f"{name}: {value} is not a number of steps; use 1 or more")
+        for name in ("alarm_loss", "alarm_norm"):
+            factor = getattr(self, name)
+            if factor is not None and not factor > 1:
+                raise Mistake(f"{name}: {factor} times the usual is no alarm; use more than 1")
         if self.nan not in ("stop", "skip", "rollback"):
             raise Mistake(f"nan: {self.nan!r} is no policy; use stop, skip or rollback")
 

@@ -90,7 +90,8 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Built:
     rows = {name: shape(dims, model.batch_spec(), dtype) for name, (dims, dtype) in batch.items()}
     watch = shape((), P(), np.int32)
     notice = shape((mesh.size,), P(mesh.axis_names), np.int32)
-    return make_step(recipe, mesh, places), (places, watch, rows, notice)
+    limits = shape((2,), P(), np.float32)
+    return make_step(recipe, mesh, places), (places, watch, rows, notice, limits)
 
 
 def _shape(mesh: AbstractMesh, dims: tuple[int, ...], spec: P, dtype: Any) -> jax.ShapeDtypeStruct:

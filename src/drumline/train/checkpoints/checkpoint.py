@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,8 @@ class Saved:
     """Records of the data that led to it."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """The recipe and the data it comes from (provenance.py); empty where that is not known."""
+    checked: bool = False
+    """Whether every part of it was held by several devices, and they agreed."""
 
 
 def kept(steps: Iterable[int], last: int, every: int | None) -> set[int]:
@@ -94,6 +96,13 @@ class Checkpoints:
         self._steps = set(as_host_0_says(sorted(self._there()) if _first() else []))
         self._ours = set(as_host_0_says(sorted(self._marks.steps()) if _first() else []))
         """What may be removed or written over."""
+        self._checked = set(as_host_0_says(sorted(self._marks.said("checked")) if _first() else []))
+        suspects = sorted(self._marks.said("suspect")) if _first() else []
+        self._suspects = set(as_host_0_says(suspects))
+        self._written: set[int] = set()
+        """By this attempt, on the hardware of this attempt."""
+        self._from: int | None = None
+        """The checkpoint that this attempt went on from."""
 
     def save(
         self, step: int, saved: Saved, mesh: Mesh, committed: Callable[[], None] = lambda: None
@@ -104,8 +113,11 @@ class Checkpoints:
             if step not in self._ours and self._path(step).exists():
                 raise self._taken(step)
             with still_writable(str(self._folder)):
-                self._marks.put(step, saved.provenance)
+                self._marks.put(step, saved.provenance, checked=saved.checked)
         self._ours.add(step)
+        self._written.add(step)
+        (self._checked.add if saved.checked else self._checked.discard)(step)
+        self._suspects.discard(step)
         tree = {**_tree(saved.state), RECORDS: everywhere(mesh, _words(saved.taken))}
         tree[DIGEST] = self._digest(mesh)(list(tree.values()))
         arguments = ocp.args.PyTreeSave(tree)
@@ -134,11 +146,19 @@ class Checkpoints:
         self.wait()
         troubles = []
         for step in sorted(self._steps - self._damaged, reverse=True):
+            if step in self._suspects:
+                self._say(
+                    f"passing over checkpoint {step}: the hardware that wrote it computed wrong, "
+                    "and nobody has checked it"
+                )
+                self._damaged.add(step)
+                continue
             found, trouble = self._read(step, like, mesh, batch)
             if found is not None:
                 self.committed = step
                 # Whole, of this recipe's shape, and with our sums: it is ours, marked or not.
                 self._ours.add(step)
+                self._from = step
                 self._check_free(step)
                 return found
             troubles.append(f"checkpoint {step} {trouble}")
@@ -151,6 +171,36 @@ class Checkpoints:
             )
         self._check_free(0)
         return None
+
+    def newest(self, to: int) -> int:
+        """The newest checkpoint that is not after a step; 0 where there is none.
+
+        What is being written counts, so that all hosts name the same.
+        """
+        self.wait()
+        good = self._steps - self._damaged - self._suspects
+        return max((step for step in good if step <= to), default=0)
+
+    def read(self, step: int, like: State, mesh: Mesh, batch: int = 1) -> Saved | None:
+        """One checkpoint, laid out anew; None where it cannot be read."""
+        self.wait()
+        return self._read(step, like, mesh, batch)[0]
+
+    def condemn(self, why: str, *, wait: bool) -> list[int]:
+        """Let nobody go on from what this attempt wrote and could not check.
+
+        What an earlier attempt wrote stays as it is: that was other hardware. `wait` for what is
+        being written only where all hosts do.
+        """
+        if wait:
+            with suppress(Exception):
+                self.wait()
+        condemned = sorted(self._written - self._checked)
+        for step in condemned if _first() else []:
+            with suppress(OSError):
+                self._marks.suspect(step, why)
+        self._suspects |= set(condemned)
+        return condemned
 
     def close(self) -> None:
         """Wait for what is being written, and give the threads back."""
@@ -254,7 +304,7 @@ class Checkpoints:
             self.committed = step
             self._damaged.discard(step)
             self._steps.add(step)
-            keep = self._keep(self._steps - self._damaged)
+            keep = self._keep(self._steps - self._damaged) | self._to_fall_back_on()
             gone = (self._steps - keep) & self._ours
             for old in gone:
                 if _first():
@@ -263,6 +313,14 @@ class Checkpoints:
             committed()
         except Exception as error:
             self._failure = error
+
+    def _to_fall_back_on(self) -> set[int]:
+        """What is left if all that came after it turns out to be wrong: it outlives its turn.
+
+        That is the newest that was checked, or else the one that other hardware left.
+        """
+        proven = (self._checked | {self._from}) & (self._steps - self._damaged)
+        return {max(step for step in proven if step is not None)} if proven else set()
 
     def _remove(self, step: int) -> None:
         # Orbax's mark first: one that is removed half-way must not look whole. Ours last: it must

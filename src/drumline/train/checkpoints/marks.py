@@ -2,7 +2,9 @@
 
 It is written before the checkpoint and removed after it, so nothing that Drumline began to write
 or to remove is ever without one, and what has none belongs to somebody else and is left alone. It
-also says where the checkpoint comes from: the recipe and the data that led to it.
+also says where the checkpoint comes from: the recipe and the data that led to it; whether what
+several devices held alike was compared before it was written, and agreed (`checked`); and whether
+the hardware that wrote it was found to compute wrong (`suspect`).
 """
 
 import hashlib
@@ -24,10 +26,19 @@ class Marks:
         """Nothing is written yet."""
         self._folder = epath.Path(folder) / FOLDER
 
-    def put(self, step: int, contents: Mapping[str, Any]) -> None:
+    def put(self, step: int, contents: Mapping[str, Any], *, checked: bool = False) -> None:
         """Say that the checkpoint of this step is ours, and where it comes from."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._file(step), {"contents": contents, "sum": _sum(contents)})
+        mark = {"contents": contents, "sum": _sum(contents), "checked": checked}
+        write_json(self._file(step), mark)
+
+    def suspect(self, step: int, why: str) -> None:
+        """Say that a checkpoint must not be gone on from."""
+        write_json(self._file(step), {**(read_json(self._file(step)) or {}), "suspect": why})
+
+    def said(self, word: str) -> set[int]:
+        """The steps whose mark says `checked`, or `suspect`."""
+        return {step for step in self.steps() if (read_json(self._file(step)) or {}).get(word)}
 
     def read(self, step: int) -> dict[str, Any] | None:
         """Where a checkpoint comes from; None where nobody said so, or not a byte can be believed.

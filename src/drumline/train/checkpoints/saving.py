@@ -55,10 +55,24 @@ class Saving:
             batch = plan.recipe.data.batch
             found = self._folder.checkpoints.restore(plan.places, plan.mesh, batch)
         if found is None:
-            first = jax.jit(partial(begin, plan.recipe), out_shardings=shardings(plan.places))
-            found = Saved(first(), 0)
+            found = self._first()
         self._saved = steps_taken(found.state)
         return found
+
+    def nearest(self, to: int) -> int:
+        """The step from which one could come once more to this one."""
+        return self._folder.checkpoints.newest(to) if self._folder else 0
+
+    def at(self, step: int) -> Saved | None:
+        """The checkpoint of a step, or the first state; None where it cannot be read."""
+        if not step or self._folder is None:
+            return self._first()
+        plan = self._plan
+        return self._folder.checkpoints.read(step, plan.places, plan.mesh, plan.recipe.data.batch)
+
+    def condemn(self, why: str, *, wait: bool) -> list[int]:
+        """Let nobody go on from what this attempt saved and could not check."""
+        return self._folder.checkpoints.condemn(why, wait=wait) if self._folder else []
 
     def check(self, found: Saved, allow_changes: bool) -> tuple[str, ...]:
         """Refuse what another recipe led to; returns what there is to say about the difference."""
@@ -77,12 +91,16 @@ class Saving:
             )
         return compared.said
 
-    def save(self, step: int, state: State, taken: int) -> None:
+    def is_due(self, step: int) -> bool:
+        """Whether there is a folder, and this very state is not in it."""
+        return self._folder is not None and step != self._saved
+
+    def save(self, step: int, state: State, taken: int, *, checked: bool) -> None:
         """Begin a checkpoint, unless this very state is in one."""
-        if self._folder is None or step == self._saved:
+        if self._folder is None or not self.is_due(step):
             return
         history = self._goodput.at_checkpoint(step)
-        saved = Saved(state, taken, self._folder.provenance)
+        saved = Saved(state, taken, self._folder.provenance, checked)
         remember = partial(_remember, self._folder.path, history)
         self._folder.checkpoints.save(step, saved, self._plan.mesh, remember)
         self._saved = step
@@ -99,6 +117,10 @@ class Saving:
         if kind is not None and self._folder and jax.process_count() == 1:
             with suppress(Exception):
                 self._folder.checkpoints.wait()
+
+    def _first(self) -> Saved:
+        places = shardings(self._plan.places)
+        return Saved(jax.jit(partial(begin, self._plan.recipe), out_shardings=places)(), 0)
 
 
 def _remember(folder: str, history: History) -> None:

@@ -7,7 +7,7 @@ import jax
 
 from drumline.train.plan import Plan
 from drumline.train.state import State
-from drumline.train.steps.finite import Blame, Finite, find_host, make_finite
+from drumline.train.steps.finite import Finite, NanOrigin, find_host, make_finite
 from drumline.train.steps.pipeline import StepInFlight
 
 ROLLBACKS = 3
@@ -27,7 +27,7 @@ class BadBatches:
         """What is known of the last that was inquired into."""
         self._plan, self._say = plan, say
         self._inquiries = 0
-        self._rollbacks: list[StepInFlight] = []
+        self._rollbacks: list[int] = []
 
     @property
     def skipped(self) -> bool:
@@ -51,23 +51,23 @@ class BadBatches:
     def inquire(self, bad: StepInFlight, groups: tuple[str, ...], state: State) -> None:
         """Find out where a value that is not finite came from, and say so.
 
-        The run halted at it: the parameters are the very ones it was computed with.
+        The run halted at it: parameters and batch are the very ones it was computed with. Still
+        this says nothing about the hardware. It is another program than the step, which may round
+        to a finite number where the step did not; only the step itself can show that (watch/).
         """
         self._inquiries += 1
-        data, placed = self._plan.recipe.data, self._plan.placed
-        rows = placed.rows_of_hosts
-        batch = placed.load(bad.taken, data.numbers)
+        rows = self._plan.placed.rows_of_hosts
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), bad.step - 1)
-        again = partial(self._finite, state.params, batch, key)
-        host, repeats = find_host(again, data.batch, rows)
-        self.report = Blame(host, len(rows), groups, repeats).told(bad.step, self.name(bad))
+        again = partial(self._finite, state.params, bad.batch, key)
+        host = find_host(again, self._plan.recipe.data.batch, rows)
+        self.report = NanOrigin(host, len(rows), groups).told(bad.step, self.name(bad))
         self._say(self.report)
 
     def may_roll_back(self, bad: StepInFlight) -> bool:
         """Whether going back once more is of use."""
         if not self.rolled_back:
             return False
-        self._rollbacks = [*(past for past in self._rollbacks if past.step >= bad.step), bad]
+        self._rollbacks = [*(step for step in self._rollbacks if step >= bad.step), bad.step]
         if len(self._rollbacks) > ROLLBACKS:
             self._say(f"went back {ROLLBACKS} times without getting past step {bad.step}")
             return False

@@ -27,6 +27,13 @@ def squares(grads: Params) -> dict[str, jax.Array]:
     return sums
 
 
+def all_finite(params: Params) -> bool:
+    """Whether parameters are; this waits for the devices."""
+    leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    found = jax.jit(lambda leaves: jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all())
+    return not leaves or bool(np.asarray(found(leaves).addressable_data(0)))
+
+
 def groups_of(params: Params) -> tuple[str, ...]:
     """The names of all parameter groups, in the order of `squares`."""
     paths = jax.tree_util.tree_flatten_with_path(params)[0]
@@ -39,7 +46,7 @@ def group_of(path: tuple[Any, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Blame:
+class NanOrigin:
     """Where a value that is not finite came from."""
 
     host: int | None
@@ -47,16 +54,13 @@ class Blame:
     hosts: int
     groups: tuple[str, ...]
     """Parameter groups with such gradients, in the order of the parameters."""
-    repeats: bool
-    """Whether the same batch gives it again."""
 
     def told(self, step: int, batch: str) -> str:
         """The report, in a sentence."""
         host = "on no single host" if self.host is None else f"on host {self.host} of {self.hosts}"
         group = f"in parameter group {self.groups[0]}" if self.groups else "in the loss alone"
         more = f" and {len(self.groups) - 1} more" if len(self.groups) > 1 else ""
-        again = "" if self.repeats else "; computed again it was finite, so suspect the hardware"
-        return f"step {step}: not a number from {batch}, first {host}, {group}{more}{again}"
+        return f"step {step}: not a number from {batch}, first {host}, {group}{more}"
 
 
 Finite = Callable[[Params, Batch, jax.Array, np.ndarray], jax.Array]
@@ -78,18 +82,16 @@ def make_finite(model: Model) -> Finite:
 
 def find_host(
     finite: Callable[[np.ndarray], jax.Array], size: int, hosts: Mapping[int, np.ndarray]
-) -> tuple[int | None, bool]:
-    """Compute a bad batch again, whole and then of each host's rows alone. All hosts take part.
+) -> int | None:
+    """Compute a bad batch again, of each host's rows alone. All hosts take part.
 
     `finite` says it of these rows of a batch of that size, `hosts` which rows each host holds.
-    Returns the first host whose rows are bad by themselves, and whether the whole is bad again.
+    Returns the first host whose rows are bad by themselves.
     """
 
     def bad(rows: np.ndarray) -> bool:
         # Every row of the batch from these few: the shapes, and so the program, stay the same.
         return not bool(np.asarray(finite(np.resize(rows, size)).addressable_data(0)))
 
-    repeats = bad(np.arange(size))
     apart = len({tuple(rows) for rows in hosts.values()}) == len(hosts)
-    first = next((host for host, rows in hosts.items() if bad(rows)), None) if apart else None
-    return first, repeats
+    return next((host for host, rows in hosts.items() if bad(rows)), None) if apart else None

@@ -1,6 +1,8 @@
 """One training step under jit: loss, gradients, update, and a vector of what there is to tell."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,9 +16,12 @@ from drumline.train.state import State, on_all, shardings
 from drumline.train.steps.finite import squares
 from drumline.train.steps.loss import loss_of
 
-STOP, FINITE, LOSS = 0, 1, 2
+STOP, FINITE, CALM, LOSS = 0, 1, 2, 3
 """Where things stand in what a step tells: whether a host was told to stop, whether all was
-finite, the loss and the norm of the gradients; then come the model's metrics, then the groups."""
+finite, whether it was within the limits, the loss and the norm of the gradients; then come the
+model's metrics, then the groups. From `LOSS` on it depends on state, batch and key alone."""
+NO_LIMITS = np.full(2, np.inf, np.float32)
+"""Of the loss and of the norm of the gradients: a step that is not watched for spikes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,11 @@ class StepOutcome:
         return bool(self.told[FINITE])
 
     @property
+    def spiked(self) -> bool:
+        """Whether loss or norm are numbers, but beyond the limits."""
+        return self.finite and not self.told[CALM]
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The loss, the norm of the gradients, and the model's own."""
         values = self.told[LOSS : LOSS + len(self.names)]
@@ -55,24 +65,33 @@ class StepOutcome:
 WATCHING, HALTED, PASSING = 0, 1, 2
 """What a step does about values that are not finite: halt the run, so that every step after it
 changes nothing and the state is still the one that failed when the host comes to read of it; be
-such a step after it; or pass over the batch and go on."""
+such a step after it; or pass over the batch and go on. A spike, beyond the limits, halts in any
+case: who passes over it has lifted them."""
 
 _OPTIONS: dict[str, dict[str, bool | str]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 """By platform. With cuBLAS alone a 1.3B decoder trains 5 % faster on an H200 than with the products
 that XLA's tuning picks, and compiles in half the time (benchmarks/train_h200.py)."""
+NO_OPTIONS: Mapping[str, bool | str] = MappingProxyType({})
 
 
-def make_step(recipe: Recipe, mesh: Mesh | AbstractMesh, places: State) -> Any:
-    """The step: state, watch, batch, notice → state, watch, what it tells.
+def make_step(
+    recipe: Recipe,
+    mesh: Mesh | AbstractMesh,
+    places: State,
+    options: Mapping[str, bool | str] = NO_OPTIONS,
+) -> Any:
+    """The step: state, watch, batch, notice, limits → state, watch, what it tells.
 
     A step whose loss or gradients are not finite leaves parameters and moments as they were. What
     it does then is an input (`WATCHING` or `PASSING`), so that there is one program for both and
-    their bits agree. On an `AbstractMesh` it can be compiled and looked at.
+    their bits agree; so are the limits of loss and norm (`NO_LIMITS` for none), which only choose
+    between two states and change the bits of neither. On an `AbstractMesh` it can be compiled and
+    looked at. `options` go to the compiler, beside those of the platform.
     """
     loss_and_metrics, optimizer = loss_of(recipe.model), recipe.optimizer
 
     def step(
-        state: State, watch: jax.Array, batch: Batch, notice: jax.Array
+        state: State, watch: jax.Array, batch: Batch, notice: jax.Array, limits: jax.Array
     ) -> tuple[State, jax.Array, jax.Array]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         with_gradient = jax.value_and_grad(loss_and_metrics, has_aux=True)
@@ -82,19 +101,21 @@ def make_step(recipe: Recipe, mesh: Mesh | AbstractMesh, places: State) -> Any:
 
         by_group = jnp.stack(list(squares(grads).values()))
         finite = jnp.isfinite(loss) & jnp.isfinite(by_group).all()
-        good = finite & (watch != HALTED)
+        norm = jnp.sqrt(by_group.sum())
+        calm = finite & (loss <= limits[0]) & (norm <= limits[1])
+        good = calm & (watch != HALTED)
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(good, new, old),
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        halts = ~finite & (watch == WATCHING)
+        halts = jnp.where(watch == WATCHING, ~calm, finite & ~calm)
         watch = jnp.where(halts, HALTED, watch).astype(watch.dtype)
         number = state.step + (watch != HALTED).astype(state.step.dtype)
-        norm = jnp.sqrt(by_group.sum())
         words = [
             notice.max(),
             finite,
+            calm,
             loss,
             norm,
             *(metrics[name] for name in sorted(metrics)),
@@ -108,10 +129,11 @@ def make_step(recipe: Recipe, mesh: Mesh | AbstractMesh, places: State) -> Any:
         step,
         donate_argnums=(0, 1),
         out_shardings=(shardings(places), whole, whole),
-        compiler_options=_options(mesh),
+        compiler_options={**_of_platform(mesh), **options} or None,
     )
 
 
-def _options(mesh: Mesh | AbstractMesh) -> dict[str, bool | str] | None:
+def _of_platform(mesh: Mesh | AbstractMesh) -> Mapping[str, bool | str]:
     # An abstract mesh has no devices yet, and so no platform.
-    return _OPTIONS.get(mesh.devices.flat[0].platform) if isinstance(mesh, Mesh) else None
+    devices = mesh.devices.flat if isinstance(mesh, Mesh) else ()
+    return next((_OPTIONS.get(device.platform, NO_OPTIONS) for device in devices), NO_OPTIONS)
