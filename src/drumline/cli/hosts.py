@@ -9,7 +9,7 @@ from drumline.cli.connect import MISTAKE, connect, echo_json, echo_lines
 from drumline.cli.options import AsJson
 
 app = typer.Typer(
-    help="List the hosts that jobs have met; show, exclude or forgive one.",
+    help="List hosts that jobs have met; exclude or forgive.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -19,7 +19,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 @app.callback(invoke_without_command=True)
 def hosts(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the hosts that jobs have met, the least trusted first."""
+    """List the hosts that jobs have met, with their past."""
     if context.invoked_subcommand is not None:
         return
     from drumline.cli.rendering.table import print_table

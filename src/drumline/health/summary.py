@@ -31,18 +31,26 @@ class RunTimes:
     """The runs of one test."""
 
     runs: list[Mapping[int, float]] = field(default_factory=list)
+    """Those by which the speed is judged: all of them do the same work."""
+    others: list[Mapping[int, float]] = field(default_factory=list)
     flops: float = 0.0
     bytes: float = 0.0
 
     def add(self, seen: Observation) -> None:
         """Count one run in."""
-        if seen.seconds:
+        if seen.flops or seen.bytes:
             self.runs.append(seen.seconds)
             self.flops, self.bytes = seen.flops, seen.bytes
+        elif seen.seconds:
+            self.others.append(seen.seconds)
 
     def of(self, device: int) -> list[float]:
         """The seconds of each run on one device."""
         return [run[device] for run in self.runs if device in run]
+
+    def all(self, device: int) -> float:
+        """The seconds of all that was run on it."""
+        return sum(run.get(device, 0.0) for run in (*self.runs, *self.others))
 
 
 def summarise(
@@ -95,9 +103,11 @@ def _chip(
 def _rates(test: str, device: Device, times: RunTimes) -> CheckOutcome:
     """How long a test took on a chip, and how near that is to what the catalogue says."""
     runs = times.of(device.id)
-    if not runs:
+    if not times.all(device.id):
         return CheckOutcome(said=NOT_RUN)
-    outcome = CheckOutcome(seconds=sum(runs))
+    outcome = CheckOutcome(seconds=times.all(device.id))
+    if not runs:
+        return outcome
     kind = device_kind(device.kind)
     share = 1 / kind.devices_per_chip if kind else 0.0
     if times.flops:
@@ -122,9 +132,10 @@ def _speed(test: str, device: Device, times: RunTimes, outcome: CheckOutcome) ->
         factor = slow_chips(times.runs, device.platform).get(device.id)
         if factor is not None:
             return f"{name}: takes {factor:.2f} times as long as the other chips"
-    if outcome.share is not None and outcome.share < LEAST_SHARE:
+    least = LEAST_SHARE.get(device.platform, 0.0)
+    if outcome.share is not None and outcome.share < least:
         rate, unit = (outcome.tflops, "TFLOP/s") if outcome.tflops else (outcome.gb_per_s, "GB/s")
-        return f"{name}: {rate:,.0f} of {outcome.peak:,.0f} {unit}, under {LEAST_SHARE:.0%}"
+        return f"{name}: {rate:,.0f} of {outcome.peak:,.0f} {unit}, under {least:.0%}"
     return ""
 
 

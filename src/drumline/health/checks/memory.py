@@ -1,7 +1,8 @@
 """Does memory keep what was written: six patterns over nearly all that is free of it.
 
 Alternating bits find cells that stick or lean on their neighbours; a word's own address as its
-value finds lines that select the wrong cell, which no constant would show.
+value finds lines that select the wrong cell, which no constant would show. One block has all its
+bits inverted, over and over: that is memory at its full speed.
 """
 
 import time
@@ -19,6 +20,8 @@ from drumline.health.checks.sizes import Sizes
 from drumline.health.observations import ZERO, Observation
 
 WORD = 4
+INVERSIONS = 32
+"""How often each bit of a block is inverted; even, so that all are as they were."""
 PATTERNS = {
     "00": (0x00000000, 0),
     "FF": (0xFFFFFFFF, 0),
@@ -67,7 +70,24 @@ def memory(bench: Bench, sizes: Sizes, turn: int) -> Iterator[Observation]:
             ZERO,
             {device: (count,) for device, count in wrong.items()},
             {device: taken + reading for device, taken in seconds.items()},
-            bytes=2.0 * blocks * size * WORD,
+        )
+    yield from _inverted(bench, size, turn)
+
+
+def _inverted(bench: Bench, size: int, turn: int) -> Iterator[Observation]:
+    fill, check = _fill(bench.chips, size), _check(bench.chips, size)
+    place = np.array(PATTERNS["address"] + (0,), np.uint32)
+    for run in range(2):
+        ran = bench.run(_invert(bench.chips), bench.run(fill, place).outputs)
+        read = bench.read(check, ran.outputs, place)
+        yield Observation(
+            "memory",
+            f"inverted {INVERSIONS} times, round {turn + 1}",
+            run,
+            ZERO,
+            {device: (int(told),) for device, told in read.items()},
+            ran.seconds,
+            bytes=2.0 * INVERSIONS * size * WORD,
         )
 
 
@@ -83,6 +103,15 @@ def _fill(mesh: Mesh, size: int) -> OnChips:
         return _word(place, size)[None]
 
     return OnChips("memory", fill, mesh)
+
+
+@cache
+def _invert(mesh: Mesh) -> OnChips:
+    def invert(block: jax.Array) -> jax.Array:
+        inverted: jax.Array = jax.lax.fori_loop(0, INVERSIONS, lambda _, words: ~words, block)
+        return inverted
+
+    return OnChips("inversion", invert, mesh, EACH)
 
 
 @cache

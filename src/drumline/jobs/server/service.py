@@ -20,8 +20,8 @@ from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
 from drumline.jobs.server.execution import Execution
 from drumline.jobs.server.jobfiles import JobFiles
-from drumline.jobs.server.lost import LostSlices
-from drumline.jobs.server.remembered import RememberedHosts
+from drumline.jobs.server.known.lost import LostSlices
+from drumline.jobs.server.known.remembered import RememberedHosts
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store.records import Record, SetAside, Unreadable
 from drumline.jobs.store.search import Search
