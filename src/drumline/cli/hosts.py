@@ -81,9 +81,7 @@ def exclude(
     why: Annotated[str, typer.Option("--why", help="For whoever reads it later.")] = "",
     for_: Annotated[
         str | None,
-        typer.Option(
-            "--for", metavar="TIME", help="12h or 7d; without it, until forgiven."
-        ),
+        typer.Option("--for", metavar="TIME", help="12h or 7d; without it, until forgiven."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

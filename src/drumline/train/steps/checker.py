@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
+from drumline.chips.kinds import TPUS
 from drumline.health.accusation import HardwareFault
 from drumline.train.plan import Plan
-from drumline.train.reporting.throughput import TPUS
 from drumline.train.steps.step import make_step
 
 ONE_CORE, TWO_CORES = ("v5e", "v6e"), ("v4", "v5p")
