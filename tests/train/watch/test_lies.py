@@ -15,9 +15,11 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from drumline.health import HardwareFault
+from drumline.health.accusation import read
 from drumline.health.emulated import changed, flip_bit
 from drumline.health.report import BurnIn, CheckOutcome, ChipHealth
 from drumline.train import Functions, Recipe, data, fingerprint, fit
+from drumline.train.__main__ import main
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.steps import pipeline
 from drumline.train.watch import watch
@@ -194,3 +196,15 @@ def test_the_checker_of_the_tpu_is_left_out_elsewhere(capsys: pytest.CaptureFixt
     assert "sdc_every: only the compiler for TPUs has this checker; on cpu it is off" in (
         capsys.readouterr().out
     )
+
+
+def test_the_command_ends_with_the_accusation_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], break_chip: Break
+) -> None:
+    """Nothing but counters is held twice here; every chip's short product tells, if not they."""
+    break_chip("lies")
+    assert main([str(Path(__file__).parents[1] / "toy.py"), "--set", "steps=40"]) == 1
+    *_, last = capsys.readouterr().err.strip().splitlines()
+    accused = read(last)
+    assert accused is not None
+    assert (accused.host, accused.chip) == (0, LIAR)
