@@ -21,7 +21,39 @@ PRODUCT = f"""\
 """
 SECOND = PRODUCT.replace("%product", "%second")
 
+FUSED = """\
+%part.MARK (a: f32[16,16]) -> f32[64,16] {
+  %a = f32[16,16]{1,0} parameter(0)
+  %all-gather.1 = f32[64,16]{1,0} all-gather(%a), channel_id=1, replica_groups=[2,4]<=[8], \
+dimensions={0}, use_global_device_ids=true
+  ROOT %mark = f32[64,16]{1,0} custom-call(%all-gather.1), \
+custom_call_target="AsyncCollectiveMARK"
+}
+"""
+
 ASYNCHRONOUS = (
+    Text(
+        "all-gather that is fused with others' work",
+        GRID,
+        f"""\
+HloModule gathering, is_scheduled=true, num_partitions=8
+
+{FUSED.replace("MARK", "Start")}
+{FUSED.replace("MARK", "Done")}
+{PRODUCT}
+{SECOND}
+ENTRY %main (p: f32[16,16], w: f32[16,16]) -> (f32[64,16], f32[16,16]) {{
+  %p = f32[16,16]{{1,0}} parameter(0)
+  %w = f32[16,16]{{1,0}} parameter(1)
+  %start = f32[64,16]{{1,0}} fusion(%p), kind=kCustom, calls=%part.Start
+  %product = f32[16,16]{{1,0}} fusion(%p, %w), kind=kOutput, calls=%product
+  %end = f32[64,16]{{1,0}} fusion(%start), kind=kCustom, calls=%part.Done
+  %second = f32[16,16]{{1,0}} fusion(%p, %product), kind=kOutput, calls=%second
+  ROOT %both = (f32[64,16]{{1,0}}, f32[16,16]{{1,0}}) tuple(%end, %second)
+}}
+""",
+        (Found(all_gather("Y", 4, 1024), asynchronous=True, between=("product",)),),
+    ),
     Text(
         "all-gather-start and -done",
         GRID,

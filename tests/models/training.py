@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from drumline.models import LM, MLP, ViT
+from tests.tracing import traced_for_cpu_alone
 
 Model = LM | MLP | ViT
 Tree = Any
@@ -95,7 +96,9 @@ def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:
 @cache
 def trained(name: str, layout: str, *sizes: int) -> Run:
     """Twenty steps of AdamW on one batch."""
-    program, places, batch = compiled(replace(MODELS[name], layout=layout), mesh_of(*sizes), name)
+    model = replace(MODELS[name], layout=layout)
+    with traced_for_cpu_alone():
+        program, places, batch = compiled(model, mesh_of(*sizes), name)
     weights, optimizer = weights_of(name), AdamW(weights_of(name))
     losses, first = [], None
     for _ in range(STEPS):

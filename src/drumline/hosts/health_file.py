@@ -9,7 +9,8 @@ from drumline.hosts.agent_file import zipped_files
 
 PACKAGE = Path(drumline.__file__).parent
 PARTS = ("__init__.py", "heartbeat.py", "distributed.py", "chips", "health")
-START = "from drumline.health.__main__ import main\n\nmain()\n"
+# As `python -m` would: the module itself decides how its process ends.
+START = "import runpy\n\nrunpy.run_module('drumline.health', run_name='__main__')\n"
 
 
 @cache

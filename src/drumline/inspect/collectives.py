@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from drumline.inspect.hlo.executions import Found, walk
 from drumline.inspect.hlo.groups import axes_of, read_groups, read_pairs
@@ -230,6 +230,9 @@ def _collective(
     start = place.start or (
         (instruction, within) if instruction.opcode.endswith("-start") else None
     )
+    if start is None and place.caller is not None:
+        part = async_part(place.caller[0], module)
+        start = place.caller if part is not None and part.part == "start" else None
     origin = start[0].place if start and not instruction.place.source else instruction.place
     if not origin.source:
         origin = _asked_for_by(instruction, within) or origin
@@ -244,7 +247,7 @@ def _collective(
         source=origin.source,
         scope=origin.scope,
         asynchronous=start is not None,
-        between=() if start is None else tuple(_between(*start)),
+        between=() if start is None else tuple(_between(*start, module)),
         group=group,
         name=instruction.name,
     )
@@ -312,9 +315,11 @@ def _steps(value: Instruction) -> str:
     return value.name if value.opcode == "fusion" else value.opcode
 
 
-def _between(start: Instruction, within: Computation) -> Iterator[str]:
+def _between(start: Instruction, within: Computation, module: Module) -> Iterator[str]:
     """What is computed between a start and its end, by name and source line."""
     ends = {start.name}
+    fused = async_part(start, module)
+    end = None if fused is None else AsyncPart("done", fused.channel)
     after = False
     for instruction in within.instructions:
         if instruction is start:
@@ -322,6 +327,8 @@ def _between(start: Instruction, within: Computation) -> Iterator[str]:
             continue
         if not after:
             continue
+        if end is not None and async_part(instruction, module) == end:
+            return
         if ends & set(instruction.operands):
             if instruction.opcode.endswith("-done"):
                 return
@@ -331,6 +338,31 @@ def _between(start: Instruction, within: Computation) -> Iterator[str]:
         if computes(instruction):
             at = f" at {instruction.place.short}" if instruction.place.source else ""
             yield f"{instruction.name}{at}"
+
+
+@dataclass(frozen=True)
+class AsyncPart:
+    """The start or the end of a collective that the TPU's compiler has fused with others' work."""
+
+    part: Literal["start", "done"]
+    channel: str
+
+
+def async_part(lead: Instruction, module: Module) -> AsyncPart | None:
+    """What of an asynchronous collective a fusion is; None for what computes meanwhile, too."""
+    called = module.computations.get((lead.called().get("calls") or ("",))[0])
+    if lead.opcode != "fusion" or called is None:
+        return None
+    marks = {one.attributes.get("custom_call_target", "").strip('"') for one in called.instructions}
+    channels = [
+        one.attributes.get("channel_id") for one in called.instructions if one.opcode in KINDS
+    ]
+    if not channels:
+        return None
+    channel = f"channel {channels[0]}"
+    if "AsyncCollectiveStart" in marks:
+        return AsyncPart("start", channel)
+    return AsyncPart("done", channel) if "AsyncCollectiveDone" in marks else None
 
 
 _NO_WORK = {

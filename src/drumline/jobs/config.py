@@ -146,7 +146,7 @@ def read(home: Path) -> Config:
         asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
         burn_in=_QUICK_BURN_IN if quick else _BURN_IN,
         patience=replace(_QUICK_THRESHOLDS if quick else Thresholds(), **given.patience),
-        timing=Timing(reconnect_most=1.0) if quick else Timing(),
+        timing=Timing(reconnect_most=1.0, device_wait=5.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,
         idle_seconds=given.idle_minutes * 60,
         log_bytes=round(given.log_megabytes * 1e6),

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from drumline.train.mesh import make_mesh as make_mesh  # where callers have always found it
 from drumline.train.mistakes import Mistake
 from drumline.train.recipe import Recipe
 

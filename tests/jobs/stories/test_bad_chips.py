@@ -126,5 +126,5 @@ def test_a_bad_slice_is_parked_until_the_program_runs_elsewhere(world: World) ->
     assert shown["status"] == "SUCCEEDED"
     kinds = [event["kind"] for event in shown["events"]]
     assert kinds.index("parked") < kinds.index("run")
-    assert parked in [event["text"].split()[0] for event in shown["events"]]
+    assert any(event["text"].startswith(f"{parked} (8 chips") for event in shown["events"])
     world.cloud_is_empty()

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import pytest
 
-from drumline.parallel.einsum.costs import RingWork, Travels, by_xla, on_ring, tpu_of
+from drumline.chips import chip
+from drumline.chips.kinds import TPUS
+from drumline.parallel.einsum.costs import RingWork, Travels, by_xla, on_ring
+from drumline.parallel.tpus import tpu_of
 
 RING = 4
 
@@ -45,6 +48,10 @@ SEEN = [
     Seen("TPU v5 lite", "scatter", (8192, 4096, 4096), 1.02, 1.02),
     Seen("TPU v5 lite", "scatter", (512, 2048, 8192), 1.31, 1.31),
     Seen("TPU v5 lite", "allreduce", (8192, 14336, 4096), 1.08, 0.91),
+    Seen("TPU v4", "gather rows", (8192, 4096, 14336), 0.92, 0.89),
+    Seen("TPU v4", "scatter", (8192, 14336, 4096), 0.94, 0.91),
+    Seen("TPU v6 lite", "gather rows", (8192, 4096, 14336), 0.95, 1.054),
+    Seen("TPU v6 lite", "scatter", (8192, 14336, 4096), 0.96, 0.94),
 ]
 
 
@@ -52,8 +59,9 @@ def _chosen(seen: Seen) -> bool:
     rows, inner, columns = seen.dims
     travelling = inner if seen.travels.startswith("gather") else columns
     flops = 2.0 * rows * inner * columns / RING
-    work = RingWork(seen.travels, RING, flops, rows * travelling / RING, 2)
     chip = tpu_of(seen.kind)
+    shard = rows * travelling / RING
+    work = RingWork(seen.travels, RING, flops, shard, inner * columns / RING, 2)
     return on_ring(work, 2, chip).worse(by_xla(work, chip)) <= 1
 
 
@@ -71,3 +79,13 @@ def test_a_ring_is_taken_only_where_it_is_no_slower_and_wherever_it_clearly_pays
 def test_names_that_jax_has_for_one_chip_are_one() -> None:
     assert tpu_of("TPU v5p") == tpu_of("TPU v5") != tpu_of("TPU v5e") == tpu_of("TPU v5 lite")
     assert tpu_of("TPU v99") == tpu_of("TPU v5e")
+
+
+def test_a_chip_has_the_figures_of_the_catalogue() -> None:
+    for kind, (name, devices) in TPUS.items():
+        known, here = chip(name), tpu_of(kind)
+        assert (here.peak, here.memory) == (
+            known.peak_bf16_flops / devices,
+            known.hbm_bandwidth / devices,
+        ), kind
+        assert here.link == known.link_bandwidth, kind

@@ -25,6 +25,7 @@ def _type(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStr
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.usefixtures("traced_for_cpu_alone")
 def test_memory_stays_within_the_balanced_share_whatever_the_assignment() -> None:
     tokens, d, f, experts, k, x = 4096, 256, 512, 16, 2, 8
     share = tokens * k // x * (d + f) * 4

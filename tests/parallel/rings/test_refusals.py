@@ -140,10 +140,18 @@ def test_forward_mode(function: Any) -> None:
     )
     x, w = jnp.ones((2, 4)), jnp.ones((4, 6))
     says = f"{function.__name__}: has a gradient .* but no forward mode"
-    for call in (
-        lambda: jax.jvp(run, (x, w), (x, w)),
-        lambda: jax.jit(lambda x, w: jax.jvp(run, (x, w), (x, w)))(x, w),
-        lambda: jax.linearize(run, x, w)[1](x, w),
-    ):
+
+    def pushed(x: jax.Array, w: jax.Array) -> Any:
+        return jax.jvp(run, (x, w), (x, w))
+
+    def linearized(x: jax.Array, w: jax.Array) -> Any:
+        return jax.linearize(run, x, w)[1](x, w)
+
+    for call in (pushed, linearized):
         with pytest.raises(ValueError, match=says):
-            call()
+            jax.jit(call)(x, w)
+        # Outside of jit each operation is a program of its own, and there are a hundred: one
+        # function stands for all, as what refuses is the same line.
+        if function is allgather_matmul:
+            with pytest.raises(ValueError, match=says):
+                call(x, w)

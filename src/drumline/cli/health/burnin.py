@@ -25,7 +25,7 @@ def burnin(
     ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Test every chip of this machine: arithmetic, memory, links."""
+    """Test whether the chips here compute right."""
     from drumline.targets import Mistake
 
     if not 0 < seconds < 1e6:
@@ -91,17 +91,19 @@ def _cell(test: "CheckOutcome") -> str:
 
 
 def _remarks(report: "BurnIn") -> list[str]:
-    """What is wrong, a line each, but for the sentence that ends the report."""
+    """What is wrong, a line each, but for what the sentence that ends the report says."""
     places: list[tuple[str, ChipHealth | HostHealth]] = [
         *((f"chip {chip.id} on host {chip.host}", chip) for chip in report.devices),
         *((f"host {host.host}", host) for host in report.hosts),
     ]
-    return [
+    warned = [
         f"{who}: {test.said}"
         for who, place in places
         for test in place.tests.values()
-        if test.verdict != "pass"
+        if test.verdict == "warn"
     ]
+    accused = [one.sentence.removeprefix("drumline: ") for one in report.accusations[1:]]
+    return accused + (warned if report.accusations else warned[1:])
 
 
 def _count(number: int, noun: str) -> str:

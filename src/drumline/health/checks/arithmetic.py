@@ -93,6 +93,8 @@ def _chain(mesh: Mesh, side: int, chain: int) -> OnChips:
         right = bf16_matrix(2 * seed + 1, (low_right, span_right), checkerboard, side)
 
         back = right * scale.astype(jnp.bfloat16)  # a power of two: exact
+        # Made once and kept: XLA would make them anew, tile by tile, within each product.
+        left, right, back = jax.lax.optimization_barrier((left, right, back))
 
         def twice(_: int, product: jax.Array) -> jax.Array:
             # bf16 out of the unit itself: an epilogue in float32 would cost a GPU a tenth.
@@ -109,7 +111,7 @@ def _chain(mesh: Mesh, side: int, chain: int) -> OnChips:
 @cache
 def _bytes(mesh: Mesh, side: int, inner: int) -> OnChips:
     def multiply(seed: jax.Array) -> jax.Array:
-        left, right = int8_factors(seed, side, inner)
+        left, right = jax.lax.optimization_barrier(int8_factors(seed, side, inner))
         return jax.lax.dot(left, right, preferred_element_type=jnp.int32)[None, None]
 
     return OnChips("matmul_int8", multiply, mesh)

@@ -73,7 +73,8 @@ def bf16_matrix(
     index = jax.lax.iota(jnp.uint32, side * side).reshape(side, side)
     low, span = exponents
     word = counted(seed, index)
-    bits = (word & 0x807F) | ((low + (word >> 16) % span) << 7)
+    # The upper half of the word chooses the exponent; a TPU has no division of integers.
+    bits = (word & 0x807F) | ((low + (((word >> 16) * span) >> 16)) << 7)
     row = jax.lax.broadcasted_iota(jnp.uint32, (side, side), 0)
     odd = (row + index) & 1  # a side is even, so this is the parity of row and column
     bits = jnp.where(checkerboard > 0, jnp.where(odd > 0, 0xAAAA, 0x5555).astype(jnp.uint32), bits)

@@ -50,7 +50,12 @@ class LoweredProgram:
 
 
 def lower(
-    function: Any, arguments: tuple[Any, ...], *, mesh: MeshLike | None, platform: str | None
+    function: Any,
+    arguments: tuple[Any, ...],
+    *,
+    mesh: MeshLike | None,
+    platform: str | None,
+    kind: str | None = None,
 ) -> LoweredProgram:
     """Trace a function and lower it, or take what is lowered already.
 
@@ -59,6 +64,7 @@ def lower(
         arguments: arrays, or `jax.ShapeDtypeStruct`s with shardings.
         mesh: the mesh to trace under; without one, that of the context.
         platform: what to lower for; None for the devices of this process.
+        kind: which TPU, where the platform is that: rings are written, and chosen, for the chip.
 
     Raises:
         Mistake: it does not trace, or the mesh does not divide an argument.
@@ -81,7 +87,7 @@ def lower(
             placed = arguments if candidate is None else place(arguments, candidate)
             check_divides(placed)
             check_mesh(placed, given)
-            with context, written_for("tpu" if platform == "tpu" else "other"):
+            with context, written_for("tpu" if platform == "tpu" else "other", kind):
                 traced = _jitted(function).trace(*placed)
                 lowered = traced.lower(lowering_platforms=platform and (platform,))
         except Mistake:

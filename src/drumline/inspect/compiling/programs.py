@@ -87,17 +87,18 @@ def compiled_program(
     if compiler not in get_args(Compiler):
         raise Mistake(f"{compiler!r} is no compiler; there are {', '.join(get_args(Compiler))}")
     chosen = _choose(compiler, on, mesh, arguments)
+    kind = None if on is None else f"TPU {on.generation}"
     if chosen == "cpu" and on is not None:
         # JAX writes some things in another way for CPUs, random numbers for one. What it writes for
         # TPUs alone, such as kernels, the CPU's compiler may refuse.
         with suppress(Mistake):
-            program = lower(function, arguments, mesh=mesh, platform="tpu")
+            program = lower(function, arguments, mesh=mesh, platform="tpu", kind=kind)
             # A kernel is a closed box to it: what it stands for on other platforms can be read.
             if b"tpu_custom_call" not in program.code:
                 return _by_cpus(program)
     # Lowered already, it is lowered for what it was lowered for.
     platform = {"cpu": "cpu", "tpu": "tpu"}.get(chosen)
-    program = lower(function, arguments, mesh=mesh, platform=platform)
+    program = lower(function, arguments, mesh=mesh, platform=platform, kind=kind)
     axes = _mesh_of(program)
     if chosen == "tpu" and on is not None:
         return _for_tpu(program, axes, on, options or {})

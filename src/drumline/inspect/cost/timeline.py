@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Literal
 
 from drumline.inspect.collectives import (
     KINDS,
+    async_part,
     axes,
     group_size,
     is_scattered,
@@ -180,7 +180,7 @@ class Player:
             if lead.opcode in FREE:
                 continue
             begun = next((name for name in lead.operands if name in running), None)
-            fused = _async_part(lead, self.module)
+            fused = async_part(lead, self.module)
             if fused and fused.part == "done":
                 begun = fused.channel if fused.channel in running else None
             if lead.opcode.endswith(("-done", "-update")) or (fused and fused.part == "done"):
@@ -376,31 +376,6 @@ def _started(kernel: Kernel, module: Module) -> Kernel:
     # Its operands are the start's: the parameters of the called computation stand for them.
     started = replace(inner[0], opcode=opcode, operands=lead.operands)
     return Kernel(kernel.name, [started], takes=kernel.takes)
-
-
-@dataclass(frozen=True)
-class _AsyncPart:
-    """The start or the end of a collective that the TPU's compiler has fused with others' work."""
-
-    part: Literal["start", "done"]
-    channel: str
-
-
-def _async_part(lead: Instruction, module: Module) -> _AsyncPart | None:
-    """What of an asynchronous collective a fusion is; None for what is computed meanwhile, too."""
-    called = module.computations.get((lead.called().get("calls") or ("",))[0])
-    if lead.opcode != "fusion" or called is None:
-        return None
-    marks = {one.attributes.get("custom_call_target", "").strip('"') for one in called.instructions}
-    channels = [
-        one.attributes.get("channel_id") for one in called.instructions if one.opcode in KINDS
-    ]
-    if not channels:
-        return None
-    channel = f"channel {channels[0]}"
-    if "AsyncCollectiveStart" in marks:
-        return _AsyncPart("start", channel)
-    return _AsyncPart("done", channel) if "AsyncCollectiveDone" in marks else None
 
 
 def _direction(lead: Instruction) -> str:

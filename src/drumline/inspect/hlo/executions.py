@@ -38,9 +38,14 @@ class Found:
     within: Computation
     executions: Executions
     start: tuple[Instruction, Computation] | None = None
-    """The `async-start`, or fusion that starts it, where it stands in a computation of its own."""
-    fused: bool = False
-    """Whether it stands within a fusion."""
+    """The `async-start` that starts it, where it stands in a computation of its own."""
+    caller: tuple[Instruction, Computation] | None = None
+    """The fusion that it stands within."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether it stands within a fusion."""
+        return self.caller is not None
 
 
 def walk(module: Module) -> Iterator[Found]:
@@ -53,10 +58,10 @@ def _walk(
     computation: Computation,
     executions: Executions,
     start: tuple[Instruction, Computation] | None,
-    fused: bool = False,
+    caller: tuple[Instruction, Computation] | None = None,
 ) -> Iterator[Found]:
     for instruction in computation.instructions:
-        yield Found(instruction, computation, executions, start, fused)
+        yield Found(instruction, computation, executions, start, caller)
         called = instruction.called()
         match instruction.opcode:
             case "while":
@@ -75,7 +80,7 @@ def _walk(
             case _:
                 continue
         begun = (instruction, computation) if instruction.opcode == "async-start" else start
-        within = fused or instruction.opcode == "fusion"
+        fusion = (instruction, computation) if instruction.opcode == "fusion" else caller
         for name in names:
             if name in module.computations:
-                yield from _walk(module, module.computations[name], inside, begun, within)
+                yield from _walk(module, module.computations[name], inside, begun, fusion)

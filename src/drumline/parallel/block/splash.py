@@ -26,10 +26,8 @@ from drumline.parallel.grouped.blocks import alike
 LANES = 128
 """Positions in the kernel's smallest block."""
 SHORTEST = 512
-"""Positions from which the kernel pays. By the TPU compiler's count the rest of a decoder's step,
-bringing heads before positions among it, takes 0.81 of the cycles of one with XLA's attention at
-512 positions, before the kernel's own, and 0.37 at 2048. Of ViT's 197 positions, bringing them into
-place alone takes 1.4 times the cycles of XLA's attention."""
+"""Positions from which the kernel is taken. It wants heads before positions, and bringing them
+there is a cost that grows with the positions, where XLA's attention grows with their square."""
 BLOCKS = (512, 384, 256, 128)
 """Positions of a block, best first: long ones read keys less often, longer fill the memory."""
 

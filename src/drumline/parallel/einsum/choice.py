@@ -12,10 +12,11 @@ from typing import Literal, assert_never
 
 import jax.numpy as jnp
 
-from drumline.parallel.einsum.costs import TPU, RingWork, Times, Travels, by_xla, on_ring
+from drumline.parallel.einsum.costs import RingWork, Times, Travels, by_xla, on_ring
 from drumline.parallel.einsum.labels import Product, item_bytes
 from drumline.parallel.einsum.routes import Movement, Route, find_route, is_local, local_size, told
 from drumline.parallel.rings.ring import Direction, Loop, Ring, Target
+from drumline.parallel.tpus import TPU
 
 Choice = Literal["local", "gather-matmul", "matmul-scatter", "matmul-allreduce", "jnp.einsum"]
 NEAR = 1.02
@@ -183,8 +184,9 @@ def _work(product: Product, route: Route, types: Types, manner: Manner) -> RingW
     gathered = devices if travels.startswith("gather") else 1
     flops = 2.0 * rows * depth * columns * gathered
     ring = Ring(route.axis_name, devices, manner.direction, manner.loop, None, target="tpu")
+    held = depth * columns * (devices if travels == "gather contraction" else 1)
     one_way = manner.direction == "one"
-    return RingWork(travels, devices, flops, shard, item, one_way, ring.rolled)
+    return RingWork(travels, devices, flops, shard, held, item, one_way, ring.rolled)
 
 
 def fallback(reason: str, direction: Direction) -> Explanation:

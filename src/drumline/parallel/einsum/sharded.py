@@ -23,7 +23,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from drumline.parallel.einsum.choice import Explanation, Manner, Types, explain, fallback
-from drumline.parallel.einsum.costs import TPU, tpu_of
 from drumline.parallel.einsum.labels import (
     Labelled,
     NotTwoOperands,
@@ -32,7 +31,7 @@ from drumline.parallel.einsum.labels import (
     spread,
     without_single,
 )
-from drumline.parallel.einsum.places import WHOLE, AnyMesh, Placement, Placing
+from drumline.parallel.einsum.places import WHOLE, Placement, Placing
 from drumline.parallel.einsum.routes import Route
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
@@ -42,7 +41,7 @@ from drumline.parallel.rings.ring import (
     Loop,
     Target,
     check_choice,
-    device_kind,
+    chip_here,
     read_wire_dtype,
     target_here,
 )
@@ -138,7 +137,7 @@ def einsum(
             explanation.route,
             place,
             (*options, ("wire_dtype", explanation.wire_dtype)),
-            target_here(),
+            target_here(place.mesh),
         )
         outs += _on_devices(work, x, some)
     return tuple(outs) if isinstance(w, list | tuple) else outs[0]
@@ -235,17 +234,10 @@ def _explain(
     manner = replace(
         asked,
         target=target_here(place.mesh),
-        chip=_chip(place.mesh),
+        chip=chip_here(place.mesh),
         weights=sum(sizes) / max(sizes[0], 1),
     )
     return explain(products[0], types, manner)
-
-
-def _chip(mesh: AnyMesh) -> TPU | None:
-    """The TPU of a mesh, as far as it is known; None for other devices."""
-    if target_here(mesh) != "tpu":
-        return None
-    return tpu_of(device_kind(mesh))
 
 
 def _product(spec: str, x: Any, w: Any, place: Placing) -> Product:

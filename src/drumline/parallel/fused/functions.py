@@ -9,8 +9,8 @@ from __future__ import annotations
 from types import ModuleType
 
 import jax
-import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.fused.options import Interpret, Options
@@ -24,7 +24,7 @@ def fused_allgather_matmul(
     axis_name: AxisName,
     direction: Direction = "both",
     precision: lax.PrecisionLike = None,
-    wire_dtype: jax.typing.DTypeLike = jnp.float32,
+    wire_dtype: DTypeLike | None = None,
     vmem_bytes: int | None = None,
     cores: int | None = None,
     interpret: Interpret = False,
@@ -40,7 +40,8 @@ def fused_allgather_matmul(
         axis_name: the mesh axis (or axes) of the ring.
         direction: `"both"` sends chunks both ways round the ring, `"one"` everything one way.
         precision: of each multiplication, as `jnp.matmul` takes it.
-        wire_dtype: the type in which the sums of x's gradient travel: float32 or bfloat16.
+        wire_dtype: the type in which the sums of x's gradient travel: float32 or bfloat16; None is
+            that in which they are added, float32.
         vmem_bytes: how much of each core's VMEM to use; by default half of it.
         cores: how many of the device's TensorCores to use; by default all, which are two on v4
             and v5p, whose chips are one device.
@@ -67,7 +68,7 @@ def fused_matmul_reducescatter(
     axis_name: AxisName,
     direction: Direction = "both",
     precision: lax.PrecisionLike = None,
-    wire_dtype: jax.typing.DTypeLike = jnp.float32,
+    wire_dtype: DTypeLike | None = None,
     vmem_bytes: int | None = None,
     cores: int | None = None,
     interpret: Interpret = False,
@@ -84,7 +85,7 @@ def fused_matmul_reducescatter(
         direction: `"both"` sends sums both ways round the ring, `"one"` everything one way.
         precision: of each multiplication, as `jnp.matmul` takes it.
         wire_dtype: the type in which sums travel: float32, or bfloat16, which halves the bytes
-            and rounds at every hop.
+            and rounds at every hop; None is that in which they are added, float32.
         vmem_bytes: how much of each core's VMEM to use; by default half of it.
         cores: how many of the device's TensorCores to use; by default all, which are two on v4
             and v5p, whose chips are one device.

@@ -33,7 +33,7 @@ from drumline.parallel.fused.scattering import scatter_product
 from drumline.parallel.fused.tours import Tour
 from drumline.parallel.modes import once_only, reverse_only
 from drumline.parallel.rings.ring import Direction, check_choice
-from drumline.parallel.rings.shapes import check_contraction, check_weight
+from drumline.parallel.rings.shapes import check_contraction, check_divides, check_weight
 from drumline.parallel.varying import is_checked, vary_alike
 
 _ONCE = "its backward pass is a kernel; the ring functions have one"
@@ -54,12 +54,8 @@ def scatter_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
     """x[B, F_Y] · w[F_Y, D] → [B_Y, D]."""
     plan = _plan(options)
     _check(plan, x, w)
+    check_divides(options.caller, "rows of x", x.shape[0], plan.tour)
     size = plan.tour.size
-    if x.shape[0] % size:
-        raise ValueError(
-            f"{options.caller}: the {x.shape[0]} rows of x cannot be divided between the {size} "
-            f"devices of axis {options.axis_name!r}"
-        )
     _check_tiles(plan, x.shape[0] // size, x, w)
     x, w = reverse_only(options.caller, *vary_alike(options.axis_name, x, w))
     return _alone(plan, x, w) if size == 1 else _scatter(_on_chip(plan, options), x, w)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.rings.ring import Direction, read_wire_dtype
@@ -27,7 +27,7 @@ class Options:
     axis_name: AxisName
     direction: Direction
     precision: lax.PrecisionLike
-    wire_dtype: jax.typing.DTypeLike
+    wire_dtype: DTypeLike | None
     vmem_bytes: int | None
     cores: int | None
     interpret: Interpret

@@ -30,7 +30,7 @@ from drumline.parallel.rings.ring import (
     check_choice,
     ring_over,
 )
-from drumline.parallel.rings.scatter import Scattered, scattered_dim, scattered_sums
+from drumline.parallel.rings.scatter import Arrays, Scattered, scattered_dim, scattered_sums
 from drumline.parallel.rings.shapes import (
     check_contraction,
     check_gathered_columns,
@@ -41,7 +41,6 @@ from drumline.parallel.rings.shapes import (
 from drumline.parallel.varying import empty, vary_alike
 
 Gathered = Literal["contraction", "rows"]
-Arrays = tuple[jax.Array, ...]
 
 
 @overload

@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName, Order, devices_along
+from drumline.parallel.tpus import TPU, tpu_of
 
 Direction = Literal["both", "one"]
 Loop = Literal["auto", "unrolled", "rolled"]
@@ -123,7 +124,7 @@ class Ring:
         return lax.rem(here + back, jnp.uint32(self.size))
 
 
-_target: ContextVar[Target | None] = ContextVar("target", default=None)
+_written_for: ContextVar[tuple[Target, str | None] | None] = ContextVar("written", default=None)
 
 
 def ring_over(
@@ -168,32 +169,38 @@ def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> 
 
 
 @contextmanager
-def written_for(target: Target) -> Iterator[None]:
+def written_for(target: Target, kind: str | None = None) -> Iterator[None]:
     """Rings that are traced within are written for one target, wherever they will run.
 
-    For a look at the TPU's form on other devices, which compute the same with it.
+    For a look at the TPU's form on other devices, which compute the same with it. `kind` is the
+    TPU's, as JAX tells it; without one, that of the devices that are there.
     """
-    token = _target.set(target)
+    token = _written_for.set((target, kind))
     try:
         yield
     finally:
-        _target.reset(token)
+        _written_for.reset(token)
 
 
 def target_here(mesh: Mesh | AbstractMesh | None = None) -> Target:
     """What rings are written for here, as far as tracing can know: the mesh's devices, or ours."""
-    told = _target.get()
+    told = _written_for.get()
     if told is not None:
-        return told
+        return told[0]
     device = _device(mesh)
     platform = jax.default_backend() if device is None else device.platform
     return "tpu" if platform == "tpu" else "other"
 
 
-def device_kind(mesh: Mesh | AbstractMesh | None = None) -> str:
-    """The kind of the mesh's devices as JAX tells it; of ours, where the mesh has none."""
+def chip_here(mesh: Mesh | AbstractMesh | None = None) -> TPU | None:
+    """The TPU that rings are written for here; None for other devices."""
+    if target_here(mesh) != "tpu":
+        return None
+    told = _written_for.get()
+    if told is not None and told[1] is not None:
+        return tpu_of(told[1])
     device = _device(mesh)
-    return str((jax.devices()[0] if device is None else device).device_kind)
+    return tpu_of(str((jax.devices()[0] if device is None else device).device_kind))
 
 
 def _device(mesh: Mesh | AbstractMesh | None) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
+from drumline.parallel.axes import AxisName
 from drumline.parallel.rings.ring import Ring
 
 
@@ -76,7 +77,19 @@ def check_gathered_columns(caller: str, x: jax.Array, w: jax.Array, ring: Ring) 
         )
 
 
-def check_divides(caller: str, dimension: str, length: int, ring: Ring) -> None:
+class Circle(Protocol):
+    """Devices in a circle, and the mesh axis (or axes) that they lie along."""
+
+    @property
+    def axis_name(self) -> AxisName:
+        """The axis, or axes."""
+
+    @property
+    def size(self) -> int:
+        """How many devices."""
+
+
+def check_divides(caller: str, dimension: str, length: int, ring: Circle) -> None:
     """Refuse a dimension that cannot be shared out evenly."""
     if length % ring.size:
         raise ValueError(

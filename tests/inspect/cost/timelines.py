@@ -1,0 +1,47 @@
+"""Programs played against a v5e's constants, and the seconds that their parts take."""
+
+from __future__ import annotations
+
+from drumline.inspect.cost.machines import machine
+from drumline.inspect.cost.network import lay
+from drumline.inspect.cost.timeline import Player, Timeline, TimelineEvent
+from tests.inspect.cost.modules import module
+
+MESH = {"X": 2, "Y": 4}
+ON = machine("v5litepod-8")
+NETWORK = lay(MESH, ON)
+
+
+def played(lines: str, *others: str, scheduled: bool = False) -> Timeline:
+    return Player(module(lines, *others), NETWORK, MESH, scheduled).play()
+
+
+def named(timeline: Timeline, name: str) -> TimelineEvent:
+    (event,) = (event for event in timeline.events if event.name == name)
+    return event
+
+
+def product(side: int) -> float:
+    """Seconds of a product of two square bfloat16 matrices, with its own starting."""
+    multiplying = 2 * side**3 / (1.97e14 * 0.98)
+    loading = 3 * 2 * side**2 / (8.2e11 * 0.92)
+    return multiplying + 0.25 * loading + 0.3e-6
+
+
+def gather(shard: float, axis: str = "Y") -> float:
+    """Seconds of an all-gather over a line."""
+    length = MESH[axis]
+    return 3e-6 + (length - 1) * (shard / (4.5e10 * 0.9) + 1e-6)
+
+
+SIDE = 4096
+PRODUCT = product(SIDE)
+SHARD = 1024 * 1024 * 2
+GATHER = gather(SHARD)
+P = f"""
+    %p = bf16[{SIDE},{SIDE}] parameter(0)
+    %q = bf16[{SIDE},{SIDE}] parameter(1)
+    %r = bf16[1024,1024] parameter(2)
+    %s = bf16[1024,1024] parameter(3)
+"""
+OUT = f"bf16[{SIDE},{SIDE}]"
