@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-import drumline.health
 from drumline.health import HardwareFault
+from drumline.health.accusation import read
 from drumline.health.emulated import changed, flip_bit
+from drumline.health.report import BurnIn, CheckOutcome, ChipHealth
 from drumline.train import Functions, Recipe, data, fingerprint, fit
+from drumline.train.__main__ import main
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.steps import pipeline
-from tests.train.toy import ROWS, init, loss, toy
+from drumline.train.watch import watch
+from tests.train.toy import ROWS, SHARDED, init, loss, toy
 
 COPIES = Functions(init, loss)
 """Every device has all parameters: eight replicas."""
@@ -33,7 +36,7 @@ def break_chip(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """Go to a machine where a chip lies from a step on, or for None to a sound one."""
     machines = iter(tmp_path_factory.mktemp("machines") / str(number) for number in range(9))
     monkeypatch.setenv("DRUMLINE_EMULATED", "1")
-    monkeypatch.setattr(drumline.health, "burn_in", None, raising=False)
+    monkeypatch.setattr(watch, "burn_in", lambda *_: BurnIn("pass", "all is well"))
 
     def breaks(how: str | None, from_step: int = 0, seed: int = 7) -> None:
         machine = next(machines)
@@ -126,10 +129,11 @@ def test_what_was_saved_unchecked_is_suspect_and_passed_over(
     assert fingerprint(healed.state) == fingerprint(sound.state)
 
 
-def test_where_nothing_is_held_twice_a_replay_names_the_chip(
-    monkeypatch: pytest.MonkeyPatch, break_chip: Break
+@pytest.mark.parametrize(("liars", "found"), [([LIAR], LIAR), ([1, 6], 6)])
+def test_where_nothing_is_held_twice_a_replay_names_the_chip_or_a_burn_in_does(
+    liars: list[int], found: int, monkeypatch: pytest.MonkeyPatch, break_chip: Break
 ) -> None:
-    """A spike, and a chip that gives something else the second time."""
+    """A spike, and chips that give something else the second time."""
     break_chip(None)
     seen: list[int] = []
 
@@ -138,16 +142,26 @@ def test_where_nothing_is_held_twice_a_replay_names_the_chip(
         # The run halts at step 62 and has started two more; then it is run again.
         if seen[-2:] != [64, 62]:
             return state
-        device = jax.devices()[LIAR]
-        body = changed(state.params["body"], device, lambda values: flip_bit(values, 20))
+        body = state.params["body"]
+        for liar in liars:
+            body = changed(body, jax.devices()[liar], lambda values: flip_bit(values, 20))
         return replace(state, params={**state.params, "body": body})
 
+    tests = {"matmul": CheckOutcome("fail", "other bits")}
+    report = BurnIn("fail", "a chip", devices=(ChipHealth(6, 0, "cpu", tests),))
+    asked: list[float] = []
+
+    def burn_in(_: Any, seconds: float) -> BurnIn:
+        asked.append(seconds)
+        return report
+
+    monkeypatch.setattr(watch, "burn_in", burn_in)
     monkeypatch.setattr(pipeline, "as_computed", lies_in_the_replay)
-    recipe = spiky(62, 70, toy().model)  # type: ignore[arg-type]
     with pytest.raises(HardwareFault, match="other bits when computed again") as caught:
-        fit(recipe)
-    assert caught.value.chip == LIAR
+        fit(spiky(62, 70, SHARDED))
+    assert caught.value.chip == found
     assert seen[-3:] == [62, 62, 62]
+    assert len(asked) == len(liars) - 1
 
 
 def test_a_program_that_leaves_its_replicas_different_accuses_nobody(
@@ -182,3 +196,15 @@ def test_the_checker_of_the_tpu_is_left_out_elsewhere(capsys: pytest.CaptureFixt
     assert "sdc_every: only the compiler for TPUs has this checker; on cpu it is off" in (
         capsys.readouterr().out
     )
+
+
+def test_the_command_ends_with_the_accusation_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], break_chip: Break
+) -> None:
+    """Nothing but counters is held twice here; every chip's short product tells, if not they."""
+    break_chip("lies")
+    assert main([str(Path(__file__).parents[1] / "toy.py"), "--set", "steps=40"]) == 1
+    *_, last = capsys.readouterr().err.strip().splitlines()
+    accused = read(last)
+    assert accused is not None
+    assert (accused.host, accused.chip) == (0, LIAR)

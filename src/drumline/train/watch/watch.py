@@ -15,8 +15,7 @@ from typing import NoReturn
 import jax
 import numpy as np
 
-import drumline.health
-from drumline.health.accusation import HardwareFault
+from drumline.health import HardwareFault, burn_in
 from drumline.heartbeat import heartbeat
 from drumline.train.agree import hosts_without
 from drumline.train.checkpoints.provenance import sampled
@@ -216,12 +215,9 @@ class Watch:
 
     def _accuse_if_found(self, why: str) -> None:
         """Where the evidence names no chip, a burn-in may."""
-        burn_in = getattr(drumline.health, "burn_in", None)
-        if burn_in is None:
-            return
         self._say(f"{why}; testing every chip for {SEARCH:.0f} seconds")
         try:
-            report = burn_in(seconds=SEARCH)
+            report = burn_in(list(self._mesh.devices.flat), SEARCH)
         except Exception as error:
             # It can lack memory, or a host; the accusation stands without it.
             self._say(f"the test could not be made: {str(error)[:200] or type(error).__name__}")
