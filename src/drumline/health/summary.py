@@ -7,7 +7,7 @@ from statistics import median
 from drumline.chips.kinds import device_kind
 from drumline.health.accusation import Accusation
 from drumline.health.checks.devices import Device
-from drumline.health.judging import LEAST_SHARE, Finding, slow_chips
+from drumline.health.judging import LEAST_SHARE, UNJUDGED, Finding, slow_chips
 from drumline.health.observations import Observation
 from drumline.health.report import (
     FAIL,
@@ -132,7 +132,8 @@ def _speed(test: str, device: Device, times: RunTimes, outcome: CheckOutcome) ->
         factor = slow_chips(times.runs, device.platform).get(device.id)
         if factor is not None:
             return f"{name}: takes {factor:.2f} times as long as the other chips"
-    least = LEAST_SHARE.get(device.platform, 0.0)
+    judged = (device.platform, test) not in UNJUDGED
+    least = LEAST_SHARE.get(device.platform, 0.0) if judged else 0.0
     if outcome.share is not None and outcome.share < least:
         rate, unit = (outcome.tflops, "TFLOP/s") if outcome.tflops else (outcome.gb_per_s, "GB/s")
         return f"{name}: {rate:,.0f} of {outcome.peak:,.0f} {unit}, under {least:.0%}"
