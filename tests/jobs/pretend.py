@@ -15,7 +15,7 @@ from drumline.cloud.google import placements
 from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.cloud.protocol import CloudError, PlacementRequest
-from drumline.hosts.values import Address, Program
+from drumline.hosts.values import Address, Admit, Program
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.service import JobService
@@ -191,10 +191,15 @@ class PretendedSession:
         self._clock: Callable[[], float] = means["clock"]
         self._cut_since: float | None = None
         self.stopped = False
-        self._hosts = [
-            HostReport(n, HostPhase.RUNNING, self._clock()) for n in range(len(addresses))
-        ]
+        self._hosts = [self._host(n, means["admit"]) for n in range(len(addresses))]
         PretendedSession.opened.append(self)
+
+    def _host(self, number: int, admit: Admit) -> HostReport:
+        """One that runs, or is refused for what is known of its machine."""
+        told = {"physical_host": f"machine-{number}", "instance_id": f"i-{number}"}
+        refused = admit(number, told).refused
+        phase = HostPhase.PREPARING if refused else HostPhase.RUNNING
+        return HostReport(number, phase, self._clock(), identity=told, refused=refused)
 
     def start(self) -> None:
         self.changed.set()

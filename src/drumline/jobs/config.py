@@ -40,6 +40,8 @@ class _File(BaseModel):
     """The cloud whose intervals and thresholds apply; `google` on the emulator is a rehearsal."""
     look_seconds: float | None = Field(default=None, gt=0)
     patience: dict[str, float] = Field(default_factory=dict)
+    witness: Literal["infra_health"] | None = None
+    """Who else is believed about the health of hosts: `infra_health`, Google's own metric."""
     log_megabytes: float = Field(default=2000.0, gt=0)
     """How much of each job's logs is kept on this machine: beginnings and newest ends."""
     idle_minutes: float = Field(default=30.0, gt=0)
@@ -67,6 +69,8 @@ class Config:
     zone_rest_scale: float
     idle_seconds: float
     """Seconds without anything to do after which the server exits."""
+    witness: str | None
+    """Whose word on the health of hosts counts beside what is measured; None is nobody's."""
     log_bytes: int
     """Bytes kept of a job's logs, of all hosts and attempts together."""
 
@@ -149,6 +153,7 @@ def read(home: Path) -> Config:
         timing=Timing(reconnect_most=1.0, device_wait=5.0) if quick else Timing(),
         zone_rest_scale=0.05 if quick else 1.0,
         idle_seconds=given.idle_minutes * 60,
+        witness=given.witness,
         log_bytes=round(given.log_megabytes * 1e6),
     )
 

@@ -26,6 +26,7 @@ from drumline.jobs.controller.slices.releases import Releases
 from drumline.jobs.controller.slices.requests import Requests
 from drumline.jobs.controller.slices.sessions import Sessions
 from drumline.jobs.controller.slices.strays import Owners, Strays
+from drumline.jobs.controller.witness import Hearing, Witness
 from drumline.jobs.controller.zone_watch import ZoneWatch
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.causes import failing
@@ -70,10 +71,12 @@ class Supervisor:
         public_key: str,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        witness: Witness | None = None,
     ) -> None:
         """Take up every job as the store has it.
 
         Order and duration come from the `monotonic` clock; `wall` gives the times that are shown.
+        What the `witness` says of hosts is held against them.
         """
         clock = SteadyClock(wall, monotonic)
         self.store = store
@@ -100,6 +103,9 @@ class Supervisor:
         """What the last decision on each job without a slice was based on."""
         self.memory = HostMemory(store.hosts, wall)
         self.sessions = Sessions(cloud, config, self.folders, self.memory, clock)
+        self._hearing = witness and Hearing(
+            witness, self.records, self.sessions, self.memory, clock
+        )
         self.driving = Driving(
             self.records, self.sessions, self.polls, self.actions, self.folders, config,
             heard=self._listen_to, wake=self.wake,
@@ -131,6 +137,8 @@ class Supervisor:
             attempt("polling zones", partial(self.zones.start_polls, self.actions))
             attempt("releasing slices", self._release_slices)
             attempt("pruning", self._prune)
+            if self._hearing:
+                attempt("hearing", partial(self._hearing.ask_if_due, self.actions))
             attempt("writing what programs told", self.heartbeats.write)
             self._availability.begin_round(record.job for record in self.records.values())
             for number, job_id in enumerate(list(self.records)):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvicorn
 
+from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.visits import LAST_CALLERS, Visits
@@ -48,6 +49,15 @@ def connect(config: Config) -> Cloud:
 
     url = config.endpoint or GOOGLE
     return TpuApi(config.project, base_url=url, credentials=GoogleCredentials())
+
+
+def witness_of(config: Config) -> InfraHealth | None:
+    """Who else is believed about hosts, if the settings name somebody and the cloud is Google's."""
+    if config.witness is None or config.local:
+        return None
+    from drumline.cloud.google.credentials import GoogleCredentials
+
+    return InfraHealth(config.project, credentials=GoogleCredentials())
 
 
 def start_emulator(config: Config) -> None:
@@ -104,7 +114,7 @@ async def serve(config: Config, stay: bool = False) -> None:
     folders = Folders(config.home)
     store = Store(folders.database)
     cloud = await asyncio.to_thread(connect, config)
-    supervisor = Supervisor(store, cloud, config, ssh_key(folders))
+    supervisor = Supervisor(store, cloud, config, ssh_key(folders), witness=witness_of(config))
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(

@@ -1,0 +1,71 @@
+"""Hosts over many jobs and servers: accused, remembered, refused, forgiven."""
+
+from pathlib import Path
+from typing import Any
+
+from drumline.cloud.protocol import CloudError
+from drumline.jobs.controller.witness import Hearing
+from tests.jobs.pretend import Office, play
+
+VFIO = "open(/dev/vfio/0): Device or resource busy"
+
+
+def hosts(office: Office) -> dict[str, Any]:
+    return {host["identity"]: host for host in office.desk.remembered.all()}
+
+
+def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_third(
+    tmp_path: Path,
+) -> None:
+    async def story(office: Office) -> None:
+        first, second = [await office.create() for _ in range(2)]
+        for job in (first, second):
+            await office.reaches(job, "RUNNING")
+            office.starts(job)[0].ends(1, VFIO)
+            await office.until(lambda job=job: office.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
+        assert hosts(office)["machine-0"]["state"] == "excluded"
+        assert [e["job"] for e in hosts(office)["machine-0"]["evidence"]] == [first, second]
+        await office.restart()
+        assert hosts(office)["machine-0"]["state"] == "excluded", "it outlives the server"
+        third = await office.create()
+        await office.until(lambda: "refused" in [e["kind"] for e in office.show(third)["events"]])
+        assert office.show(third)["attempts_made"] == 1
+        (said,) = {e["text"] for e in office.show(third)["events"] if e["kind"] == "refused"}
+        assert said.startswith("host 0, machine-0 is excluded: open(/dev/vfio/0)")
+        for job in (first, second, third):
+            office.desk.remembered.settle("forgive", {"identity": "machine-0"})
+            await office.reaches(job, "RUNNING")
+
+    play(tmp_path, story)
+
+
+class Google:
+    """A witness that says what a test wants, or nothing at all."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, str] | None = None
+
+    async def unhealthy(self) -> dict[str, str]:
+        if self.says is None:
+            raise CloudError("permission denied", 7)
+        return self.says
+
+
+def test_what_the_witness_says_is_held_against_the_host_once(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        boss, google = office.supervisor, Google()
+        hearing = Hearing(google, boss.records, boss.sessions, boss.memory, office.clock)
+        job = await office.create()
+        await office.reaches(job, "RUNNING")
+        await hearing.ask()
+        google.says = {"i-1": "BAD_TPU_CHIP", "i-99": "BAD_TPU_CHIP"}
+        for _ in range(3):
+            await hearing.ask()
+        found = hosts(office)
+        assert (found["machine-0"]["state"], found["machine-1"]["state"]) == ("good", "excluded")
+        (said,) = found["machine-1"]["evidence"]
+        assert (said["proof"], said["job"]) == ("witness", job)
+        assert said["text"] == "the cloud calls it unhealthy: BAD_TPU_CHIP"
+        assert office.status(job) == "RUNNING"
+
+    play(tmp_path, story)
