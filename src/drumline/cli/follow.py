@@ -40,8 +40,17 @@ BAR = 22
 POLL_TERMINAL, POLL_PIPE = 1.0, 5.0
 PROGRESS_IN_PIPE = 15.0
 
-_DONE = {"slice": "slice", "code": "code", "setup": "setup", "run": "run"}
-_SETBACKS = {"preempted": "!", "badhost": "!", "stuck": "!", "left": "!", "failed": "✗"}
+_DONE = {"slice": "slice", "code": "code", "setup": "setup", "burnin": "burn-in", "run": "run"}
+_SETBACKS = {
+    "preempted": "!",
+    "badhost": "!",
+    "refused": "!",
+    "parked": "!",
+    "stuck": "!",
+    "left": "!",
+    "failed": "✗",
+}
+_SAID = {"refused": "slice refused: ", "parked": "slice parked: "}
 _QUIET = {"created", "asked", "succeeded", "cancelled", "ended"}
 _COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "cyan"}
 
@@ -71,7 +80,7 @@ class Story:
             took = duration(event["time"] - since) if since is not None and kind != "run" else ""
             return [_timed(f"  ✓ {_DONE[kind]:7} {text}", took, self._times_at)]
         if kind in _SETBACKS:
-            return [f"  {_SETBACKS[kind]} {text}"]
+            return [f"  {_SETBACKS[kind]} {_SAID.get(kind, '')}{text}"]
         mark = "!" if kind == "warning" else "·"
         return [] if again else [f"  {mark} {text}"]
 

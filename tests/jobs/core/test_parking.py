@@ -116,14 +116,11 @@ def test_nothing_stays_parked_when_the_job_is_over(wish: Wish) -> None:
 
 
 def test_a_burn_in_that_passes_is_told_once_and_proves_the_slice() -> None:
-    story = Story().runs()
-    for index in range(2):
-        story.host(index, HostPhase.RUNNING, examined="running")
-    story.settle()
-    assert story.job.reason == "burn-in of its chips"
-    for index in range(2):
-        story.host(index, HostPhase.RUNNING, examined="pass", examined_seconds=31.2)
-    story.settle()
+    story = Story().slice_is_there().all_hosts(HostPhase.RUNNING, examined="running")
+    assert (story.status(), story.job.reason) == (Status.STARTING, "burn-in of its chips")
+    story.all_hosts(HostPhase.RUNNING, examined="pass", examined_seconds=31.2)
+    assert story.status() is Status.RUNNING
     assert story.job.placement is not None
     assert story.job.placement.proved
-    assert (story.events.count("burnin"), story.told[-1]) == (1, "passed in 31 s")
+    assert story.events[-2:] == ["burnin", "run"]
+    assert story.told[-2] == "passed in 31 s"

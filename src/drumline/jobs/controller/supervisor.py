@@ -349,16 +349,19 @@ class Supervisor:
         held, after = before.placement, decision.job.placement
         if held is None:
             return
-        told = {report.index: report.identity for report in self.sessions.reports(before)}
+        reports = self.sessions.reports(before)
+        told = {report.index: report.identity for report in reports}
         for ended in decision.ended:
             cause = ended.cause
             if ended.outcome is Outcome.BAD_HOST and cause is not None and cause.proof:
                 who = told.get(cause.host, {})
                 self.memory.accuse(cause, who, held, before.id, ended.attempt.number)
-        if after is not None and after.proved and not held.proved:
-            text = f"passed the burn-in of job {before.id}"
-            for index, who in told.items():
-                self.memory.passed(index, who, held, before.id, text)
+        if held.proved or (after is not None and not after.proved):
+            return
+        for report in reports:
+            if report.examined == "pass":
+                text = f"passed the burn-in of job {before.id}"
+                self.memory.passed(report.index, report.identity, held, before.id, text)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self.sessions.end((job_id, attempt))

@@ -278,19 +278,18 @@ def _progress(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
             hanging = stuck(job, held, seen, now, patience)
             if hanging is not None:
                 return hanging
-            if not held.proved and all(r.examined in {"pass", "warn"} for r in reports):
-                return proved(job, held, reports, drive)
             known = job
             if seen.steps is not None and (not job.has_stepped or job.bad_in_a_row):
                 known = replace(job, has_stepped=True, bad_in_a_row=0)
             going = next((r for r in reports if r.going_down), None)
             reason = f"host {going.index} is going down: {going.going_down}" if going else ""
-            if not going and any(r.examined == "running" for r in reports):
-                reason = "burn-in of its chips"
             return Decision(note(known, reason, Status.RUNNING), effects=drive)
+        if any(r.examined == "running" for r in reports):
+            return Decision(note(job, "burn-in of its chips", Status.STARTING), effects=drive)
         running = replace(job, attempt=replace(attempt, running_at=now), has_run=True)
         event = Event("run", f"attempt {attempt.number}")
-        return Decision(note(running, "", Status.RUNNING), effects=drive, events=(event,))
+        started = Decision(note(running, "", Status.RUNNING), effects=drive, events=(event,))
+        return proved(started, held, reports)
     slowest = min(reports, key=lambda r: (_ORDER[r.phase], r.index))
     what = slowest.detail or slowest.phase.value
     return Decision(note(job, f"host {slowest.index}: {what}", Status.STARTING), effects=drive)

@@ -159,15 +159,16 @@ def _place(steps: Steps) -> str:
     return f"at step {steps.step:,.0f}{saved}"
 
 
-def proved(
-    job: Job, held: Placement, reports: tuple[HostReport, ...], drive: tuple[Effect, ...]
-) -> Decision:
-    """Every host has passed the burn-in: the program begins."""
-    slowest = max(r.examined_seconds for r in reports)
-    warned = [f"host {r.index}: {r.examined_said}" for r in reports if r.examined == "warn"]
+def proved(started: Decision, held: Placement, reports: tuple[HostReport, ...]) -> Decision:
+    """The start of a program, and where its hosts passed a burn-in before it, that too."""
+    tested = [report for report in reports if report.examined]
+    if held.proved or not tested:
+        return started
+    slowest = max(report.examined_seconds for report in tested)
+    warned = [f"host {r.index}: {r.examined_said}" for r in tested if r.examined == "warn"]
     text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warned)}" if warned else "")
-    sound = replace(job, placement=replace(held, proved=True))
-    return Decision(note(sound, ""), effects=drive, events=(Event("burnin", text),))
+    sound = replace(started.job, placement=replace(held, proved=True))
+    return replace(started, job=sound, events=(Event("burnin", text), *started.events))
 
 
 def give_up_slice(job: Job, wanted: Placement, now: float) -> Decision:

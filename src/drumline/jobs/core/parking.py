@@ -43,7 +43,7 @@ def release_parked(decision: Decision, seen: Seen) -> Decision:
     why = "the job is over" if job.status.ended else "the program runs elsewhere"
     released = tuple(Effect(EffectKind.RELEASE, each, f"parked; {why}") for each in job.parked)
     slices = "1 parked slice" if len(job.parked) == 1 else f"{len(job.parked)} parked slices"
-    event = Event("released", f"{slices}: {why}")
+    event = Event("released", f"{slices} released: {why}")
     return replace(
         decision,
         job=replace(job, parked=()),
