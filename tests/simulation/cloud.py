@@ -163,7 +163,7 @@ class SimulatedCloud:
             address = Address(f"34.0.{number >> 8}.{number & 255}", 22, f"10.0.0.{number}")
             skew = self._dice.choice((0.0, 0.0, 0.1, -0.2, 240.0, -300.0))
             name = f"{_short(node.spec.name)}/{index}"
-            hosts.append(Host(self._nature, name, address, skew))
+            hosts.append(Host(self._nature, name, address, skew, node.machines))
         self._hosts_of[node.uid] = hosts
         self._nature.note("booting", _short(node.spec.name), len(hosts))
         for host in hosts:

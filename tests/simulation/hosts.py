@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +37,8 @@ class OnHost:
     stopped: bool = False
     started_at: float | None = None
     coordinator: str = ""
+    examined: str = ""
+    """How its burn-in went, as far as it has come; empty where there is none."""
     ending: dict[str, Any] | None = None
     heartbeat: dict[str, Any] | None = None
     alive: bool = False
@@ -86,6 +88,8 @@ class OnHost:
             "started_at": self.started_at,
             "coordinator": self.coordinator,
         }
+        if self.examined:
+            known["burnin"] = {"verdict": self.examined, "seconds": 30.0}
         if self.ending is not None:
             known |= {**self.ending, "state": "exited"}
         elif not self.alive:
@@ -96,9 +100,12 @@ class OnHost:
 class Host:
     """One machine of a slice."""
 
-    def __init__(self, nature: Nature, name: str, address: Address, skew: float) -> None:
-        """It boots, and does not answer before `up`."""
+    def __init__(
+        self, nature: Nature, name: str, address: Address, skew: float, machines: Sequence[str]
+    ) -> None:
+        """It boots, and does not answer before `up`; `machines` are those under its whole slice."""
         self.nature, self.name, self.address = nature, name, address
+        self._machines = machines
         self._skew = skew
         self.up = False
         self.hung_until = 0.0
@@ -187,6 +194,9 @@ class Host:
         self.stir()
 
     def _terminate(self, kept: OnHost) -> None:
+        if kept.examined == "running":
+            kept.ended(-15, "")
+            return
         seconds = kept.running().seconds_to_end()
         if seconds is not None:
             self.nature.spawn(self._ends(kept, seconds))
@@ -224,7 +234,7 @@ class Host:
                 kept.steps.add(wanted["name"])
                 return 0, json.dumps({"exit_code": 0}), ""
             case "start":
-                return 0, json.dumps(self._start(kept, json.loads(sent)["coordinator"])), ""
+                return 0, json.dumps(self._start(kept, json.loads(sent))), ""
             case "stop":
                 await self._stop(kept, float(words[2]))
                 return 0, json.dumps(kept.status()), ""
@@ -235,13 +245,14 @@ class Host:
         kept.job, kept.attempt = variables["DRUMLINE_JOB_ID"], int(variables["DRUMLINE_ATTEMPT"])
         kept.rank, kept.ranks = int(variables["DRUMLINE_HOST"]), int(variables["DRUMLINE_HOSTS"])
         self._kill_programs(but=kept)  # whatever holds the chips
-        return {"have_code": True}
+        machine = self._machines[int(self.name.rpartition("/")[2])]
+        return {"have_code": True, "identity": {"physical_host": machine}}
 
-    def _start(self, kept: OnHost, coordinator: str) -> dict[str, Any]:
+    def _start(self, kept: OnHost, sent: Mapping[str, str]) -> dict[str, Any]:
         if kept.started_at is None and not kept.stopped:
             nature = self.nature
             kept.started_at, kept.alive = self.clock(), True
-            kept.coordinator = coordinator
+            kept.coordinator = sent["coordinator"]
             kept.log += b"step 0\n"
             run = (kept.job, kept.attempt, self.name)
             nature.started[run] = nature.started.get(run, 0) + 1
@@ -250,9 +261,27 @@ class Host:
             key = (kept.job, kept.attempt)
             if key not in nature.running:
                 nature.running[key] = Running(nature, *key, kept.ranks, nature.plans[kept.job])
-            nature.running[key].join(kept.rank, kept)
+            if sent.get("before"):
+                kept.examined = "running"
+                nature.spawn(self._burn_in(kept))
+            else:
+                kept.running().join(kept.rank, kept)
             self.stir()
         return kept.status()
+
+    async def _burn_in(self, kept: OnHost) -> None:
+        """What comes before the program: all hosts find the same bad machine, or begin it."""
+        await asyncio.sleep(self.nature.streams["hosts"].delay(60.0))
+        if not kept.alive or not self.up:
+            return
+        bad = [place for place, name in enumerate(self._machines) if self.nature.is_bad(name)]
+        if bad:
+            self.misbehaves()
+            kept.ended(86, f"drumline: chip 0 of host {bad[0]} computes wrong: a checksum")
+            return
+        kept.examined = "pass"
+        kept.running().join(kept.rank, kept)
+        self.stir()
 
     async def _stop(self, kept: OnHost, grace: float) -> None:
         kept.stopped = True

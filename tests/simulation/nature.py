@@ -44,12 +44,19 @@ class Nature:
         """Promises that were not kept."""
         self.quiet = False
         """Whether the faults have stopped."""
+        self._bad: dict[str, bool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._begin = loop.time()
 
     def now(self) -> float:
         """The true time."""
         return self.loop.time()
+
+    def is_bad(self, machine: str) -> bool:
+        """Whether a chip of that machine lies; until the faults have stopped."""
+        if machine not in self._bad:
+            self._bad[machine] = self.streams[f"machine {machine}"].chance(0.08)
+        return self._bad[machine] and not self.quiet
 
     def note(self, *what: Any) -> None:
         """Remember that something happened."""

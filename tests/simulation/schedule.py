@@ -176,6 +176,12 @@ def _job(dice: Stream, number: int, at: float) -> JobPlan:
         "stop_grace": dice.choice((5, 30)),
         "stuck_after": 2400,
     }
+    # From dice of its own: a draw more in these would change every other night.
+    chips = Stream(f"{number} at {at}")
+    spec |= {
+        "burnin": chips.choice(("off", "off", "short", "long")),
+        "parking": chips.choice((0, 0, 1, 2)),
+    }
     program = Plan(
         steps=steps,
         seconds=dice.uniform(180.0, 600.0),

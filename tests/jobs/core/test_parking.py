@@ -103,6 +103,16 @@ def test_a_parked_slice_stays_until_the_program_runs_elsewhere() -> None:
     assert story.job.parked == ()
 
 
+def test_a_slice_on_which_the_program_may_still_run_is_never_parked() -> None:
+    story = Story()
+    story.job = replace(story.job, parking=1)
+    story.runs().host(0, HostPhase.RUNNING, heard=story.now)
+    story.passes(PATIENCE.bad_silence + 1).look("ACTIVE", "READY")
+    assert story.outcomes == [Outcome.BAD_HOST]
+    assert story.job.parked == ()
+    assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
 @pytest.mark.parametrize("wish", [Wish.CANCEL, Wish.DELETE])
 def test_nothing_stays_parked_when_the_job_is_over(wish: Wish) -> None:
     story = Story()

@@ -58,7 +58,8 @@ def silent(
         if fresh and quiet > limit:
             text = f"host {report.index} silent for {in_minutes(quiet)}"
             cause = Cause("bad host", report.index, len(reports), text, report.tail)
-            return bad_host(job, held, replace(cause, proof=Proof.START), now, seen.mass_event)
+            silenced, mass = replace(cause, proof=Proof.START), seen.mass_event
+            return bad_host(job, held, silenced, now, idle=False, mass_event=mass)
         return Decision(
             note(job, f"host {report.index} silent for {in_minutes(quiet)}"),
             effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.POLL, held)),
@@ -103,7 +104,7 @@ def failure(
         return _wait_and_see(job, held)
     cause = find_cause(failed, len(seen.hosts))
     if cause.kind == "bad host":
-        return bad_host(job, held, cause, now, seen.mass_event)
+        return bad_host(job, held, cause, now, idle=over, mass_event=seen.mass_event)
     failed_there = f"{cause.kind} on host {cause.host}: {cause.error}"
     return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
 

@@ -107,12 +107,15 @@ def backed_off(job: Job, now: float, patience: Thresholds) -> Job:
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
-def bad_host(job: Job, held: Placement, cause: Cause, now: float, mass_event: str = "") -> Decision:
+def bad_host(
+    job: Job, held: Placement, cause: Cause, now: float, *, idle: bool, mass_event: str = ""
+) -> Decision:
     """A host is unusable: let go of the slice and ask for another.
 
     A chip that was measured to be wrong costs the job nothing. A start that failed may have been
     the program's fault, so in a row they use up an allowance. Where many hosts fail at once
-    (`mass_event`) every one counts: then another slice is no better.
+    (`mass_event`) every one counts: then another slice is no better. `idle` says that the program
+    has ended on all hosts.
     """
     counts = bool(mass_event) or cause.proof not in {Proof.BURN_IN, Proof.REPLAY}
     in_a_row = job.bad_in_a_row + counts
@@ -128,7 +131,7 @@ def bad_host(job: Job, held: Placement, cause: Cause, now: float, mass_event: st
         released = (Effect(EffectKind.RELEASE, held, text),)
         done = replace(counted, placement=None)
         return finish(done, Status.FAILED, why, now, released, events, ended)
-    left, effects, parked = let_go(counted, held, text)
+    left, effects, parked = let_go(counted, held, text, idle=idle)
     recovering = note(left, f"{text}; slice being replaced", Status.RECOVERING)
     return Decision(recovering, effects, (*events, *parked), ended)
 

@@ -11,11 +11,15 @@ from drumline.observed.hosts import HostPhase
 
 
 def let_go(
-    job: Job, held: Placement, why: str
+    job: Job, held: Placement, why: str, *, idle: bool
 ) -> tuple[Job, tuple[Effect, ...], tuple[Event, ...]]:
-    """The job without the slice it holds: parked if there is room, else released."""
+    """The job without the slice it holds: parked if there is room, else released.
+
+    Only an `idle` one is parked. Where the program may still run on a host, nothing but the
+    slice's end makes sure that it does not run twice.
+    """
     without = replace(job, placement=None)
-    if len(job.parked) >= job.parking:
+    if not idle or len(job.parked) >= job.parking:
         return without, (Effect(EffectKind.RELEASE, held, why),), ()
     kept = replace(without, parked=(*job.parked, held))
     event = Event("parked", f"{held.name} ({held.chips} chips in {held.zone}) until another runs")
@@ -25,7 +29,7 @@ def let_go(
 def refuse(job: Job, held: Placement, why: str, asks_again_at: float) -> Decision:
     """A host of the slice is known to be bad: the same attempt goes on with another slice."""
     following = (job.next_choice + 1) % len(job.choices)
-    left, effects, events = let_go(job, held, why)
+    left, effects, events = let_go(job, held, why, idle=True)
     again = replace(left, next_choice=following, not_before=asks_again_at, reason=f"refused: {why}")
     return Decision(again, effects, (Event("refused", why), *events))
 
