@@ -99,7 +99,7 @@ class HostDriver:
         self.place = place
         self._gate = gate
         self._means = means
-        self._report = HostReport(place.index, HostPhase.CONNECTING, None)
+        self._report = HostReport(place.index, HostPhase.CONNECTING, None, rank=place.rank)
         self._folder = attempt_folder(program)
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()

@@ -3,6 +3,7 @@
 `lifecycle` and `diagnosis` find out what happened; this module says what follows from it.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from drumline.jobs.core.memory import Proof
@@ -23,7 +24,7 @@ from drumline.jobs.core.state import (
     Thresholds,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed.hosts import HostReport
+from drumline.observed.hosts import HostPhase, HostReport
 
 DEPARTURES = {
     "go on later": "the program saved its work and left",
@@ -107,14 +108,43 @@ def backed_off(job: Job, now: float, patience: Thresholds) -> Job:
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
-def bad_host(job: Job, held: Placement, cause: Cause, now: float, mass_event: str = "") -> Decision:
+def turn_down(
+    job: Job, held: Placement, seen: Seen, why: str, now: float, first: float
+) -> Decision:
+    """A host of the slice is known to be bad: the same attempt goes on with another slice.
+
+    The pause before that is `first` seconds, doubled each time: where all machines are excluded,
+    the cloud can only give them again.
+    """
+    times = job.turned_down + 1
+    idle = not any(report.phase is HostPhase.RUNNING for report in seen.hosts)
+    left, effects, events = let_go(job, held, why, idle=idle)
+    again = replace(
+        left,
+        next_choice=(job.next_choice + 1) % len(job.choices),
+        turned_down=times,
+        not_before=now + min(RETRY_LIMIT, first * 2.0 ** min(times - 1, 10)),
+        attempt=Attempt(attempt_of(job).number, attempt_of(job).started_at),
+    )
+    turned = "" if times == 1 else f"; {times} slices in a row were refused"
+    said = note(again, f"refused: {why}{turned}", Status.WAITING)
+    return Decision(said, effects, (Event("refused", why), *events))
+
+
+def bad_host(
+    job: Job, held: Placement, cause: Cause, seen: Seen, now: float, *, idle: bool
+) -> Decision:
     """A host is unusable: let go of the slice and ask for another.
 
     A chip that was measured to be wrong costs the job nothing. A start that failed may have been
-    the program's fault, so in a row they use up an allowance. Where many hosts fail at once
-    (`mass_event`) every one counts: then another slice is no better.
+    the program's fault, so in a row they use up an allowance, and so do steps that were not the
+    same twice on chips that a burn-in has just found sound. Where many hosts fail at once
+    (`mass_event`) every one counts: then another slice is no better. `idle` is a slice where the
+    program has ended on every host.
     """
-    counts = bool(mass_event) or cause.proof not in {Proof.BURN_IN, Proof.REPLAY}
+    mass_event = seen.mass_event
+    measured = cause.proof == Proof.BURN_IN or (cause.proof == Proof.REPLAY and not held.proved)
+    counts = bool(mass_event) or not measured
     in_a_row = job.bad_in_a_row + counts
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (Ended(attempt_of(job), Outcome.BAD_HOST, text, cause),)
@@ -128,7 +158,7 @@ def bad_host(job: Job, held: Placement, cause: Cause, now: float, mass_event: st
         released = (Effect(EffectKind.RELEASE, held, text),)
         done = replace(counted, placement=None)
         return finish(done, Status.FAILED, why, now, released, events, ended)
-    left, effects, parked = let_go(counted, held, text)
+    left, effects, parked = let_go(counted, held, text, idle=idle)
     recovering = note(left, f"{text}; slice being replaced", Status.RECOVERING)
     return Decision(recovering, effects, (*events, *parked), ended)
 
@@ -159,15 +189,39 @@ def _place(steps: Steps) -> str:
     return f"at step {steps.step:,.0f}{saved}"
 
 
-def proved(
-    job: Job, held: Placement, reports: tuple[HostReport, ...], drive: tuple[Effect, ...]
-) -> Decision:
-    """Every host has passed the burn-in: the program begins."""
+def proved(job: Job, held: Placement, reports: Sequence[HostReport], now: float) -> Decision:
+    """Every host that runs the program has passed the burn-in: the program begins."""
     slowest = max(r.examined_seconds for r in reports)
     warned = [f"host {r.index}: {r.examined_said}" for r in reports if r.examined == "warn"]
     text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warned)}" if warned else "")
-    sound = replace(job, placement=replace(held, proved=True))
+    begins = replace(attempt_of(job), running_at=now)
+    sound = replace(job, placement=replace(held, proved=True), attempt=begins)
+    drive = (Effect(EffectKind.DRIVE, held),)
     return Decision(note(sound, ""), effects=drive, events=(Event("burnin", text),))
+
+
+def at_work(job: Job, seen: Seen) -> Job:
+    """The job while its program, or the burn-in before it, runs on every host."""
+    known = job
+    if seen.steps is not None and not job.has_stepped:
+        known = replace(known, has_stepped=True)
+    if job.bad_in_a_row and _got_on(job, seen.steps):
+        known = replace(known, bad_in_a_row=0)
+    going = next((r for r in seen.hosts if r.going_down), None)
+    reason = f"host {going.index} is going down: {going.going_down}" if going else ""
+    if not going and any(r.examined == "running" for r in seen.hosts):
+        reason = "burn-in of its chips"
+    return note(known, reason, Status.RUNNING)
+
+
+def _got_on(job: Job, steps: Steps | None) -> bool:
+    """Whether the program has got on since the last bad host, which is then no longer in a row.
+
+    One that was accused in the middle of a training makes steps each time and may be accused each
+    time: then only what it saved counts.
+    """
+    accused = job.cause is not None and job.cause.proof == Proof.REPLAY
+    return steps is not None and (steps.saved_at is not None or not accused)
 
 
 def give_up_slice(job: Job, wanted: Placement, now: float) -> Decision:
