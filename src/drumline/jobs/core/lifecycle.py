@@ -269,7 +269,7 @@ def _on_slice(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
     unwanted = next((report for report in reports if report.refused), None)
     if unwanted is not None:
         why = f"host {unwanted.index}, {unwanted.refused}"
-        return turn_down(job, held, seen, why, now, patience.retry)
+        return turn_down(job, held, why, now, patience.retry)
     failed = [report for report in reports if failing(report)]
     if failed:
         return failure(job, held, seen, failed, now, patience)

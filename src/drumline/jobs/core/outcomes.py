@@ -24,7 +24,7 @@ from drumline.jobs.core.state import (
     Thresholds,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed.hosts import HostReport
 
 DEPARTURES = {
     "go on later": "the program saved its work and left",
@@ -108,17 +108,15 @@ def backed_off(job: Job, now: float, patience: Thresholds) -> Job:
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
-def turn_down(
-    job: Job, held: Placement, seen: Seen, why: str, now: float, first: float
-) -> Decision:
+def turn_down(job: Job, held: Placement, why: str, now: float, first: float) -> Decision:
     """A host of the slice is known to be bad: the same attempt goes on with another slice.
 
     The pause before that is `first` seconds, doubled each time: where all machines are excluded,
     the cloud can only give them again.
     """
     times = job.turned_down + 1
-    idle = not any(report.phase is HostPhase.RUNNING for report in seen.hosts)
-    left, effects, events = let_go(job, held, why, idle=idle)
+    # No host starts before all of them are admitted.
+    left, effects, events = let_go(job, held, why, idle=True)
     again = replace(
         left,
         next_choice=(job.next_choice + 1) % len(job.choices),
