@@ -143,6 +143,7 @@ class Supervisor:
 
     def _try_to_write(self) -> None:
         self.store.check_writable()
+        self.memory.write()
         self.actions.writable_again()
 
     async def _wait(self, began: float) -> None:
@@ -341,7 +342,8 @@ class Supervisor:
         held, after = before.placement, decision.job.placement
         if held is None:
             return
-        told = {report.index: report.identity for report in self.sessions.reports(before)}
+        reports = self.sessions.reports(before)
+        told = {report.index: report.identity for report in reports}
         for ended in decision.ended:
             cause = ended.cause
             if ended.outcome is Outcome.BAD_HOST and cause is not None and cause.proof:
@@ -349,8 +351,9 @@ class Supervisor:
                 self.memory.accuse(cause, who, held, before.id, ended.attempt.number)
         if after is not None and after.proved and not held.proved:
             text = f"passed the burn-in of job {before.id}"
-            for index, who in told.items():
-                self.memory.passed(index, who, held, before.id, text)
+            # Not those that could not be tested, which is a warning.
+            for index in (report.index for report in reports if report.examined == "pass"):
+                self.memory.passed(index, told[index], held, before.id, text)
 
     def _end_session(self, job_id: str, attempt: int) -> None:
         session = self.sessions.end((job_id, attempt))
