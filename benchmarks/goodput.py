@@ -168,7 +168,7 @@ class World:
         for rank, host in enumerate(hosts):
             kept = OnHost(host, job, job, attempt, rank, len(hosts))
             host.attempts[job] = kept
-            host._start(kept, "")
+            host._start(kept, {"coordinator": ""})
         while (
             found := await self.seen(name, zone)
         ) is not None and found.state is not PlacementState.LOST:

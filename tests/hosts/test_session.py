@@ -350,7 +350,7 @@ def test_a_host_that_is_not_up_yet_is_waited_for(tmp_path: Path) -> None:
         session.start()
         await until(lambda: session.reports()[0].detail == "connection refused", "it says so")
         assert session.reports()[0] == HostReport(
-            0, HostPhase.CONNECTING, None, "connection refused"
+            0, HostPhase.CONNECTING, None, "connection refused", rank=0
         )
         await slice_.hosts[0].start()
         await reach(session, HostPhase.EXITED)
@@ -373,5 +373,22 @@ def test_a_host_outside_the_slice_is_a_mistake(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         with pytest.raises(ValueError, match="hosts: 3 is not on a slice of 1 hosts"):
             slice_.session(program(hosts=(3,)))
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_a_new_server_knows_which_machine_a_running_program_is_on(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        machine = tmp_path / "machine"
+        machine.mkdir()
+        (machine / "physical_host").write_bytes(b" m-\x1b\xff1\n" + b"x" * 2_000_000)
+        slice_.hosts[0].environment["DRUMLINE_MACHINE"] = str(machine)
+        async with running(slice_, "sleep 60") as first:
+            name = first.reports()[0].identity["physical_host"]
+            assert name.startswith("m-�1x")
+            assert len(name) <= 200
+            await first.close()
+        again = slice_.session(program(run="sleep 60"))
+        assert again.reports()[0].identity == {"physical_host": name}
 
     on_hosts(tmp_path, 1, story)

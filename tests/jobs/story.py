@@ -133,7 +133,7 @@ class Story:
         return self.settle().cloud_takes_the_request().look("ACTIVE", "READY")
 
     def host(self, index: int, phase: HostPhase, **facts: object) -> "Story":
-        report = HostReport(index=index, phase=phase, heard=self.now)
+        report = HostReport(index=index, phase=phase, heard=self.now, rank=index)
         changed = replace(report, **facts)  # type: ignore[arg-type]
         others = [r for r in self.hosts if r.index != index]
         self.hosts = tuple(sorted([*others, changed], key=lambda r: r.index))

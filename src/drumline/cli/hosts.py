@@ -14,6 +14,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Identity = Annotated[str, typer.Argument(metavar="HOST", help="As drumline hosts lists it.")]
+_MOST_DIGITS = 9
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 
@@ -99,7 +100,8 @@ def forgive(identity: Identity, as_json: AsJson = False) -> None:
 
 def _seconds(text: str) -> float:
     number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not (number.isascii() and number.isdigit()) or int(number) == 0:
+    digits = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
+    if unit not in _UNITS or not digits or int(number) == 0:
         typer.echo(f"--for: {text!r} is no length of time; write 30m, 12h or 7d", err=True)
         raise typer.Exit(MISTAKE)
     return float(int(number) * _UNITS[unit])

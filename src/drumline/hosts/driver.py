@@ -33,6 +33,8 @@ from drumline.observed.hosts import HostPhase, HostReport
 
 CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
 TAIL_LINES = 20
+LONGEST_NAME, MOST_NAMES = 200, 10
+"""Characters of a name that a host says it has, and how many names it may have."""
 TRIES = 3
 """Failures of the agent, on good connections, after which its host counts as failed."""
 
@@ -67,6 +69,16 @@ class Gate(Protocol):
     def burnin(self) -> float:
         """Seconds of burn-in on every host before the program; 0 for none."""
 
+    @property
+    def begun(self) -> bool:
+        """Whether a host may have started already: then the others are to follow."""
+
+    def identify(self, host: int, told: Mapping[str, str]) -> None:
+        """Remember what a host says it is."""
+
+    def identity(self, host: int) -> Mapping[str, str]:
+        """What it said, to this session or an earlier one."""
+
     def was_started(self, host: int) -> bool:
         """Whether the program was started there, in this session or an earlier one."""
 
@@ -99,7 +111,9 @@ class HostDriver:
         self.place = place
         self._gate = gate
         self._means = means
-        self._report = HostReport(place.index, HostPhase.CONNECTING, None)
+        self._report = HostReport(place.index, HostPhase.CONNECTING, None, rank=place.rank)
+        # A new server meets a host whose program runs: it is not asked again who it is.
+        self._report = replace(self._report, identity=gate.identity(place.index))
         self._folder = attempt_folder(program)
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
@@ -227,9 +241,12 @@ class HostDriver:
         wait = str(self._means.timing.device_wait)
         message = program_message(self.program, self.place)
         prepared = await agent.ask(wire.Prepared, wire.PREPARE, self._folder, wait, sent=message)
-        admission = self._means.admit(self.place.index, prepared.identity)
-        self._show(identity=prepared.identity, refused=admission.refused)
-        if admission.refused:
+        told = _harmless(prepared.identity)
+        self._gate.identify(self.place.index, told)
+        admission = self._means.admit(self.place.index, told)
+        refused = "" if self._gate.begun else admission.refused
+        self._show(identity=told, refused=refused)
+        if refused:
             return False
         self._gate.examine(admission.burnin)
         if prepared.trouble:
@@ -390,12 +407,21 @@ class HostDriver:
                 return self._agent
 
 
+def _harmless(identity: Mapping[str, str]) -> dict[str, str]:
+    """What a host says it is, fit to be a name: short, and of characters that one can see."""
+    return {
+        name[:LONGEST_NAME]: "".join(filter(str.isprintable, value[:LONGEST_NAME])).strip()
+        for name, value in list(identity.items())[:MOST_NAMES]
+    }
+
+
 def _examined(told: Mapping[str, object]) -> dict[str, Any]:
     """What a host says of its burn-in. It runs the user's code, so nothing is believed as it is."""
     seconds = told.get("seconds")
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    verdict = told.get("verdict")
     return {
-        "examined": str(told.get("verdict", ""))[:20],
+        "examined": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
         "examined_said": str(told.get("said", ""))[:500],
         "examined_seconds": float(seconds) if number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
     }

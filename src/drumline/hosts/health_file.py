@@ -5,11 +5,13 @@ from functools import cache
 from pathlib import Path
 
 import drumline
+from drumline.health.__main__ import FAILED
 from drumline.hosts.agent_file import zipped_files
 
 PACKAGE = Path(drumline.__file__).parent
 PARTS = ("__init__.py", "heartbeat.py", "distributed.py", "chips", "health")
 # As `python -m` would: the module itself decides how its process ends.
+UNTESTED = '{"verdict": "warn", "said": "chips were not tested: the burn-in could not run"}'
 START = "import runpy\n\nrunpy.run_module('drumline.health', run_name='__main__')\n"
 
 
@@ -29,7 +31,14 @@ def health_file() -> tuple[str, str, bytes]:
 def burn_in_line(seconds: float) -> str:
     """What a shell does before the program: a burn-in that ends the run if a chip is bad.
 
-    Without the end of a line, so that the lines of the program keep their numbers.
+    Without the end of a line, so that the lines of the program keep their numbers. Where it cannot
+    run, as without a `python3`, that is said, and the program runs untested. The folders are found
+    by the heartbeat's: in a container, $HOME is another one.
     """
     name, _, _ = health_file()
-    return f'python3 "$HOME"/.drumline/{name} --job --seconds {seconds:g} || exit $?; '
+    report = '"${DRUMLINE_HEARTBEAT%/*}"/burnin.json'
+    return (
+        f'python3 "${{DRUMLINE_HEARTBEAT%/jobs/*}}"/{name} --job --seconds {seconds:g}'
+        f" || if [ $? = {FAILED} ]; then exit {FAILED}; fi; "
+        f"[ -e {report} ] || echo '{UNTESTED}' >{report} || true; "
+    )

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -44,6 +44,7 @@ class Begun(BaseModel):
     coordinator: str = ""
     burnin: float = 0.0
     hosts: list[int] = []
+    identities: dict[int, dict[str, str]] = {}
     stopped: bool = False
     grace: float = 0.0
 
@@ -120,6 +121,19 @@ class StartBarrier:
     def burnin(self) -> float:
         """Seconds of burn-in on every host before the program, as it was when the first began."""
         return self._begun.burnin
+
+    @property
+    def begun(self) -> bool:
+        """Whether a host may have started already."""
+        return self._coordinator_known.is_set()
+
+    def identify(self, host: int, told: Mapping[str, str]) -> None:
+        """Remember what a host says it is; written down with the first start."""
+        self._begun.identities[host] = dict(told)
+
+    def identity(self, host: int) -> Mapping[str, str]:
+        """What it said, to this session or an earlier one."""
+        return self._begun.identities.get(host, {})
 
     def was_started(self, host: int) -> bool:
         """Whether the program was started there."""

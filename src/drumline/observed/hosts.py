@@ -42,6 +42,8 @@ class HostReport:
     """When it last said what its program does, by our clock. A host that came back is heard
     before it has said that."""
     heartbeat: Mapping[str, object] | None = None
+    rank: int | None = None
+    """Its number among the hosts that run the program; None where it runs nothing."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """What the host says it is: `physical_host`, `instance_id`; empty until it has said so."""
     refused: str = ""

@@ -120,3 +120,61 @@ def test_old_evidence_makes_room_for_new() -> None:
     assert len(known.evidence) == memory.MOST_EVIDENCE
     assert known.evidence[-1].job == "000099"
     assert replace(known, evidence=()).state(NOW) is GOOD
+
+
+def test_steps_that_differ_again_after_a_burn_in_was_passed_refuse_the_host() -> None:
+    known = memory.accused(host(), against(Proof.REPLAY), [])
+    known = memory.passed(known, "000002", "passed", NOW + 10)
+    assert not known.refused(NOW + 10)
+    known = memory.accused(known, against(Proof.REPLAY, NOW + 20), [])
+    assert known.refused(NOW + 20)
+    assert not known.refused(NOW + 20 + EXCLUDED_FOR)
+    burnt = memory.accused(host(), against(Proof.BURN_IN), [])
+    burnt = memory.accused(memory.passed(burnt, "2", "", NOW), against(Proof.BURN_IN), [])
+    assert not burnt.refused(NOW), "a burn-in does show it"
+
+
+def test_an_accusation_after_the_clock_was_set_back_counts() -> None:
+    known = memory.accused(host(), against(Proof.BURN_IN), [])
+    known = memory.passed(known, "000002", "passed", NOW + 10)
+    known = memory.accused(known, against(Proof.BURN_IN, NOW - 3600), [])
+    assert known.state(NOW - 3600) is EXCLUDED
+    twice = memory.accused(host(), against(Proof.START), [])
+    twice = memory.accused(twice, against(Proof.START, NOW - 3600, "000002"), [])
+    assert twice.state(NOW - 3600) is EXCLUDED
+
+
+def test_a_clock_that_was_ahead_excludes_nobody_for_longer() -> None:
+    year = 365 * 24 * 3600.0
+    known = memory.accused(host(), against(Proof.BURN_IN, NOW + year), [])
+    mended = memory.by(known, NOW)
+    assert mended.expires(NOW) == NOW + EXCLUDED_FOR
+    assert mended.last_seen == NOW
+    assert memory.by(mended, NOW) is mended
+
+
+def test_a_host_that_was_excluded_unseen_gets_its_place_when_it_is_met() -> None:
+    unseen = memory.not_met(HostName("machine-0", Strength.MACHINE, "", ""), NOW)
+    known = memory.met(memory.excluded(unseen, "no", None, NOW), host().name, "000001", NOW)
+    assert (known.name.zone, known.times_seen, known.refused(NOW)) == ("us-central2-b", 1, True)
+
+
+def test_what_a_person_said_is_never_pushed_out_nor_much_passing_what_was_measured() -> None:
+    known = memory.excluded(host(), "gives NaN", None, NOW)
+    for number in range(100):
+        known = memory.accused(known, against(Proof.START, NOW + number), [])
+    assert known.refused(NOW + 100)
+    assert len(known.evidence) == memory.MOST_EVIDENCE
+    measured = memory.accused(host(), against(Proof.BURN_IN), [])
+    for number in range(100):
+        measured = memory.passed(measured, "000002", "passed", NOW + number)
+    assert measured.state(NOW + 100) is SUSPECT
+
+
+def test_hosts_that_people_exclude_went_bad_by_no_event() -> None:
+    hosts = [host(number) for number in range(8)]
+    for number in range(3):
+        others = [*hosts[:number], *hosts[number + 1 :]]
+        hosts[number] = memory.accused(hosts[number], against(Proof.BURN_IN), others)
+    hosts[7] = memory.excluded(hosts[7], "by hand", None, NOW)
+    assert "3 of 8 hosts went bad" in memory.mass_event(hosts, NOW)

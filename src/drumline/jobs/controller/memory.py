@@ -3,7 +3,9 @@
 Kept in the database and, for the rounds of the supervisor, here. The rules are in `core.memory`.
 """
 
+import logging
 import re
+import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ from drumline.jobs.core.memory import (
 )
 from drumline.jobs.core.state import Cause, Placement
 from drumline.jobs.store.hosts import HostRows
+
+log = logging.getLogger(__name__)
 
 FORGOTTEN_AFTER = 30 * 24 * 3600.0
 """Seconds after which a good host that no job met again is forgotten."""
@@ -44,7 +48,10 @@ class HostMemory:
         """Read what is known; `wall` gives the times to save."""
         self._rows = rows
         self._wall = wall
-        self._known = rows.all()
+        now = wall()
+        self._known = {identity: rules.by(host, now) for identity, host in rows.all().items()}
+        self._unsaved: set[str] = set()
+        """Hosts that could not be written: the disk was full."""
 
     def all(self) -> list[KnownHost]:
         """Every host, the least trusted first, then the one seen last."""
@@ -113,9 +120,9 @@ class HostMemory:
         """A person excludes a host, for so long or until it is forgiven."""
         now = self._wall()
         unmet = HostName(identity, Strength.MACHINE, "", "")
-        known = self._known.get(identity) or rules.met(None, unmet, "", now)
+        known = self._known.get(identity) or rules.not_met(unmet, now)
         judged = rules.excluded(known, why, None if seconds is None else now + seconds, now)
-        self._save(judged)
+        self._keep(judged)
         return judged
 
     def forgive(self, identity: str) -> KnownHost | None:
@@ -124,11 +131,12 @@ class HostMemory:
         if known is None:
             return None
         forgiven = rules.forgiven(known)
-        self._save(forgiven)
+        self._keep(forgiven)
         return forgiven
 
     def prune(self) -> None:
-        """Forget good hosts that nobody met for long."""
+        """Forget good hosts that nobody met for long; write what could not be written before."""
+        self.write()
         now = self._wall()
         for identity, host in list(self._known.items()):
             old = host.last_seen < now - FORGOTTEN_AFTER
@@ -136,9 +144,25 @@ class HostMemory:
                 del self._known[identity]
                 self._rows.remove(identity)
 
-    def _save(self, known: KnownHost) -> None:
+    def write(self) -> None:
+        """Write what could not be written while the disk was full."""
+        for identity in list(self._unsaved):
+            self._rows.save(self._known[identity])
+            self._unsaved.discard(identity)
+
+    def _keep(self, known: KnownHost) -> None:
+        """For a person, who is told where it cannot be written, and that nothing was done."""
         self._rows.save(known)
         self._known[known.name.identity] = known
+
+    def _save(self, known: KnownHost) -> None:
+        """For a job, which a full disk of ours is no reason to end."""
+        self._known[known.name.identity] = known
+        self._unsaved.add(known.name.identity)
+        try:
+            self.write()
+        except sqlite3.OperationalError as trouble:
+            log.warning("host %s is not written down yet: %s", known.name.identity, trouble)
 
 
 def name_of(index: int, told: Mapping[str, str], held: Placement) -> HostName:

@@ -151,6 +151,7 @@ class Supervisor:
 
     def _try_to_write(self) -> None:
         self.store.check_writable()
+        self.memory.write()
         self.actions.writable_again()
 
     async def _wait(self, began: float) -> None:

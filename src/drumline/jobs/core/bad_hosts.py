@@ -50,7 +50,7 @@ _SEGMENTATION_FAULTS = (139, -11)
 BURN_IN_FAILED = 86
 """Exit code of a burn-in that found a bad chip."""
 _WRONG = re.compile(
-    r"drumline: (?:chip (?P<chip>\S+) of )?(?:host (?P<host>\d+)|a chip of this slice)"
+    r"drumline: (?:chip (?P<chip>\S+) of )?(?:host (?P<host>[0-9]{1,6})|a chip of this slice)"
     r" computes wrong: (?P<why>.*)"
 )
 

@@ -44,15 +44,18 @@ def ended_by_sigterm(report: HostReport) -> bool:
     return report.phase is HostPhase.EXITED and report.exit_code in {-15, 128 + 15}
 
 
-def find_cause(reports: Sequence[HostReport], hosts: int) -> Cause:
+def find_cause(reports: Sequence[HostReport], everybody: Sequence[HostReport]) -> Cause:
     """The first failing host, by its earliest error; its siblings only follow, and louder.
+
+    `reports` are those of the hosts that failed, among `everybody`.
 
     But where a burn-in or a training says whose chip computes wrong, that is the host to blame,
     whoever was the first to say so.
     """
+    hosts = len(everybody)
     wrong = _accusation(reports)
     if wrong is not None:
-        return _lying(*wrong, hosts)
+        return _lying(*wrong, everybody)
     by_time = sorted(
         reports,
         key=lambda r: (
@@ -99,13 +102,17 @@ def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, Accused] | N
     return named or (found[0] if found else None)
 
 
-def _lying(reporter: HostReport, accused: Accused, hosts: int) -> Cause:
+def _lying(reporter: HostReport, accused: Accused, everybody: Sequence[HostReport]) -> Cause:
     burnt = reporter.exit_code == BURN_IN_FAILED
     proof = Proof.BURN_IN if burnt else Proof.REPLAY
-    guilty = reporter.index if accused.host is None else min(accused.host, hosts - 1)
-    # Where no host could be told, nobody is remembered for it: the reporter is only the witness.
-    told = "" if accused.host is None else proof
-    return Cause("bad host", guilty, hosts, accused.text, reporter.tail, proof=told)
+    by_rank = {report.rank: report.index for report in everybody if report.rank is not None}
+    guilty = None if accused.host is None else by_rank.get(accused.host)
+    if guilty is None:
+        # Nobody is remembered for it: the reporter is only the witness.
+        guilty, proof_of_it = reporter.index, ""
+    else:
+        proof_of_it = proof
+    return Cause("bad host", guilty, len(everybody), accused.text, reporter.tail, proof=proof_of_it)
 
 
 def _ran_for(report: HostReport) -> float | None:

@@ -58,8 +58,8 @@ def silent(
         if fresh and quiet > limit:
             text = f"host {report.index} silent for {in_minutes(quiet)}"
             cause = Cause("bad host", report.index, len(reports), text, report.tail)
-            silenced, mass = replace(cause, proof=Proof.START), seen.mass_event
-            return bad_host(job, held, silenced, now, idle=False, mass_event=mass)
+            accused = replace(cause, proof=Proof.START)
+            return bad_host(job, held, accused, seen, now, idle=False)
         return Decision(
             note(job, f"host {report.index} silent for {in_minutes(quiet)}"),
             effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.POLL, held)),
@@ -102,9 +102,9 @@ def failure(
     since = attempt.failed_at + (patience.shutdown if signalled else 0.0)
     if not (settled and _seen_since(since, seen)):
         return _wait_and_see(job, held)
-    cause = find_cause(failed, len(seen.hosts))
+    cause = find_cause(failed, seen.hosts)
     if cause.kind == "bad host":
-        return bad_host(job, held, cause, now, idle=over, mass_event=seen.mass_event)
+        return bad_host(job, held, cause, seen, now, idle=over)
     failed_there = f"{cause.kind} on host {cause.host}: {cause.error}"
     return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
 

@@ -16,6 +16,7 @@ from drumline.jobs.core.diagnosis import failure, silent, stuck
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
     after_stop,
+    at_work,
     attempt_of,
     backed_off,
     cut_short,
@@ -25,8 +26,13 @@ from drumline.jobs.core.outcomes import (
     note,
     preempted,
     proved,
+    turn_down,
 )
-from drumline.jobs.core.parking import refuse, release_parked
+from drumline.jobs.core.parking import (
+    release_after_waiting,
+    release_if_none_is_left,
+    release_parked,
+)
 from drumline.jobs.core.refusals import Action, action
 from drumline.jobs.core.state import (
     Attempt,
@@ -80,10 +86,10 @@ def _without_slice(job: Job, seen: Seen, now: float) -> Decision:
         return Decision(job)
     if job.wish is not Wish.RUN:
         return finish(job, Status.CANCELLED, "cancelled", now, ended=cut_short(job))
-    if seen.old_slice_alive:
-        return Decision(note(job, "the old slice is being released"))
     if now < job.not_before:
         return Decision(job)
+    if seen.old_slice_alive:
+        return Decision(note(job, "the old slice is being released"))
     order = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
     for choice in order:
         if seen.zones.get(choice, _OPEN).open:
@@ -151,7 +157,8 @@ def refused(job: Job, refusal: Refusal, now: float, patience: Thresholds) -> Dec
         return Decision(job)
     if action(refusal.fault) is Action.RETRY:
         # Nothing exists in the cloud, so the same request is made again under the same name.
-        return Decision(note(backed_off(job, now, patience), refusal.said))
+        later = Decision(note(backed_off(job, now, patience), refusal.said))
+        return release_if_none_is_left(later, refusal.fault)
     return release_parked(_after_refusal(job, wanted, refusal, now, patience), Seen())
 
 
@@ -165,12 +172,13 @@ def _after_refusal(
     said = refusal.said
     match action(refusal.fault):
         case Action.NEXT_CHOICE:
-            return _next_choice(job, wanted, said)
+            return release_if_none_is_left(_next_choice(job, wanted, said), refusal.fault)
         case Action.RETRY:
             released = (Effect(EffectKind.RELEASE, wanted, said),)
             later = backed_off(replace(job, placement=None), now, patience)
             events = (Event("waiting", said),)
-            return Decision(note(later, said, Status.WAITING), released, events)
+            again = Decision(note(later, said, Status.WAITING), released, events)
+            return release_if_none_is_left(again, refusal.fault)
         case Action.PREEMPTION:
             # With a backoff, so that a cloud that preempts every slice before it is ready is asked
             # less and less often.
@@ -214,7 +222,8 @@ def _waiting(job: Job, wanted: Placement, seen: Seen, now: float, patience: Thre
     if waited > patience.waiting and open_elsewhere:
         return _next_choice(job, wanted, f"{why} for {in_minutes(waited)}")
     position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
-    return Decision(note(job, f"{position}{why} for {in_minutes(waited)}", Status.WAITING))
+    waits = Decision(note(job, f"{position}{why} for {in_minutes(waited)}", Status.WAITING))
+    return release_after_waiting(waits) if waited > patience.waiting else waits
 
 
 def _next_choice(job: Job, wanted: Placement, why: str) -> Decision:
@@ -260,7 +269,7 @@ def _on_slice(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
     unwanted = next((report for report in reports if report.refused), None)
     if unwanted is not None:
         why = f"host {unwanted.index}, {unwanted.refused}"
-        return refuse(job, held, why, backed_off(job, now, patience).not_before)
+        return turn_down(job, held, why, now, patience.retry)
     failed = [report for report in reports if failing(report)]
     if failed:
         return failure(job, held, seen, failed, now, patience)
@@ -276,17 +285,11 @@ def _progress(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
     if all(r.phase in {HostPhase.RUNNING, HostPhase.EXITED} for r in reports):
         if attempt.running_at is not None:
             hanging = stuck(job, held, seen, now, patience)
-            if hanging is not None:
-                return hanging
-            known = job
-            if seen.steps is not None and (not job.has_stepped or job.bad_in_a_row):
-                known = replace(job, has_stepped=True, bad_in_a_row=0)
-            going = next((r for r in reports if r.going_down), None)
-            reason = f"host {going.index} is going down: {going.going_down}" if going else ""
-            return Decision(note(known, reason, Status.RUNNING), effects=drive)
+            return hanging or Decision(at_work(job, seen), effects=drive)
         if any(r.examined == "running" for r in reports):
             return Decision(note(job, "burn-in of its chips", Status.STARTING), effects=drive)
-        running = replace(job, attempt=replace(attempt, running_at=now), has_run=True)
+        begun = replace(attempt, running_at=now)
+        running = replace(job, attempt=begun, has_run=True, turned_down=0)
         event = Event("run", f"attempt {attempt.number}")
         started = Decision(note(running, "", Status.RUNNING), effects=drive, events=(event,))
         return proved(started, held, reports)
@@ -368,6 +371,7 @@ def resume(job: Job) -> Job:
         bad_in_a_row=0,
         departures=0,
         refusals=0,
+        turned_down=0,
         not_before=0.0,
         kept_until=None,
         cause=None,

@@ -8,6 +8,8 @@ a job met is remembered, by the strongest name there is for it, with the evidenc
 - A failure at the *start* of a program makes it suspect, for it may have been the program. If that
   happens to two jobs within a day it is excluded, and refused without another try: a burn-in may
   well pass on a host that no program can start on.
+- Steps that differ again after such a burn-in was passed are what it does not show: then the host
+  is refused as well.
 - What a person excludes is refused until that person forgives.
 
 Many hosts that go bad at once are a bad version of something, or a bad day of the zone. Then nobody
@@ -128,21 +130,22 @@ class KnownHost:
         if by_hand is not None:
             return True
         strong = self.name.strength is not Strength.PLACE
-        return strong and self._excluded_by_starts(now) is not None
+        hidden = self._excluded_by_starts(now) is not None or self._fooled_a_burn_in(now)
+        return strong and hidden
 
     def why(self, now: float) -> str:
         """The newest that speaks against it; empty where nothing does."""
         return next((e.text for e in reversed(self.evidence) if self._counts(e, now)), "")
 
     def _judged(self, now: float) -> tuple[HostState, float | None]:
+        if not self.evidence:
+            return HostState.GOOD, None  # nearly always, and thousands are judged at once
         by_hand = self._by_hand(now)
         if by_hand is not None:
             return HostState.EXCLUDED, by_hand.until
-        passed = max((e.at for e in self.evidence if e.proof is Proof.PASSED), default=None)
-        measured = [e for e in self.evidence if e.proof in _MEASURED and not e.mass]
-        ends = [
-            e.at + self._life(EXCLUDED_FOR) for e in measured if passed is None or e.at > passed
-        ]
+        since = self.evidence[self._passed_at() + 1 :]
+        measured = [e for e in since if e.proof in _MEASURED and not e.mass]
+        ends = [e.at + self._life(EXCLUDED_FOR) for e in measured]
         starts = self._excluded_by_starts(now)
         if starts is not None:
             ends.append(starts)
@@ -151,6 +154,20 @@ class KnownHost:
         # What a passed burn-in answered, and what was held against nobody, still makes one careful.
         lasting = [self._end(e) for e in self.evidence if self._counts(e, now)]
         return (HostState.SUSPECT, max(lasting)) if lasting else (HostState.GOOD, None)
+
+    def _passed_at(self) -> int:
+        """Where among the evidence it last passed; -1 for never. By order: clocks are set back."""
+        proofs = [e.proof for e in self.evidence]
+        return max((i for i, proof in enumerate(proofs) if proof is Proof.PASSED), default=-1)
+
+    def _fooled_a_burn_in(self, now: float) -> bool:
+        """Whether steps differed there, a burn-in found nothing, and steps differed again."""
+        passed = self._passed_at()
+        before, since = self.evidence[: max(passed, 0)], self.evidence[passed + 1 :]
+        return all(
+            any(e.proof is Proof.REPLAY and not e.mass and self._end(e) > now for e in part)
+            for part in (before, since)
+        )
 
     def _by_hand(self, now: float) -> Evidence | None:
         said = [e for e in self.evidence if e.proof is Proof.HAND]
@@ -161,7 +178,7 @@ class KnownHost:
         starts = [e for e in self.evidence if e.proof is Proof.START and not e.mass]
         for newest in reversed(starts):
             end = newest.at + self._life(EXCLUDED_FOR)
-            near = [e for e in starts if 0 <= newest.at - e.at <= SUSPECT_FOR]
+            near = [e for e in starts if abs(newest.at - e.at) <= SUSPECT_FOR]
             if end <= now:
                 return None
             if newest.located or len({e.job for e in near}) >= JOBS_THAT_EXCLUDE:
@@ -187,7 +204,32 @@ def met(known: KnownHost | None, name: HostName, job: str, now: float) -> KnownH
     if known is None:
         return KnownHost(name, first_seen=now, last_seen=now, last_job=job)
     return replace(
-        known, last_seen=max(now, known.last_seen), times_seen=known.times_seen + 1, last_job=job
+        known,
+        name=name,
+        last_seen=max(now, known.last_seen),
+        times_seen=known.times_seen + 1,
+        last_job=job,
+    )
+
+
+def not_met(name: HostName, now: float) -> KnownHost:
+    """A host that a person names before any job was given it."""
+    return KnownHost(name, first_seen=now, last_seen=now, times_seen=0)
+
+
+def by(known: KnownHost, now: float) -> KnownHost:
+    """The host as an earlier server knew it, whose clock may have been ahead: nothing after `now`.
+
+    Otherwise it would be excluded until then, and a week more.
+    """
+    ahead = known.last_seen > now or any(e.at > now for e in known.evidence)
+    if not ahead:
+        return known
+    return replace(
+        known,
+        first_seen=min(known.first_seen, now),
+        last_seen=min(known.last_seen, now),
+        evidence=tuple(replace(e, at=min(e.at, now)) for e in known.evidence),
     )
 
 
@@ -200,8 +242,10 @@ def accused(known: KnownHost, evidence: Evidence, others: Iterable[KnownHost]) -
 
 
 def passed(known: KnownHost, job: str, text: str, now: float) -> KnownHost:
-    """The host after it passed a long burn-in."""
-    return _with(known, Evidence(Proof.PASSED, text, now, job))
+    """The host after it passed a long burn-in; what it passed right before makes room."""
+    last = known.evidence[-1:]
+    kept = known.evidence[:-1] if last and last[0].proof is Proof.PASSED else known.evidence
+    return _with(replace(known, evidence=kept), Evidence(Proof.PASSED, text, now, job))
 
 
 def excluded(known: KnownHost, why: str, until: float | None, now: float) -> KnownHost:
@@ -233,7 +277,7 @@ def mass_event(hosts: Iterable[KnownHost], now: float) -> str:
     noted = [h for h in recent if any(e.mass and e.at > now - SUSPECT_FOR for e in h.evidence)]
     if not noted:
         return ""
-    bad = {h.name.identity for h in recent if h.state(now) is not HostState.GOOD}
+    bad = [h for h in recent if any(_went_bad(e, now) for e in h.evidence)]
     zones = sorted({host.name.zone for host in noted})
     return (
         f"{len(bad)} of {len(recent)} hosts went bad within a day, in {', '.join(zones)}: that is "
@@ -242,9 +286,19 @@ def mass_event(hosts: Iterable[KnownHost], now: float) -> str:
     )
 
 
+def _went_bad(evidence: Evidence, now: float) -> bool:
+    """Whether this was found within a day, by no person."""
+    return evidence.proof not in {Proof.PASSED, Proof.HAND} and evidence.at > now - SUSPECT_FOR
+
+
 def _with(known: KnownHost, evidence: Evidence) -> KnownHost:
+    """With one more piece of evidence; the oldest goes, but never what a person said."""
+    every = (*known.evidence, evidence)
+    newest = set(range(len(every)))
+    old = [i for i, each in enumerate(every) if each.proof is not Proof.HAND]
+    newest -= set(old[: max(0, len(every) - MOST_EVIDENCE)])
     return replace(
         known,
         last_seen=max(known.last_seen, evidence.at),
-        evidence=(*known.evidence, evidence)[-MOST_EVIDENCE:],
+        evidence=tuple(each for i, each in enumerate(every) if i in newest),
     )

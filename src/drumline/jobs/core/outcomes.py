@@ -107,17 +107,41 @@ def backed_off(job: Job, now: float, patience: Thresholds) -> Job:
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
+def turn_down(job: Job, held: Placement, why: str, now: float, first: float) -> Decision:
+    """A host of the slice is known to be bad: the same attempt goes on with another slice.
+
+    The pause before that is `first` seconds, doubled each time: where all machines are excluded,
+    the cloud can only give them again.
+    """
+    times = job.turned_down + 1
+    # No host starts before all of them are admitted.
+    left, effects, events = let_go(job, held, why, idle=True)
+    again = replace(
+        left,
+        next_choice=(job.next_choice + 1) % len(job.choices),
+        turned_down=times,
+        not_before=now + min(RETRY_LIMIT, first * 2.0 ** min(times - 1, 10)),
+        attempt=Attempt(attempt_of(job).number, attempt_of(job).started_at),
+    )
+    turned = "" if times == 1 else f"; {times} slices in a row were refused"
+    said = note(again, f"refused: {why}{turned}", Status.WAITING)
+    return Decision(said, effects, (Event("refused", why), *events))
+
+
 def bad_host(
-    job: Job, held: Placement, cause: Cause, now: float, *, idle: bool, mass_event: str = ""
+    job: Job, held: Placement, cause: Cause, seen: Seen, now: float, *, idle: bool
 ) -> Decision:
     """A host is unusable: let go of the slice and ask for another.
 
     A chip that was measured to be wrong costs the job nothing. A start that failed may have been
-    the program's fault, so in a row they use up an allowance. Where many hosts fail at once
-    (`mass_event`) every one counts: then another slice is no better. `idle` says that the program
-    has ended on all hosts.
+    the program's fault, so in a row they use up an allowance, and so do steps that were not the
+    same twice on chips that a burn-in has just found sound. Where many hosts fail at once
+    (`mass_event`) every one counts: then another slice is no better. `idle` is a slice where the
+    program has ended on every host.
     """
-    counts = bool(mass_event) or cause.proof not in {Proof.BURN_IN, Proof.REPLAY}
+    mass_event = seen.mass_event
+    measured = cause.proof == Proof.BURN_IN or (cause.proof == Proof.REPLAY and not held.proved)
+    counts = bool(mass_event) or not measured
     in_a_row = job.bad_in_a_row + counts
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (Ended(attempt_of(job), Outcome.BAD_HOST, text, cause),)
@@ -172,6 +196,28 @@ def proved(started: Decision, held: Placement, reports: tuple[HostReport, ...]) 
     text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warned)}" if warned else "")
     sound = replace(started.job, placement=replace(held, proved=True))
     return replace(started, job=sound, events=(Event("burnin", text), *started.events))
+
+
+def at_work(job: Job, seen: Seen) -> Job:
+    """The job while its program runs on every host."""
+    known = job
+    if seen.steps is not None and not job.has_stepped:
+        known = replace(known, has_stepped=True)
+    if job.bad_in_a_row and _got_on(job, seen.steps):
+        known = replace(known, bad_in_a_row=0)
+    going = next((r for r in seen.hosts if r.going_down), None)
+    reason = f"host {going.index} is going down: {going.going_down}" if going else ""
+    return note(known, reason, Status.RUNNING)
+
+
+def _got_on(job: Job, steps: Steps | None) -> bool:
+    """Whether the program has got on since the last bad host, which is then no longer in a row.
+
+    One that was accused in the middle of a training makes steps each time and may be accused each
+    time: then only what it saved counts.
+    """
+    accused = job.cause is not None and job.cause.proof == Proof.REPLAY
+    return steps is not None and (steps.saved_at is not None or not accused)
 
 
 def give_up_slice(job: Job, wanted: Placement, now: float) -> Decision:

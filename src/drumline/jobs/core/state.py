@@ -175,6 +175,8 @@ class Job:
     """Times in a row that the program exited soon after its start, to be started again."""
     refusals: int = 0
     """Requests in a row that the cloud refused, or that failed before a slice was ready."""
+    turned_down: int = 0
+    """Slices in a row that the job did not take because of a host on them."""
     not_before: float = 0.0
     """Nothing is asked for, and no program is started again, before this time."""
     has_run: bool = False

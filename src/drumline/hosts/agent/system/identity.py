@@ -19,8 +19,9 @@ def identity() -> dict[str, str]:
     """What is known, by name; nothing where nobody says."""
     machine = os.environ.get("DRUMLINE_MACHINE")
     if machine:
-        with contextlib.suppress(OSError), open(os.path.join(machine, "physical_host")) as file:
-            return {"physical_host": file.read().strip()}
+        path = os.path.join(machine, "physical_host")
+        with contextlib.suppress(OSError), open(path, errors="replace") as file:
+            return {"physical_host": file.read(1000).strip()}
         return {}
     try:
         with open("/sys/class/dmi/id/product_name") as product:

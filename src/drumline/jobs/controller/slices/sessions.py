@@ -117,7 +117,7 @@ class Sessions:
         @cache
         def welcome(index: int, told: tuple[tuple[str, str], ...]) -> Admission:
             found = self._memory.met(index, dict(told), held, record.job.id)
-            if found.refused and not held.proved:
+            if found.refused:
                 return Admission(refused=found.refused)
             examined = found.examined and not held.proved
             return Admission(burnin=max(usual, seconds["long"]) if examined else usual)

@@ -1,0 +1,88 @@
+"""What comes before the program: a burn-in that may fail, be missing, or leave nonsense."""
+
+import json
+from typing import Any
+
+import pytest
+
+from drumline.hosts.driver import _examined
+from drumline.hosts.health_file import burn_in_line, health_file
+from tests.hosts.agent.machine import Machine, wait_for
+
+PASSES = """
+import os
+file = os.path.join(os.path.dirname(os.environ["DRUMLINE_HEARTBEAT"]), "burnin.json")
+open(file, "w").write('{"verdict": "pass", "seconds": 1, "said": "ok"}')
+"""
+
+
+def begin(machine: Machine, run: str, burn_in: str | None, **parts: Any) -> None:
+    """Start a program on a host where the burn-in is this script, or is not there at all."""
+    machine.put(run, **parts)
+    if burn_in is not None:
+        (machine.home / ".drumline" / health_file()[0]).write_text(burn_in)
+    machine.attempt("start", sent={"coordinator": "10.0.0.1:1", "before": burn_in_line(3)})
+
+
+def test_a_container_has_another_home_and_the_verdict_ends_the_run(machine: Machine) -> None:
+    begin(machine, "echo ran", "raise SystemExit(86)", wrap=("env", "HOME=/nowhere"))
+    assert machine.ended()["exit_code"] == 86
+    assert "ran" not in machine.log()
+
+
+@pytest.mark.parametrize(
+    "burn_in", [None, "raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_a_burn_in_that_cannot_run_is_said_and_the_program_runs(
+    machine: Machine, burn_in: str | None
+) -> None:
+    begin(machine, "echo ran; exit 3", burn_in)
+    ended = machine.ended()
+    assert ended["exit_code"] == 3
+    assert ended["burnin"]["verdict"] == "warn"
+    assert "could not run" in ended["burnin"]["said"]
+
+
+@pytest.mark.parametrize(
+    ("run", "log"),
+    [
+        ("#!/bin/bash\necho one", "one\n"),
+        ("# what this does\necho one", "one\n"),
+        ("cat <<END\none\nEND", "one\n"),
+        ("\n\necho one", "one\n"),
+        ("set -u; echo $LINENO\necho $LINENO", "1\n2\n"),
+    ],
+)
+def test_the_program_is_as_without_it(machine: Machine, run: str, log: str) -> None:
+    begin(machine, run, PASSES)
+    ended = machine.ended()
+    assert (ended["exit_code"], ended["burnin"]["verdict"]) == (0, "pass")
+    assert machine.log() == log
+
+
+@pytest.mark.parametrize("left", ["", "[1]", '"verdict"', "{", '{"said": "' + "x" * 2_000_000])
+def test_a_report_that_cannot_be_read_is_not_waited_for(machine: Machine, left: str) -> None:
+    begin(machine, "sleep 60", f"{PASSES}\nopen(file, 'w').write({left!r})")
+    found = wait_for(
+        lambda: (told := machine.attempt("status")["burnin"])["verdict"] != "running" and told,
+        "the burn-in is over",
+    )
+    assert found["verdict"] == "warn"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"verdict": None},
+        {"verdict": ["pass"]},
+        {"verdict": {"pass": 1}},
+        {"verdict": "banana", "seconds": "NaN", "said": {"a": 1}},
+        {"verdict": "warn", "seconds": -1, "said": "x" * 100_000},
+    ],
+)
+def test_nonsense_from_a_host_is_a_warning(told: dict[str, object]) -> None:
+    found = _examined(told)
+    assert found["examined"] == "warn"
+    assert found["examined_seconds"] == 0.0
+    assert len(json.dumps(found)) < 1000
