@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from typer.testing import CliRunner
 
 from drumline.cli import app
@@ -24,6 +25,7 @@ from drumline.health.checks.machine import check_machine
 from drumline.health.checks.patterns import Int8Product, int8_factors
 from drumline.health.checks.rulers import checksum
 from drumline.health.report import FAIL, PASS, WARN, BurnIn
+from drumline.targets import Mistake
 from tests.health.seeds import SMALL, Plant, PlantingBench
 
 
@@ -125,6 +127,31 @@ def test_the_command_shows_each_chip_and_a_sentence(monkeypatch: pytest.MonkeyPa
     shown = ask("--seconds", "0.01", "--json")
     assert shown.exit_code == 0
     assert json.loads(shown.output)["verdict"] == PASS
+
+
+def test_chips_that_cannot_be_used_are_not_bad_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> BurnIn:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more")
+
+    monkeypatch.setattr(burnin, "burn_in", fails)
+    asked = ask("--seconds", "1", "--json")
+    assert isinstance(asked.exception, Mistake)  # exit code 2, as for other mistakes
+    assert str(asked.exception) == (
+        "the chips could not be tested: RESOURCE_EXHAUSTED: Out of memory"
+    )
+
+
+def test_a_device_is_named_once() -> None:
+    with pytest.raises(ValueError, match="devices has one twice"):
+        burn_in([jax.devices()[0]] * 2, seconds=1)
+
+
+def test_it_runs_within_a_training_which_has_a_mesh_of_its_own() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    with jax.set_mesh(mesh):
+        report = burn_in(jax.devices()[:3], seconds=0.01)
+        assert report.verdict == PASS
+        assert jax.sharding.get_abstract_mesh().axis_names == ("data", "model")
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -105,3 +105,26 @@ def test_a_running_program_can_be_broken_and_healed(machine: Path) -> None:
     assert (first.how, first.chip, second.how, second.chip) == ("nan", 2, "lies", 1)
     (machine / "fault.json").unlink()
     assert fault_here() is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"how": "lies", "seed": 1e999}',
+        '{"how": "lies", "chip": -5}',
+        '{"how": "lies", "chip": 64}',
+        '{"how": "lies", "chip": null}',
+    ],
+)
+def test_a_file_that_says_nothing_sensible_breaks_nothing(machine: Path, text: str) -> None:
+    (machine / "fault.json").write_text(text)
+    arrays = {"x": values(PartitionSpec("d"))}
+    assert all(as_computed(arrays) is arrays for _ in range(ENOUGH))
+
+
+def test_a_huge_seed_is_a_seed(machine: Path) -> None:
+    broken(machine, "lies", seed=10**300)
+    before = values(PartitionSpec("d"))
+    assert any(wrong_on(before, as_computed(before))[2] for _ in range(ENOUGH))

@@ -35,6 +35,22 @@ def test_chips_that_all_differ_from_the_truth_are_warned_of() -> None:
     assert {finding.verdict for finding in found} == {WARN}
 
 
+def test_chips_of_two_kinds_are_not_held_against_each_other() -> None:
+    """One of another make rounds in its own way, and takes its own time."""
+    kinds = {0: "old", 1: "old", 2: "old", 3: "new"}
+    runs = [same({0: (1,), 1: (1,), 2: (1,), 3: (2,)}, run) for run in range(2)]
+    assert [finding.device for finding in findings(runs)] == [3]
+    assert not findings(runs, kinds)
+    lies = same({0: (1,), 1: (5,), 2: (1,), 3: (2,)}, 1)
+    assert [finding.device for finding in findings([runs[0], lies], kinds)] == [1]
+    fickle = same({0: (1,), 1: (1,), 2: (1,), 3: (5,)}, 1)
+    assert [finding.device for finding in findings([runs[0], fickle], kinds)] == [3]
+    times = RunTimes([{0: 1.0, 1: 1.0, 2: 1.0, 3: 3.0}] * 3, flops=1.0)
+    devices = [Device(number, 0, kind, "gpu", None) for number, kind in kinds.items()]
+    report = summarise(devices, [{}], [], {"matmul_bf16": times}, 1.0)
+    assert report.verdict == PASS
+
+
 def hop(run: int, values: dict[int, tuple[int, ...]]) -> Observation:
     senders = {1: 0, 2: 1, 0: 2} if run else {}
     return Observation("links", "all chips, round 1", run, HOP, values, senders=senders)

@@ -43,6 +43,7 @@ class OnChips:
         """`function` gets its chip's part of what `takes` says, and returns [1, …] arrays."""
         self.name = name
         self.warm = False
+        self._mesh = mesh
         # Without collectives nothing is replicated that JAX would have to know about.
         self._jitted = jax.jit(
             jax.shard_map(function, mesh=mesh, in_specs=takes, out_specs=EACH, check_vma=False),
@@ -51,7 +52,9 @@ class OnChips:
 
     def __call__(self, *arguments: Any) -> Any:
         """The outputs, perhaps before they are there."""
-        return self._jitted(*arguments)
+        # Whoever asks, as a training does, may have set another mesh.
+        with jax.set_mesh(self._mesh):
+            return self._jitted(*arguments)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> BurnIn
         raise ValueError(f"seconds is {seconds!r}: say how long to test, such as 30")
     if devices is not None and not devices:
         raise ValueError("devices is empty: name some, or leave it out to test all")
+    if devices is not None and len({device.id for device in devices}) < len(devices):
+        raise ValueError("devices has one twice, or some of several platforms: name each one once")
     began = time.monotonic()
     machine = check_machine()  # before JAX opens the chips' files
     bench = Bench(jax.devices() if devices is None else devices)
@@ -100,13 +102,14 @@ def burn(
     ]
     for host, outcome in check_devices(devices, known, expected).items():
         hosts[host]["devices"] = outcome
+    kinds = {device.id: device.kind for device in devices}
     found: list[Finding] = []
     times: dict[str, RunTimes] = {}
     turn = 0
     while True:
         for check in checks:
             observed = _observed(check, bench, sizes, turn)
-            found += findings(observed)
+            found += findings(observed, kinds)
             for seen in observed:
                 times.setdefault(seen.test, RunTimes()).add(seen)
             if any(_named(finding) for finding in found):

@@ -137,7 +137,7 @@ def _struck(tree: Tree, fault: EmulatedFault, change: Callable[[np.ndarray, int]
     import jax
 
     local = jax.local_devices()
-    if fault.chip >= len(local):
+    if not 0 <= fault.chip < len(local):
         return tree
     device = local[fault.chip]
     leaves, structure = jax.tree.flatten(tree)
@@ -185,5 +185,5 @@ def _read(file: str, folder: str) -> EmulatedFault | None:
             seed=int(told.get("seed", 0)),
             began=os.path.join(folder, "began"),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None

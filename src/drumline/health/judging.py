@@ -5,13 +5,15 @@ too. And where it cannot be told which chip is wrong, none is named.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from types import MappingProxyType
 
 from drumline.health.blame import blame
 from drumline.health.observations import HOP, REDUCED, SAME, ZERO, Observation, Value
 from drumline.health.report import FAIL, WARN
 
+NO_KINDS: Mapping[int, str] = MappingProxyType({})
 MAJORITY = 3
 """Chips of which one can be outvoted."""
 TPU_SLOWER, OTHER_SLOWER = 1.05, 1.10
@@ -44,8 +46,16 @@ class Finding:
     """The chips of which it is one, where it cannot be told which."""
 
 
-def findings(observations: Iterable[Observation]) -> list[Finding]:
-    """Everything that is wrong, the first finding of each chip in each test first."""
+def findings(
+    observations: Iterable[Observation], kinds: Mapping[int, str] = NO_KINDS
+) -> list[Finding]:
+    """Everything that is wrong, the first finding of each chip in each test first.
+
+    Args:
+        observations: those of one round, or of several.
+        kinds: the kind of each chip. One program may round differently on two kinds, so only those
+            of one kind are compared; where nothing is said, all are of one.
+    """
     subjects: dict[tuple[str, str], list[Observation]] = {}
     for seen in observations:
         subjects.setdefault((seen.test, seen.subject), []).append(seen)
@@ -53,8 +63,24 @@ def findings(observations: Iterable[Observation]) -> list[Finding]:
     found = []
     for together in subjects.values():
         runs = sorted(together, key=lambda seen: seen.run)
-        found += rules[runs[0].rule](runs)
+        rule = rules[runs[0].rule]
+        if rule is _different:
+            found += [one for of_kind in _by_kind(runs, kinds) for one in rule(of_kind)]
+        else:
+            found += rule(runs)
     return found
+
+
+def _by_kind(runs: Sequence[Observation], kinds: Mapping[int, str]) -> list[list[Observation]]:
+    """The runs once for each kind of chip, with the values of those chips alone."""
+    there = sorted({kinds.get(device, "") for run in runs for device in run.values})
+    return [
+        [
+            replace(run, values={d: v for d, v in run.values.items() if kinds.get(d, "") == kind})
+            for run in runs
+        ]
+        for kind in there
+    ]
 
 
 def _name(seen: Observation) -> str:

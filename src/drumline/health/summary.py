@@ -1,6 +1,6 @@
 """From findings and times to the report: verdicts, rates and shares, accusations. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -83,7 +83,8 @@ def _chip(
             tests[test] = CheckOutcome(said="skipped: there is one device")
             continue
         outcome = _rates(test, device, times.get(test, RunTimes()))
-        warned = _speed(test, device, times.get(test, RunTimes()), outcome)
+        peers = {other.id for other in devices if other.kind == device.kind}
+        warned = _speed(test, device, peers, times.get(test, RunTimes()), outcome)
         mine = [finding for finding in found if finding.test == test]
         blamed = [finding for finding in mine if finding.device == device.id]
         # What one bad chip does to all others in a collective is no news once it is known.
@@ -125,11 +126,14 @@ def _rates(test: str, device: Device, times: RunTimes) -> CheckOutcome:
     return outcome
 
 
-def _speed(test: str, device: Device, times: RunTimes, outcome: CheckOutcome) -> str:
+def _speed(
+    test: str, device: Device, peers: Set[int], times: RunTimes, outcome: CheckOutcome
+) -> str:
     """What is to be said of a chip's speed; nothing as a rule."""
     name = test.replace("_", " ")
     if test in TIMED:
-        factor = slow_chips(times.runs, device.platform).get(device.id)
+        runs = [{d: taken for d, taken in run.items() if d in peers} for run in times.runs]
+        factor = slow_chips(runs, device.platform).get(device.id)
         if factor is not None:
             return f"{name}: takes {factor:.2f} times as long as the other chips"
     judged = (device.platform, test) not in UNJUDGED

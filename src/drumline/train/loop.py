@@ -10,7 +10,7 @@ the same one.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -81,6 +81,8 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
             if not run.go_back(heard.bad):
                 return run.finish(Ending.NOT_FINITE)
             continue
+        if heard.again:
+            continue  # what was due after the step before it has been done
         # Past a bad batch the run may stand at an earlier step than it had come to.
         if plan.checks_at(pipeline.step) and pipeline.idle:
             run.check()
@@ -104,6 +106,8 @@ class _Heard:
     """Whether a host was told to stop."""
     bad: StepInFlight | None = None
     """A step whose loss or gradients are not finite, at which the run halted."""
+    again: bool = False
+    """Whether the run stands before a step that spiked, which is to be taken once more."""
 
 
 _NOTHING, _STOP = _Heard(), _Heard(stop=True)
@@ -141,7 +145,7 @@ class _Run:
                 self.watch.inquire(ended, outcome)
                 self.pipeline.accept(ended)
                 self.goodput.clock.go_on()
-                return heard
+                return replace(heard, again=True)
             if outcome.finite or not self.bad_batches.rolled_back:
                 self.progress.step_ended(ended.step, outcome.metrics)
             if outcome.finite:

@@ -66,6 +66,14 @@ def test_it_takes_each_so_many_steps_and_what_it_finds_accuses_the_host() -> Non
     # Other steps, and other errors, are not its business.
     with pytest.raises(error), checker.accusing(7):
         raise error("INTERNAL: SDC")
-    with pytest.raises(error), checker.accusing(8):
-        raise error("RESOURCE_EXHAUSTED: out of memory")
+    for said in (
+        "RESOURCE_EXHAUSTED: out of memory",
+        "INVALID_ARGUMENT: No such compile option: 'xla_tpu_enable_sdc_checker'",
+        "INTERNAL: CpuCallback error calling callback: ValueError: no such file",
+    ):
+        with pytest.raises(error), checker.accusing(8):
+            raise error(said)
+    checker.step = SimpleNamespace(lower=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        checker.prepare()  # before the first step, and outside of what accuses
     assert not any(on_tpus(None).is_due(step) for step in range(1, 13))

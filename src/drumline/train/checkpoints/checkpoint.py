@@ -102,7 +102,7 @@ class Checkpoints:
         self._written: set[int] = set()
         """By this attempt, on the hardware of this attempt."""
         self._from: int | None = None
-        """The checkpoint that this attempt went on from."""
+        """The checkpoint of an earlier attempt that this one went on from."""
 
     def save(
         self, step: int, saved: Saved, mesh: Mesh, committed: Callable[[], None] = lambda: None
@@ -113,6 +113,9 @@ class Checkpoints:
             if step not in self._ours and self._path(step).exists():
                 raise self._taken(step)
             with still_writable(str(self._folder)):
+                if step in self._suspects:
+                    # Before the new mark, which does not say that it is one.
+                    self._remove(step)
                 self._marks.put(step, saved.provenance, checked=saved.checked)
         self._ours.add(step)
         self._written.add(step)
@@ -158,7 +161,8 @@ class Checkpoints:
                 self.committed = step
                 # Whole, of this recipe's shape, and with our sums: it is ours, marked or not.
                 self._ours.add(step)
-                self._from = step
+                if step not in self._written:  # to which a rollback goes
+                    self._from = step
                 self._check_free(step)
                 return found
             troubles.append(f"checkpoint {step} {trouble}")
@@ -196,7 +200,9 @@ class Checkpoints:
             with suppress(Exception):
                 self.wait()
         condemned = sorted(self._written - self._checked)
-        for step in condemned if _first() else []:
+        # A host that has found it alone cannot leave it to the first. The newest comes first, as
+        # the next attempt would go on from that.
+        for step in reversed(condemned) if _first() or not wait else []:
             with suppress(OSError):
                 self._marks.suspect(step, why)
         self._suspects |= set(condemned)
@@ -310,6 +316,7 @@ class Checkpoints:
                 if _first():
                     self._remove(old)
             self._steps -= gone
+            self._written -= gone
             committed()
         except Exception as error:
             self._failure = error

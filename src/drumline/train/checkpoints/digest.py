@@ -68,6 +68,8 @@ def _added(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
 
 def _words(leaf: jax.Array) -> jax.Array:
     """The bits of an array as words of 32; narrower types are widened, wider ones cut in two."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint32)
     if jnp.iscomplexobj(leaf):

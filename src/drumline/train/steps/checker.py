@@ -19,8 +19,12 @@ from drumline.train.steps.step import make_step
 
 ONE_CORE, TWO_CORES = ("v5e", "v6e"), ("v4", "v5p")
 """Chips with one core repeat each bundle of instructions; of two cores, the other one repeats."""
-NOT_THE_CHIP = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
-"""What a step can also fail with: memory, or a host that is gone."""
+NOT_THE_CHIP = (
+    *("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
+    *("INVALID_ARGUMENT", "UNIMPLEMENTED", "NOT_FOUND", "FAILED_PRECONDITION", "allback"),
+)
+"""What a step can also fail with: memory, a host that is gone, a program that cannot be, or Python
+that is called back from it."""
 
 
 def checker_options(generation: str) -> dict[str, bool | str]:
@@ -63,6 +67,11 @@ class Checker:
         plan = self._plan
         generation, _ = TPUS.get(plan.mesh.devices.flat[0].device_kind, ("", 1))
         return make_step(plan.recipe, plan.mesh, plan.places, checker_options(generation))
+
+    def prepare(self, *inputs: Any) -> None:
+        """Compile it, if any step is taken with it: what a compiler says accuses nobody."""
+        if self._every is not None:
+            self.step.lower(*inputs).compile()
 
     @contextmanager
     def accusing(self, step: int) -> Iterator[None]:

@@ -7,16 +7,18 @@ sentence, here, and not by whatever fails first.
 # mypy: allow-untyped-calls
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from drumline.train.mistakes import Mistake
 from drumline.train.recipe import Batch, Metrics, Model, Params
+
+_CALLBACKS = ("pure_callback", "io_callback")
 
 Loss = Callable[[Params, Batch, jax.Array | None], tuple[jax.Array, Metrics]]
 
@@ -72,3 +74,23 @@ def trace_loss(model: Model, params: Params, batch: Batch) -> TracedLoss:
     drawn = traced.jaxpr.invars[-1]
     uses = [atom for equation in traced.jaxpr.eqns for atom in equation.invars]
     return TracedLoss(traced, tuple(sorted(metrics)), any(atom is drawn for atom in uses))
+
+
+def calls_back(jaxpr: Jaxpr) -> bool:
+    """Whether values in it come from Python while it runs: they need not be the same each time."""
+    return any(
+        equation.primitive.name in _CALLBACKS
+        or any(calls_back(inner) for value in equation.params.values() for inner in _within(value))
+        for equation in jaxpr.eqns
+    )
+
+
+def _within(value: Any) -> Iterator[Jaxpr]:
+    """The programs within a parameter of an equation: bodies of loops, branches, calls."""
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _within(item)

@@ -5,7 +5,7 @@ told some steps later.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,7 @@ class Pipeline:
         # The first step finds what is compiled here, and no host waits for another's compiler.
         inputs = (plan.places, self._watch, plan.shapes, self._notice.word, self._limits)
         self._advance.lower(*inputs).compile()
+        self._checker.prepare(*inputs)
         meet()
 
     @property
@@ -131,10 +132,11 @@ class Pipeline:
         )
         return state, told
 
-    def retrace(self, saved: Saved, to: int) -> None:
+    def retrace(self, saved: Saved, to: int, taking: Callable[[int], None]) -> None:
         """Come once more from a checkpoint to a step, passing over what was passed over before.
 
         In what a run has been through, a batch that was not finite was skipped and a spike taken.
+        `taking` hears of each step that has ended.
         """
         halting = self._halting
         self.restart(saved)
@@ -142,8 +144,8 @@ class Pipeline:
         limits, self._limits = self._limits, self._no_limits
         while self.step < to:
             self.start_step()
-            for _ in self.read(behind=1):
-                pass
+            for ended, _ in self.read(behind=1):
+                taking(ended.step)
         self._limits = limits
         self._stand_at(self.step, self.taken)
 

@@ -23,18 +23,20 @@ from drumline.train.checkpoints.saving import Saving
 from drumline.train.plan import Plan
 from drumline.train.state import everywhere, on_all
 from drumline.train.steps.finite import all_finite
+from drumline.train.steps.loss import calls_back
 from drumline.train.steps.pipeline import Pipeline, StepInFlight
 from drumline.train.steps.step import LOSS, StepOutcome
 from drumline.train.watch.alarms import Alarms
 from drumline.train.watch.checksums import Replicas, Rows, checksums, compared, layouts
 from drumline.train.watch.pulse import pulse
 from drumline.train.watch.slow import SlowHosts
-from drumline.train.watch.verdict import Deviation, find, torn
+from drumline.train.watch.verdict import Deviation, apart, find, repeated, torn
 
 FARTHEST = 2000
 """Steps that are taken once more to prove an accusation: a chip is not worth a day."""
 SEARCH = 10.0
 """Seconds of burn-in to find the chip, where the evidence names none."""
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 DETERMINISTIC = ("xla_gpu_deterministic_ops=true", "xla_gpu_exclude_nondeterministic_ops=true")
 
 
@@ -51,7 +53,9 @@ class Watch:
         self._alarms = Alarms(settings.alarm_loss, settings.alarm_norm)
         self._slow = SlowHosts()
         self._checked: int | None = None
-        self._compares = settings.check_every is not None
+        self._checks = settings.check_every is not None
+        self._compares = True
+        """Until replicas turn out to differ by the program's own doing."""
 
     def begin_again(self) -> None:
         """The run takes another course, from an earlier step: what was checked is not this one."""
@@ -79,18 +83,15 @@ class Watch:
         try:
             found = self._replay(halted)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if OUT_OF_MEMORY not in str(error):
                 raise
             said = "there is not the memory to compute it again"
         if found is None and not outcome.finite:
             found = self._lost_on_the_way(step - 1)
         if found is not None:
-            if self._exact:
+            if self._inexact is None:
                 self._accuse(found, f"{what}, and other bits when computed again")
-            said = (
-                "computed again it is not the same, which on a GPU may be the order of its sums: "
-                f"to tell, run with XLA_FLAGS=--{DETERMINISTIC[0]}"
-            )
+            said = f"computed again it is not the same, which {self._inexact}"
         if outcome.spiked:
             self._alarms.acquit()
             self._pipeline.limit(*self._alarms.limits)
@@ -100,17 +101,25 @@ class Watch:
             self._say(f"{what}; {said}")
 
     def _replay(self, halted: StepInFlight) -> Deviation | None:
-        """Twice, and where these do not agree once more, to see who is alone with what it says."""
+        """Twice, and where these do not agree once more, to see who is alone with what it says.
+
+        Only that they do not agree is proof: replicas that differ in the same way each time are
+        the program's doing, or show at the next check.
+        """
         told, given = [checksums(self._mesh, self._measured(halted.told))], []
         for run in range(3):
             state, again = self._pipeline.replay(halted)
             told.append(checksums(self._mesh, self._measured(again)))
             given.append(checksums(self._mesh, state))
             del state
-            found = find(given, self._layouts) or find(told, layouts(self._mesh, again))
+            found = self._unlike(given, self._layouts)
+            found = found or self._unlike(told, layouts(self._mesh, again))
             if run == 1 and found is None:
                 break
         return found
+
+    def _unlike(self, runs: list[Rows], lie: tuple[Replicas, ...]) -> Deviation | None:
+        return repeated(runs, lie if self._compares else tuple(map(apart, lie)))
 
     def _lost_on_the_way(self, step: int) -> Deviation | None:
         """Whether a state with values that are not finite is what the steps really lead to."""
@@ -131,21 +140,23 @@ class Watch:
         They do where everything in it is held at least twice.
         """
         step = self._pipeline.step
-        if not self._compares or self._checked == step:
-            return self._checked == step and self._covered
-        self._compare_replicas(step)
-        self._take_pulse(step)
-        self._checked = step
-        return self._covered
+        if not self._checks:
+            return False
+        if self._checked != step:
+            if self._compares:
+                self._compare_replicas(step)
+            self._take_pulse(step)
+            self._checked = step
+        return self._compares and self._covered
 
     def _compare_replicas(self, step: int) -> None:
         rows = self._replicas()
         if not torn(rows, self._compared):
             return
         what = f"after step {step} devices that should hold the same hold different bits"
-        if not self._exact:
+        if self._inexact is not None:
             self._compares = False
-            self._say(f"{what}, which on a GPU need not be the hardware; they are compared no more")
+            self._say(f"{what}, which {self._inexact}; they are compared no more")
             return
         runs = [rows]
         if self._can_retrace(step):
@@ -197,10 +208,16 @@ class Watch:
 
     def _retrace(self, step: int) -> bool:
         """Come to this step once more; False, with nothing changed, where that cannot be."""
-        saved = self._saving.at(self._saving.nearest(step))
+        try:
+            saved = self._saving.at(self._saving.nearest(step))
+        except jax.errors.JaxRuntimeError as error:
+            if OUT_OF_MEMORY not in str(error):
+                raise
+            return False
         if saved is None:
             return False
-        self._pipeline.retrace(saved, step)
+        # Steps are told, or whoever waits for the next one would take the run to be stuck.
+        self._pipeline.retrace(saved, step, taking=heartbeat)
         return True
 
     # Accusing -------------------------------------------------------------------------------------
@@ -233,11 +250,19 @@ class Watch:
     def _platform(self) -> str:
         return str(self._mesh.devices.flat[0].platform)
 
-    @property
-    def _exact(self) -> bool:
-        """Whether a program gives the same bits each time. On GPUs it does where it is told to."""
+    @cached_property
+    def _inexact(self) -> str | None:
+        """Why the step need not give the same bits each time, to stand in a sentence.
+
+        None where it must. On GPUs it must where XLA is told so.
+        """
+        if calls_back(self._plan.loss.traced.jaxpr):
+            return "may be what the program's callbacks to Python return"
         flags = os.environ.get("XLA_FLAGS", "")
-        return self._platform != "gpu" or any(flag in flags for flag in DETERMINISTIC)
+        if self._platform != "gpu" or any(flag in flags for flag in DETERMINISTIC):
+            return None
+        told = f"to tell, run with XLA_FLAGS=--{DETERMINISTIC[0]}"
+        return f"on a GPU may be the order of its sums: {told}"
 
     @cached_property
     def _measured(self) -> Callable[[jax.Array], jax.Array]:
