@@ -229,8 +229,8 @@ class JobSpec(BaseModel):
     parking: Annotated[int, BeforeValidator(checks.parking)] = Field(
         default=0,
         description="How many slices with a bad host are kept, at your cost, so that the cloud has "
-        "to give others; they are released when the program runs. Default: `0`, which gives them "
-        "back at once.",
+        "to give others; they are released when the program runs, or when no other slice is to be "
+        "had. Default: `0`, which gives them back at once.",
         examples=[1],
     )
     project: Annotated[str | None, _or_none(checks.project)] = Field(
