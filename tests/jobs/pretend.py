@@ -208,6 +208,13 @@ class PretendedSession:
         heard = self._cut_since or self._clock()
         return tuple(replace(report, heard=heard) for report in self._hosts)
 
+    def move_to(self, shelf: str) -> None:
+        """Its hosts are on other machines than those before."""
+        self._hosts = [
+            replace(r, identity={"physical_host": f"{shelf}-{r.index}"}, started_at=self._clock())
+            for r in self._hosts
+        ]
+
     def connection(self, there: bool) -> None:
         self._cut_since = None if there else self._clock()
         self.changed.set()

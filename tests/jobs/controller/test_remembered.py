@@ -39,6 +39,21 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
     play(tmp_path, story)
 
 
+def test_a_job_that_starts_nowhere_is_at_fault_itself(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create()
+        for number in range(3):
+            await office.reaches(job, "RUNNING")
+            session = office.starts(job)[number]
+            session.move_to(f"shelf-{number}")
+            session.ends(139)
+            await office.until(lambda n=number: office.show(job)["bad_hosts"] == n + 1)  # type: ignore[misc]
+            accused = [name for name, host in hosts(office).items() if host["state"] != "good"]
+            assert len(accused) == (number + 1 if number < 2 else 0)
+
+    play(tmp_path, story)
+
+
 class Google:
     """A witness that says what a test wants, or nothing at all."""
 

@@ -105,7 +105,19 @@ class HostMemory:
         others = [host for host in self._known.values() if host.name != name]
         judged = rules.accused(known, evidence, others)
         self._save(judged)
-        return judged
+        if evidence.proof is Proof.START:
+            self._acquit_where_the_job_is_at_fault(job)
+        return self._known[name.identity]
+
+    def _acquit_where_the_job_is_at_fault(self, job: str) -> None:
+        accused = [
+            host
+            for host in self._known.values()
+            if any(rules.failed_start_of(evidence, job) for evidence in host.evidence)
+        ]
+        if len(accused) >= rules.HOSTS_THAT_ACQUIT:
+            for host in accused:
+                self._save(rules.withdrawn(host, job))
 
     def passed(
         self, index: int, told: Mapping[str, str], held: Placement, job: str, text: str

@@ -31,6 +31,9 @@ WEAK_FOR = 6 * HOUR
 may well stand there."""
 JOBS_THAT_EXCLUDE = 2
 """Jobs that fail to start on a host within a day, after which no third one tries."""
+HOSTS_THAT_ACQUIT = 3
+"""Hosts on which one job fails to start, after which it is the job's own doing: a program that dies
+as it is imported does so everywhere."""
 MOST_SHARE, MOST_HOSTS = 0.2, 2
 """The share of the hosts seen within a day that may be excluded by themselves, and the number that
 may whatever the share is. Beyond both it is no longer about hosts."""
@@ -252,6 +255,17 @@ def excluded(known: KnownHost, why: str, until: float | None, now: float) -> Kno
     """The host after a person excluded it."""
     kept = tuple(e for e in known.evidence if e.proof is not Proof.HAND)
     return _with(replace(known, evidence=kept), Evidence(Proof.HAND, why, now, until=until))
+
+
+def withdrawn(known: KnownHost, job: str) -> KnownHost:
+    """The host without the failed starts of a job, save those that named the chip itself."""
+    kept = tuple(e for e in known.evidence if not failed_start_of(e, job))
+    return replace(known, evidence=kept)
+
+
+def failed_start_of(evidence: Evidence, job: str) -> bool:
+    """Whether it is a start of this job that failed, and may have been the job's own fault."""
+    return evidence.proof is Proof.START and evidence.job == job and not evidence.located
 
 
 def forgiven(known: KnownHost) -> KnownHost:
