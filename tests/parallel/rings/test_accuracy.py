@@ -2,11 +2,13 @@
 lie in the mesh, is as exact as one float32-accumulated matmul: forward and all gradients against
 float64.
 
-Each size meets each place and each type, and each place each type; with DRUMLINE_EVERY_CASE=1 all
-three meet in every way.
+Each function, both ways and one way, meets each size, place and type, and these each other; with
+DRUMLINE_EVERY_CASE=1 all of them meet in every way.
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,11 @@ import numpy as np
 import pytest
 
 from tests.compiling import EVERY_CASE
-from tests.parallel.rings.layouts import LAYOUTS, Layout, expected, mesh_of, shape, sharded
+from tests.pairwise import pairwise
+from tests.parallel.rings.layouts import BY_NAME, expected, mesh_of, shape, sharded
 from tests.parallel.rings.rounding import exactly, excess
 
-CASES = [(layout, direction) for layout in LAYOUTS for direction in ("one", "both")]
-
+FUNCTIONS = list(product(BY_NAME, ("one", "both")))
 # For each ring size: the ring as the first axis, the last one, and the middle one of three.
 MESHES = {
     1: ((1, 4), (4, 1), (2, 1, 4)),
@@ -29,51 +31,43 @@ MESHES = {
 }
 PLACES = ("first", "last", "middle")
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
-GRID = [
-    (size, place, dtype)
-    for row, size in enumerate(MESHES)
-    for column, place in enumerate(PLACES)
-    for number, dtype in enumerate(DTYPES)
-    if EVERY_CASE or (row + column + number) % 3 == 0
-]
+OPTIONS = (FUNCTIONS, list(MESHES), PLACES, DTYPES)
 
 
-@pytest.mark.parametrize(("size", "place", "dtype"), GRID)
+@pytest.mark.parametrize(
+    ("function", "size", "place", "dtype"),
+    product(*OPTIONS) if EVERY_CASE else pairwise(*OPTIONS),
+)
 def test_results_and_gradients_are_as_exact_as_one_matmul(
-    size: int, place: str, dtype: jnp.dtype
+    function: tuple[str, str], size: int, place: str, dtype: jnp.dtype
 ) -> None:
-    number = PLACES.index(place)
+    name, direction = function
+    layout, number = BY_NAME[name], PLACES.index(place)
     sizes = MESHES[size][number]
     mesh, others = mesh_of(sizes, (0, len(sizes) - 1, 1)[number])
     groups = int(np.prod(sizes)) // size
     # Three rows and five or four columns on each device: halves of odd and even lengths.
     dims = {"b": 2, "s": 3 * size, "d": 5 * size, "f": 4 * size}
     rng = np.random.default_rng(size * 10 + number)
-
-    def draw(layout: Layout) -> list[jax.Array]:
-        in_specs, out_spec = layout.specs(others)
-        return [
-            jax.device_put(
-                rng.normal(size=shape(dimensions, groups, dims)).astype(dtype),
-                jax.NamedSharding(mesh, spec),
-            )
-            for dimensions, spec in zip(
-                (*layout.operands, layout.result), (*in_specs, out_spec), strict=True
-            )
-        ]
+    in_specs, out_spec = layout.specs(others)
+    arrays = [
+        jax.device_put(
+            rng.normal(size=shape(dimensions, groups, dims)).astype(dtype),
+            jax.NamedSharding(mesh, spec),
+        )
+        for dimensions, spec in zip(
+            (*layout.operands, layout.result), (*in_specs, out_spec), strict=True
+        )
+    ]
 
     @jax.jit
-    def run_all(inputs: list[list[jax.Array]]) -> list[list[jax.Array]]:
-        results = []
-        for (layout, direction), (*operands, cotangent) in zip(CASES, inputs, strict=True):
-            function = sharded(layout, mesh, others, direction=direction)
-            out, pull = jax.vjp(function, *operands)
-            results.append([out, *pull(cotangent)])
-        return results
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        *operands, cotangent = arrays
+        out, pull = jax.vjp(sharded(layout, mesh, others, direction=direction), *operands)
+        return [out, *pull(cotangent)]
 
-    inputs = [draw(layout) for layout, _ in CASES]
-    for (layout, direction), arrays, results in zip(CASES, inputs, run_all(inputs), strict=True):
-        *operands, cotangent = (exactly(array, jnp.dtype(dtype)) for array in arrays)
-        excesses = list(map(excess, results, expected(operands, cotangent)))
-        assert all(result.dtype == dtype for result in results)
-        assert max(excesses) <= 1, f"{layout.name}, {direction} on {mesh.shape}: {excesses}"
+    results = run(*arrays)
+    *operands, cotangent = (exactly(array, jnp.dtype(dtype)) for array in arrays)
+    excesses = list(map(excess, results, expected(operands, cotangent)))
+    assert all(result.dtype == dtype for result in results)
+    assert max(excesses) <= 1, excesses
