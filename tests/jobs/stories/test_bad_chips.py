@@ -68,7 +68,6 @@ def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(world: World) -
     second = world.end(world.create("echo ran", **keys))
     assert (second["status"], outcomes(second)) == ("SUCCEEDED", ["bad host", "succeeded"])
     assert len(remembered(world)[MACHINE]["evidence"]) == 2
-    assert "burn-in" in [event["kind"] for event in second["events"]] or second["bad_hosts"] == 1
     world.client.exclude_host(MACHINE, "enough of it")
     third = parked_until_it_runs_elsewhere(world, **keys)
     assert (third["status"], outcomes(third)) == ("SUCCEEDED", ["succeeded"])

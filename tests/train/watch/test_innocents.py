@@ -125,7 +125,9 @@ def test_without_the_memory_for_a_second_state_nobody_is_accused(
     monkeypatch.setattr(watch, "burn_in", lambda *_: BurnIn("pass", "all is well"))
     assert fit(spiky(9, 8, Functions(init, uneven), check_every=4)).step == 8
     assert len(begun) == 2
-    assert "computes wrong" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "from the first check on: so it is the program" in said
+    assert "computes wrong" not in said
 
 
 def test_the_way_once_more_is_told_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:

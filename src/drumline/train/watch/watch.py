@@ -172,11 +172,12 @@ class Watch:
         if rows in again or (not again and self._checked is None):
             # What the program does by itself it does each time, and from its first step on. A chip
             # may do so too, but then it shows in other programs as well.
-            self._accuse_if_found(f"{what}, each time they are computed")
+            what += ", each time they are computed" if again else ", from the first check on"
+            self._accuse_if_found(what)
             self._compares = False
             self._say(
-                f"{what}, each time they are computed: so it is the program, such as a shard_map "
-                "without check_vma, and no chip; they are compared no more"
+                f"{what}: so it is the program, such as a shard_map without check_vma, and no "
+                "chip; they are compared no more"
             )
             return
         self._accuse(find(runs, self._compared) or Deviation(), what)
