@@ -84,7 +84,7 @@ def weights_of(name: str) -> Tree:
 
 def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:
     """Loss and gradients as a program for a mesh, where the weights go, and the batch in place."""
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), traced_for_cpu_alone():
         places = jax.tree.map(partial(NamedSharding, mesh), model.specs())
         batch = jax.device_put(batch_for(model), NamedSharding(mesh, model.batch_spec()))
         both = jax.value_and_grad(lambda w, batch: model.loss(w, batch, KEY)[0])
@@ -97,8 +97,7 @@ def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:
 def trained(name: str, layout: str, *sizes: int) -> Run:
     """Twenty steps of AdamW on one batch."""
     model = replace(MODELS[name], layout=layout)
-    with traced_for_cpu_alone():
-        program, places, batch = compiled(model, mesh_of(*sizes), name)
+    program, places, batch = compiled(model, mesh_of(*sizes), name)
     weights, optimizer = weights_of(name), AdamW(weights_of(name))
     losses, first = [], None
     for _ in range(STEPS):
