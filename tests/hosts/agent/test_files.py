@@ -74,7 +74,7 @@ def test_clear_ends_an_earlier_attempt_and_frees_the_chip(machine: Machine) -> N
     wait_for(lambda: "up" in machine.log(), "it holds the chip")
     leader = machine.leader()
     machine.put("true", attempt=2)
-    assert machine.prepared == {"trouble": "", "have_code": True}
+    assert machine.prepared == {"trouble": "", "have_code": True, "identity": {}}
     assert not runs(leader)
     assert not (devices / "libtpu_lockfile").exists()
 

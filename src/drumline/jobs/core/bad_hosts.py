@@ -32,7 +32,6 @@ SIGNS = (
     Sign(r"SW_INJECT_ERROR", False, "the reporter is only the witness of another's failure"),
     Sign(r"different launch id", False, "the hosts run different programs"),
     Sign(r"RESOURCE_EXHAUSTED", False, "the program wants more memory than there is"),
-    Sign(r"most likely out of memory", False, "as above, on the host's side"),
 )
 """A sign that does not accuse outweighs those that do: what follows it is its consequence."""
 
