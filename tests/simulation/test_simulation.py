@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS, AT_A_TIME = 100, 25
+SEEDS, AT_A_TIME = 60, 15
 QUICKLY_FOUND = (
     "a_release_is_dropped",
     "a_preemption_counts_as_a_failure",
