@@ -76,6 +76,10 @@ class Placed:
             held.setdefault(device.process_index, set()).add(rows)
         return {host: _sorted(held[host]) for host in sorted(held)}
 
+    def next_to(self, taken: int) -> dict[str, jax.Array]:
+        """The batch of a training run after so many records, read now and by whoever asks."""
+        return self.load(taken, self.data.numbers)
+
     def _place(self, block: np.ndarray, start_of: dict[int, int]) -> jax.Array:
         def piece(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None
@@ -129,8 +133,7 @@ class _From:
         return sys.maxsize
 
     def __getitem__(self, number: Any) -> dict[str, jax.Array]:
-        data = self.placed.data
-        return self.placed.load(self.first + int(number) * data.batch, data.numbers)
+        return self.placed.next_to(self.first + int(number) * self.placed.data.batch)
 
 
 def once_through(placed: Placed) -> Iterator[tuple[dict[str, jax.Array], int]]:

@@ -54,6 +54,7 @@ class Pipeline:
         self._accepted: StepInFlight | None = None
         self._halting = True
         self._in_flight: deque[StepInFlight] = deque()
+        self._has_run = False
         self._watch = self._watching(WATCHING)
         self._no_limits = self._limits = everywhere(plan.mesh, NO_LIMITS)
         self._given = (np.inf, np.inf)
@@ -84,19 +85,28 @@ class Pipeline:
         self._in_flight.clear()
 
     def start_step(self) -> None:
-        """Hand the devices one more step. Nothing here waits for them."""
+        """Hand the devices one more step. Nothing here waits for them, but for the first.
+
+        That one has them to itself, with nobody reading ahead: cuDNN makes its kernels when they
+        are first run, which fails on a GPU that another thread sends something to meanwhile.
+        """
         size = self._plan.recipe.data.batch
         while self.taken in self._passed_over:
             self.taken += size
         self.step += 1
         accepted, self._accepted = self._accepted, None
+        first, self._has_run = not self._has_run, True
         if accepted is None:
-            batch, limits = self._batches.take(self.taken), self._limits
+            take = self._batches.placed.next_to if first else self._batches.take
+            batch, limits = take(self.taken), self._limits
         else:
             batch, limits = accepted.batch, self._no_limits
         self.state, self._watch, told = self._run(
             self.step, self.state, self._watch, batch, self._notice.word, limits
         )
+        if first:
+            with self._checker.accusing(self.step):
+                told.block_until_ready()
         told.copy_to_host_async()
         self._in_flight.append(StepInFlight(self.step, self.taken, told, batch))
         self.taken += size
