@@ -16,7 +16,7 @@ ALONE = {
     "drumline.cloud.model": ("drumline.chips",),
     "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.observed"),
     "drumline.observed": (),
-    "drumline.jobs.core": ("drumline.chips", "drumline.observed"),
+    "drumline.jobs.core": ("drumline.chips", "drumline.observed", "drumline.health.accusation"),
     "drumline.models": ("drumline.parallel",),
     "drumline.cli.rendering": (),
     "drumline.health": ("drumline.chips", "drumline.distributed", "drumline.heartbeat"),

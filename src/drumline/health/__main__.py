@@ -13,10 +13,9 @@ import sys
 import threading
 from contextlib import suppress
 
+from drumline.health.accusation import BURN_IN_FAILED
 from drumline.health.report import FAIL, WARN, BurnIn
 
-FAILED = 86
-"""Unlike any exit code of Python or a shell, so that the agent knows who says it."""
 PATIENCE = 900.0
 """Seconds beyond those asked for until a burn-in that hangs is given up: a collective in which
 another host never arrives has no end of its own."""
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         report = BurnIn(WARN, f"chips were not tested: {type(trouble).__name__}: {first}"[:500])
     timer.cancel()
     _tell(report, asked.job)
-    return FAILED if report.verdict == FAIL else 0
+    return BURN_IN_FAILED if report.verdict == FAIL else 0
 
 
 def _tested(seconds: float, job: bool) -> BurnIn:

@@ -1,14 +1,23 @@
 """What is said of hardware that computes wrong, in one line that a machine can read back.
 
 A program that finds a bad chip raises `HardwareFault` and ends with it; the job manager finds the
-line in the program's last words and learns which host to stay away from. Standard library only, as
-both sides of that conversation read this file.
+line in the program's last words and learns which host to stay away from. Standard library only:
+both sides of that conversation take what they say and read from here.
 """
 
 import re
 from dataclasses import dataclass
 
-_WHO = r"chip (?P<chip>\d+) of host (?P<by>\d+)|host (?P<host>\d+)|a chip of this slice"
+BURN_IN_FAILED = 86
+"""The exit code of a burn-in on a job's hosts that found a bad chip: unlike any of Python or a
+shell, so that the job manager knows who says it."""
+
+# No slice has a million hosts; more digits are nonsense that somebody printed.
+_NUMBER = r"[0-9]{1,6}"
+_WHO = (
+    rf"chip (?P<chip>[0-9]{{1,9}}) of host (?P<by>{_NUMBER})|host (?P<host>{_NUMBER})"
+    r"|a chip of this slice"
+)
 _SENTENCE = re.compile(rf"drumline: (?:{_WHO}) computes wrong: (?P<why>.+)")
 
 

@@ -5,13 +5,13 @@ from functools import cache
 from pathlib import Path
 
 import drumline
-from drumline.health.__main__ import FAILED
+from drumline.health.accusation import BURN_IN_FAILED
 from drumline.hosts.agent_file import zipped_files
 
 PACKAGE = Path(drumline.__file__).parent
 PARTS = ("__init__.py", "heartbeat.py", "distributed.py", "chips", "health")
-# As `python -m` would: the module itself decides how its process ends.
 UNTESTED = '{"verdict": "warn", "said": "chips were not tested: the burn-in could not run"}'
+# As `python -m` would: the module itself decides how its process ends.
 START = "import runpy\n\nrunpy.run_module('drumline.health', run_name='__main__')\n"
 
 
@@ -39,6 +39,6 @@ def burn_in_line(seconds: float) -> str:
     report = '"${DRUMLINE_HEARTBEAT%/*}"/burnin.json'
     return (
         f'python3 "${{DRUMLINE_HEARTBEAT%/jobs/*}}"/{name} --job --seconds {seconds:g}'
-        f" || if [ $? = {FAILED} ]; then exit {FAILED}; fi; "
+        f" || if [ $? = {BURN_IN_FAILED} ]; then exit {BURN_IN_FAILED}; fi; "
         f"[ -e {report} ] || echo '{UNTESTED}' >{report} || true; "
     )

@@ -6,6 +6,8 @@ The words are those of the driver, of libtpu, of JAX, and of Drumline's own burn
 import re
 from typing import NamedTuple
 
+from drumline.health.accusation import Accusation, read
+
 
 class Sign(NamedTuple):
     """Words in the output of a failed program, and whether they accuse its host."""
@@ -46,31 +48,12 @@ _BACKEND = re.compile(r"Unable to initialize backend 'tpu'", re.IGNORECASE)
 _LAST_OF_A_LOG = 200_000
 _SEGMENTATION_FAULTS = (139, -11)
 
-BURN_IN_FAILED = 86
-"""Exit code of a burn-in that found a bad chip."""
-_WRONG = re.compile(
-    r"drumline: (?:chip (?P<chip>\S+) of )?(?:host (?P<host>[0-9]{1,6})|a chip of this slice)"
-    r" computes wrong: (?P<why>.*)"
-)
 
-
-class Accused(NamedTuple):
-    """Who computes wrong, in the words of a burn-in or of a training."""
-
-    host: int | None
-    """Its number among the hosts that run the program; None where it could not be told."""
-    text: str
-
-
-def computes_wrong(text: str) -> Accused | None:
+def computes_wrong(text: str) -> Accusation | None:
     """The first accusation in the output of a program; one that names a host goes before others."""
-    found = list(_WRONG.finditer(text))
-    named = next((each for each in found if each["host"] is not None), None)
-    first = named or (found[0] if found else None)
-    if first is None:
-        return None
-    said = first[0].removeprefix("drumline: ").strip()
-    return Accused(None if first["host"] is None else int(first["host"]), said)
+    found = [accusation for line in text.splitlines() if (accusation := read(line)) is not None]
+    named = next((each for each in found if each.host is not None), None)
+    return named or (found[0] if found else None)
 
 
 def blames_host(exit_code: int | None, text: str, ran_for: float | None = None) -> bool:

@@ -3,13 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from drumline.jobs.core.bad_hosts import (
-    BURN_IN_FAILED,
-    Accused,
-    blames_host,
-    chips_unusable,
-    computes_wrong,
-)
+from drumline.health.accusation import BURN_IN_FAILED, Accusation
+from drumline.jobs.core.bad_hosts import blames_host, chips_unusable, computes_wrong
 from drumline.jobs.core.memory import Proof
 from drumline.jobs.core.state import Cause
 from drumline.observed.hosts import HostPhase, HostReport
@@ -90,7 +85,7 @@ def find_cause(reports: Sequence[HostReport], everybody: Sequence[HostReport]) -
     return Cause(kind, first.index, hosts, error, first.tail, ahead, proof)
 
 
-def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, Accused] | None:
+def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, Accusation] | None:
     """What a failed host says about who computes wrong; one that names a host goes first."""
     found = [
         (report, accused)
@@ -102,17 +97,16 @@ def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, Accused] | N
     return named or (found[0] if found else None)
 
 
-def _lying(reporter: HostReport, accused: Accused, everybody: Sequence[HostReport]) -> Cause:
-    burnt = reporter.exit_code == BURN_IN_FAILED
-    proof = Proof.BURN_IN if burnt else Proof.REPLAY
+def _lying(reporter: HostReport, accused: Accusation, everybody: Sequence[HostReport]) -> Cause:
     by_rank = {report.rank: report.index for report in everybody if report.rank is not None}
     guilty = None if accused.host is None else by_rank.get(accused.host)
+    said = accused.sentence.removeprefix("drumline: ")
     if guilty is None:
         # Nobody is remembered for it: the reporter is only the witness.
-        guilty, proof_of_it = reporter.index, ""
-    else:
-        proof_of_it = proof
-    return Cause("bad host", guilty, len(everybody), accused.text, reporter.tail, proof=proof_of_it)
+        return Cause("bad host", reporter.index, len(everybody), said, reporter.tail)
+    burnt = reporter.exit_code == BURN_IN_FAILED
+    proof = Proof.BURN_IN if burnt else Proof.REPLAY
+    return Cause("bad host", guilty, len(everybody), said, reporter.tail, proof=proof)
 
 
 def _ran_for(report: HostReport) -> float | None:
