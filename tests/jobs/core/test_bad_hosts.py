@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.jobs.core.bad_hosts import blames_host
+from drumline.health.accusation import Accusation
+from drumline.jobs.core.bad_hosts import blames_host, computes_wrong
 
 BAD_HOST_TEXTS = (
     "Couldn't open iommu group",
@@ -72,3 +73,45 @@ def test_any_log_can_be_judged(exit_code: int | None, text: str) -> None:
 @given(st.text(), st.sampled_from(['There is no more capacity in the zone "x"', *BAD_HOST_TEXTS]))
 def test_a_success_is_never_a_bad_host(around: str, phrase: str) -> None:
     assert not blames_host(0, f"{around}{phrase}{around}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Check failed: device->index_on_host() == i (0 vs. 1)",
+        "SLICE_FAILURE_CHIP_DRIVER_ERROR",
+        "Mesh build was incomplete, unassigned nodes: 2",
+        "your job hit a bad TPU hardware. Physical location: tpu3:pe2:2",
+        "worker 3 missed 5 health checks",
+    ],
+)
+def test_what_libtpu_says_of_a_chip_accuses_its_host(text: str) -> None:
+    assert blames_host(1, f"F0000 {text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["SW_INJECT_ERROR", "a different launch id", "RESOURCE_EXHAUSTED: 20G of 16G hbm"],
+)
+def test_what_is_another_s_doing_excuses_the_host(text: str) -> None:
+    assert not blames_host(1, f"F0000 {text}: SLICE_FAILURE_CHIP_DRIVER_ERROR")
+
+
+def test_a_segmentation_fault_accuses_only_at_the_start() -> None:
+    assert blames_host(139, "", ran_for=12.0)
+    assert blames_host(-11, "", ran_for=0.0)
+    assert not blames_host(139, "", ran_for=3600.0)
+    assert not blames_host(139, "")
+    assert not blames_host(1, "", ran_for=12.0)
+
+
+@pytest.mark.parametrize(("host", "chip"), [(1, 5), (1, None), (None, None)])
+def test_every_accusation_is_read_and_one_that_names_a_host_first(
+    host: int | None, chip: int | None
+) -> None:
+    said = Accusation("a checksum", host, chip)
+    log = f"step 1\ntrain.py:3  HardwareFault: {said.sentence}\nbye"
+    assert computes_wrong(log) == said
+    named = Accusation("another", 0, 2)
+    assert computes_wrong(f"{log}\n{named.sentence}") == (said if host is not None else named)
+    assert computes_wrong("step 1\nbye") is None
