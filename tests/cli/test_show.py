@@ -98,6 +98,18 @@ def test_show_of_a_running_job_tells_its_hosts_and_slice(a_job: Make) -> None:
     assert "drumline logs 000004 --follow" in text
 
 
+def test_show_tells_what_is_parked_and_its_price(a_job: Make) -> None:
+    parked = [
+        {"name": "dl-ab-000004-1", "zone": "us-central2-b", "per_hour": 5.15},
+        {"name": "dl-ab-000004-2", "zone": "local-a", "per_hour": None},
+    ]
+    text = "\n".join(show_lines(a_job(parked=parked), now=NOON))
+    first = "dl-ab-000004-1 in us-central2-b, for its bad host, until another runs"
+    assert f"parked   {first}, about $5.15 an hour\n" in text
+    assert "dl-ab-000004-2 in local-a, for its bad host, until another runs\n" in text
+    assert "parked" not in "\n".join(show_lines(a_job(), now=NOON))
+
+
 def test_show_tells_how_far_it_is_and_how_well_it_goes(a_job: Make) -> None:
     progress = {"step": 18400, "total": 50000, "loss": 2.3125, "rate": 9800.0, "item": "images",
                 "mfu": 0.412, "goodput": 0.93, "checkpoint": 18000}  # fmt: skip

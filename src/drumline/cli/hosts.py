@@ -54,7 +54,7 @@ def hosts(context: typer.Context, as_json: AsJson = False) -> None:
 @app.command()
 def show(identity: Identity, as_json: AsJson = False) -> None:
     """Show one host: what it is known by, and all evidence."""
-    from drumline.cli.rendering.text import clock, harmless
+    from drumline.cli.rendering.text import clock, count, harmless
 
     host = connect().known_host(identity)
     if as_json:
@@ -66,7 +66,7 @@ def show(identity: Identity, as_json: AsJson = False) -> None:
         f"{host['identity']}  {host['state']}" + (f", until {until}" if until else ""),
         f"known by   its {host['strength']}",
         f"last in    {host['zone'] or 'no zone'}, {host['accelerator'] or 'no slice'}",
-        f"seen       {host['times_seen']} times, the last {_ago(host['when'], now)}"
+        f"seen       {count(host['times_seen'], 'time')}, the last {_ago(host['when'], now)}"
         + (f", by job {host['job']}" if host["job"] else ""),
     ]
     for each in host["evidence"]:

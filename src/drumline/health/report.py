@@ -37,29 +37,8 @@ class CheckOutcome:
 
 
 @dataclass(frozen=True)
-class ChipHealth:
-    """A JAX device and what its tests said."""
-
-    id: int
-    host: int
-    kind: str
-    tests: Mapping[str, CheckOutcome]
-
-    @property
-    def verdict(self) -> str:
-        """The worst of its tests."""
-        return worst(test.verdict for test in self.tests.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """As in JSON."""
-        tests = {name: test.as_dict() for name, test in self.tests.items()}
-        shown = {"id": self.id, "host": self.host, "kind": self.kind, "verdict": self.verdict}
-        return {**shown, "tests": tests}
-
-
-@dataclass(frozen=True)
-class HostHealth:
-    """A host and what its tests said."""
+class Tested:
+    """What tests said of something on a host."""
 
     host: int
     tests: Mapping[str, CheckOutcome]
@@ -73,6 +52,22 @@ class HostHealth:
         """As in JSON."""
         tests = {name: test.as_dict() for name, test in self.tests.items()}
         return {"host": self.host, "verdict": self.verdict, "tests": tests}
+
+
+class HostHealth(Tested):
+    """A host itself."""
+
+
+@dataclass(frozen=True)
+class ChipHealth(Tested):
+    """A JAX device of a host."""
+
+    id: int
+    kind: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in JSON."""
+        return {"id": self.id, "kind": self.kind, **super().as_dict()}
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _chip(
         elif warned:
             outcome = replace(outcome, verdict=WARN, said=warned)
         tests[test] = outcome
-    return ChipHealth(device.id, device.host, device.kind, tests)
+    return ChipHealth(device.host, tests, device.id, device.kind)
 
 
 def _rates(test: str, device: Device, times: RunTimes) -> CheckOutcome:

@@ -148,7 +148,7 @@ def test_where_nothing_is_held_twice_a_replay_names_the_chip_or_a_burn_in_does(
         return replace(state, params={**state.params, "body": body})
 
     tests = {"matmul": CheckOutcome("fail", "other bits")}
-    report = BurnIn("fail", "a chip", devices=(ChipHealth(6, 0, "cpu", tests),))
+    report = BurnIn("fail", "a chip", devices=(ChipHealth(0, tests, id=6, kind="cpu"),))
     asked: list[float] = []
 
     def burn_in(_: Any, seconds: float) -> BurnIn:

@@ -50,11 +50,11 @@ def burnin(
 def _show(report: "BurnIn") -> None:
     from drumline.cli.connect import coloured
     from drumline.cli.rendering.table import table_lines
-    from drumline.cli.rendering.text import harmless
+    from drumline.cli.rendering.text import count, harmless
 
     kinds = ", ".join(sorted({chip.kind for chip in report.devices}))
-    counted = f"{_count(len(report.devices), 'chip')} ({kinds})"
-    typer.echo(f"{counted} · {_count(len(report.hosts), 'host')} · {report.seconds:.0f} s")
+    counted = f"{count(len(report.devices), 'chip')} ({kinds})"
+    typer.echo(f"{counted} · {count(len(report.hosts), 'host')} · {report.seconds:.0f} s")
 
     def paint(column: int, cell: str) -> str:
         verdict = cell.strip().lower()
@@ -109,7 +109,3 @@ def _remarks(report: "BurnIn") -> list[str]:
     ]
     accused = [one.sentence.removeprefix("drumline: ") for one in report.accusations[1:]]
     return accused + (warned if report.accusations else warned[1:])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -37,6 +37,7 @@ def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
         ("lately", _event_lines(job, now)),
         ("cost", _cost_lines(job)),
         ("slice", _slice_lines(job, now)),
+        ("parked", _parked_lines(job)),
         ("next", [next_steps(job)]),
     )
     lines = [headline(job, colour)]
@@ -237,6 +238,16 @@ def _slice_lines(job: Job, now: float) -> list[str]:
     if held.get("per_hour"):
         facts.append(f"about {dollars(held['per_hour'])} an hour")
     return [", ".join(fact for fact in facts if fact)]
+
+
+def _parked_lines(job: Job) -> list[str]:
+    """Slices with a bad host that are kept for now, and what that costs."""
+    lines = []
+    for each in job.get("parked") or ():
+        cost = f", about {dollars(each['per_hour'])} an hour" if each["per_hour"] else ""
+        where = f"{each['name']} in {each['zone']}"
+        lines.append(f"{where}, for its bad host, until another runs{cost}")
+    return lines
 
 
 def next_steps(job: Job) -> str:

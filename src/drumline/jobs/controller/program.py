@@ -70,7 +70,7 @@ def detailed_events(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tu
 def _with_cost(event: Event, job: Job, spec: StoredSpec) -> Event:
     """What the slices that are parked now cost together, where that is known."""
     rates = [per_hour(each.accelerator, each.zone, spec.capacity) for each in job.parked]
-    total = sum(rate or 0.0 for rate in rates) * (job.parked[0].slices if job.parked else 1)
+    total = sum(rate or 0.0 for rate in rates)
     cost = f"; {len(rates)} parked cost about ${total:,.2f} an hour" if total else ""
     return Event(event.kind, event.text + cost)
 
