@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,21 @@ def test_tensor_parallelism_sends_activations_round_the_ring_and_never_gathers_t
     program = trained(name, "tensor", 2, 4).program
     assert "collective-permute" in program
     assert "all-gather" not in program
+
+
+@pytest.mark.parametrize("name", ["ViT", "LM"])
+def test_sums_go_round_the_ring_in_the_type_that_the_model_is_told(name: str) -> None:
+    def on_the_wire(wire_dtype: str | None) -> set[str]:
+        told: Any = {"layout": "tensor", "compute_dtype": "bfloat16", "wire_dtype": wire_dtype}
+        model = replace(MODELS[name], **told)
+        shapes = jax.eval_shape(model.init, KEY)
+        with jax.set_mesh(mesh_of(2, 4)):
+            gradient = jax.grad(lambda w, batch: model.loss(w, batch, KEY)[0])
+            lowered = jax.jit(gradient).lower(shapes, batch_for(model, 8)).as_text()
+        return set(re.findall(r"collective_permute.*?-> tensor<[\dx]*(\w+)>", lowered))
+
+    assert on_the_wire(None) == {"bf16", "f32"}
+    assert on_the_wire("bfloat16") == {"bf16"}
 
 
 def test_fsdp_gathers_weights_and_scatters_their_gradients() -> None:

@@ -68,6 +68,14 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
             "or True for full and False for none",
         ),
         (
+            lambda: replace(LITTLE_LM, wire_dtype="int8"),
+            "LM: wire_dtype must be a floating-point type, as jnp.bfloat16, not 'int8'",
+        ),
+        (
+            lambda: ViT(**TINY, wire_dtype="half a float"),
+            "ViT: wire_dtype must be a floating-point type, as jnp.bfloat16, not 'half a float'",
+        ),
+        (
             lambda: MLP(layout={"batch": "data", "hidden": "model"}),
             "MLP: layout divides hidden over 'model' but not the batch; "
             "the batch's rows travel round that ring, so name that axis for both",

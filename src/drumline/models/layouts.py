@@ -292,10 +292,13 @@ class Division:
         """
         return rematerialised(block, remat, scanned=scanned, gathers=bool(self.axes("embed")))
 
-    def projections(self, name: str) -> Projections:
-        """What multiplies by weights that are divided as `name` is: rings, where they are."""
+    def projections(self, name: str, wire_dtype: str | None = None) -> Projections:
+        """What multiplies by weights that are divided as `name` is: rings, where they are.
+
+        `wire_dtype` is the type in which the rings' sums travel; None is float32.
+        """
         over = self.axes(name)
-        return Rings(over) if over else Plain()
+        return Rings(over, wire_dtype=wire_dtype) if over else Plain()
 
     def own_rows(self, x: Float[Array, "S ..."], name: str, *, axis: int = 0) -> Array:
         """This device's share of a dimension of which every device holds the whole."""

@@ -63,6 +63,7 @@ from drumline.parallel.block.weights import (
 )
 from drumline.parallel.experts.layer import moe_feedforward
 from drumline.parallel.experts.routing import Routing, router_logits
+from drumline.parallel.rings.ring import read_wire_dtype
 from drumline.parallel.taps import scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden", "vocab", "experts")
@@ -111,6 +112,8 @@ class LM(OnMesh):
         z_weight: of the loss that is the mean square of the router's log-sum-exp.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
+        wire_dtype: the type in which sums travel on the rings of a divided block; None is float32,
+            `"bfloat16"` half the bytes, rounded at every hop.
         attention: `"auto"` for the best kernel of the platform, or the name of one
             (`drumline.parallel.block.attention`).
         scan_layers: whether one compiled block serves all layers, in a loop.
@@ -135,6 +138,7 @@ class LM(OnMesh):
     z_weight: float = 0.001
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "bfloat16"
+    wire_dtype: str | None = None
     attention: Kernel = "auto"
     scan_layers: bool = False
     remat: Remat = False
@@ -158,6 +162,7 @@ class LM(OnMesh):
                 f"a token can go to 1 to {self.experts}"
             )
         check_remat("LM", self.remat)
+        read_wire_dtype("LM", self.wire_dtype)
         if self.attention not in get_args(Kernel):
             known = ", ".join(get_args(Kernel))
             raise ValueError(f"LM: attention is {self.attention!r}; it can be {known}")
@@ -308,7 +313,7 @@ class LM(OnMesh):
             extra = jax.tree.map(lambda *each: jnp.stack(each), *extras)
         norm, head = (here.at_hand(params[name], OUTSIDE[name], dtype) for name in ("norm", "head"))
         normed = tap("norm", rms_norm(x, norm, epsilon=self.epsilon))
-        (logits,) = here.projections("vocab").spread_out(normed, [head])
+        (logits,) = here.projections("vocab", self.wire_dtype).spread_out(normed, [head])
         return tap("head", logits), extra
 
     def _look_up(
@@ -334,10 +339,11 @@ class LM(OnMesh):
         w = here.at_hand(stored, axes_by_name(self._block_weights()), jnp.dtype(self.compute_dtype))
         norm = partial(rms_norm, epsilon=self.epsilon)
         mix = partial(attend, causal=True, kernel=self.attention, rotary_base=self.rotary_base)
-        x = steps.attention(x, w, here.projections("heads"), norm=norm, attend=mix)
+        project = here.projections("heads", self.wire_dtype)
+        x = steps.attention(x, w, project, norm=norm, attend=mix)
         if self.experts:
             return steps.experts(x, w, partial(self._mixture, here, w), norm=norm)
-        project = here.projections("hidden")
+        project = here.projections("hidden", self.wire_dtype)
         return steps.feedforward(x, w, project, norm=norm, activation=jax.nn.silu), {}
 
     def _mixture(

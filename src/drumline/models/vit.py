@@ -54,6 +54,7 @@ from drumline.parallel.block.weights import (
     feedforward_weights,
     stacked,
 )
+from drumline.parallel.rings.ring import read_wire_dtype
 from drumline.parallel.taps import look, scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
@@ -100,6 +101,8 @@ class ViT(OnMesh):
         hidden: F, the width of the feed-forward part; 4·D if None.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
+        wire_dtype: the type in which sums travel on the rings of a divided block; None is float32,
+            `"bfloat16"` half the bytes, rounded at every hop.
         attention: `"auto"` for the best kernel of the platform, or the name of one
             (`drumline.parallel.block.attention`).
         scan_layers: whether one compiled block serves all layers, in a loop.
@@ -119,6 +122,7 @@ class ViT(OnMesh):
     hidden: int | None = None
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "bfloat16"
+    wire_dtype: str | None = None
     attention: Kernel = "auto"
     scan_layers: bool = False
     remat: Remat = False
@@ -135,6 +139,7 @@ class ViT(OnMesh):
                 f"ViT: images of {self.image} pixels cannot be cut into patches of {self.patch}"
             )
         check_remat("ViT", self.remat)
+        read_wire_dtype("ViT", self.wire_dtype)
         if self.attention not in get_args(Kernel):
             known = ", ".join(get_args(Kernel))
             raise ValueError(f"ViT: attention is {self.attention!r}; it can be {known}")
@@ -302,8 +307,9 @@ class ViT(OnMesh):
         w = self._at_hand(here, stored)
         mix = partial(attend, causal=False, kernel=self.attention, tokens=self.tokens)
         shared: Any = {"norm": layer_norm, "sequences": rows}
-        x = steps.attention(x, w, here.projections("heads"), attend=mix, **shared)
-        return steps.feedforward(x, w, here.projections("hidden"), activation=gelu, **shared)
+        heads, hidden = (here.projections(name, self.wire_dtype) for name in ("heads", "hidden"))
+        x = steps.attention(x, w, heads, attend=mix, **shared)
+        return steps.feedforward(x, w, hidden, activation=gelu, **shared)
 
     def _classify(
         self, here: Division, params: Params, x: Float[Array, "B S D"]
