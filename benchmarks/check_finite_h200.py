@@ -32,7 +32,7 @@ from drumline.numerics.finite import check_finite, first_not_finite
 from drumline.train.mesh import make_mesh
 from drumline.train.state import everywhere
 from drumline.train.steps.loss import loss_of
-from drumline.train.steps.step import _OPTIONS
+from drumline.train.steps.step import options_on
 from train_h200 import STEPS, WARM_UP, model_and_arrays
 
 ROUNDS = 9
@@ -66,8 +66,7 @@ class Training:
         self.opt_state = jax.jit(optimizer.init)(self.params)
         self.grads: Any = None
         self.steps = 0
-        options = _OPTIONS.get(jax.devices()[0].platform)
-        compiled = jax.jit(step, donate_argnums=(0, 1), compiler_options=options)
+        compiled = jax.jit(step, donate_argnums=(0, 1), compiler_options=options_on(mesh))
         self.step = compiled.lower(self.params, self.opt_state, self.batch).compile()
 
     @property

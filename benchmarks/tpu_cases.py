@@ -23,7 +23,9 @@ from drumline.parallel import (
     expert_matmul,
     matmul_allreduce,
     matmul_reducescatter,
+    overlap_options,
 )
+from drumline.parallel.rings.ring import written_for
 
 # XLA's own collective matmul, off.
 NO_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
@@ -110,8 +112,19 @@ def mesh_of(on: str, ring: int) -> AbstractMesh:
 
 
 def cases(on: str, ring: int, *, every_way: bool) -> Iterator[Case]:
-    """Every product and way on a slice; `every_way` writes the rings in all directions, loops."""
-    mesh = mesh_of(on, ring)
+    """Every product and way on a slice; `every_way` writes the rings in all directions, loops.
+
+    Where the compiler begins hops late, each ring comes once more with `overlap_options`.
+    """
+    with written_for("tpu", f"TPU {slice_of(on).generation}"):
+        early = overlap_options()
+    for case in _cases(mesh_of(on, ring), every_way):
+        yield case
+        if early and case.way.startswith("ring"):
+            yield replace(case, way=f"{case.way}, early", options=early)
+
+
+def _cases(mesh: AbstractMesh, every_way: bool) -> Iterator[Case]:
     for movement in MOVEMENTS.values():
         yield from _products(mesh, movement, Size("chapter", 1024, 2048, 8192), every_way)
     for tokens in TOKENS:
@@ -198,15 +211,15 @@ def _gradients(fn: Callable[..., Any], *arrays: Any) -> Any:
 def _block(mesh: AbstractMesh) -> Iterator[Case]:
     """A block of Llama 8B, forward and back, on rings and on plain shardings."""
     shape = BlockShape(width=4096, heads=32, kv_heads=8, head_dim=128, hidden=14336)
-    build = partial(TransformerBlock, shape, dtype="bfloat16")
-    kind = jax.eval_shape(lambda: build(key=jax.random.key(0)))
-    block = jax.tree.map(lambda leaf, spec: _shape(mesh, spec, *leaf.shape), kind, kind.specs())
-    batch = mesh.shape["X"]
-    x = _shape(mesh, P("X", "Y", None), batch, 2048 * mesh.shape["Y"], 4096)
-    for way, overlap in (("jit", False), ("ring", True)):
+    x = _shape(mesh, P("X", "Y", None), mesh.shape["X"], 2048 * mesh.shape["Y"], 4096)
+    for way in ("jit", "ring", "ring, bf16 wire"):
+        wire = "bfloat16" if way == "ring, bf16 wire" else None
+        build = partial(TransformerBlock, shape, dtype="bfloat16", wire_dtype=wire)
+        kind = jax.eval_shape(lambda build=build: build(key=jax.random.key(0)))
+        block = jax.tree.map(lambda leaf, spec: _shape(mesh, spec, *leaf.shape), kind, kind.specs())
 
         def step(
-            block: TransformerBlock, x: jax.Array, g: jax.Array, overlap: bool = overlap
+            block: TransformerBlock, x: jax.Array, g: jax.Array, overlap: bool = way != "jit"
         ) -> Any:
             return _gradients(lambda block, x: block(x, overlap=overlap), block, x, g)
 

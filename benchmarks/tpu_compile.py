@@ -5,7 +5,8 @@
 
 Needs libtpu (`pip install 'drumline[tpu]'` on x86_64 Linux, or `DRUMLINE_TPU_PYTHON`). Each row is
 a product and a way to compute it: `jit` as XLA has it, with its own collective matmul; the same
-with that off; our rings. For each the schedule is read:
+with that off; our rings, and the same told to begin hops early (`overlap_options`), where that
+gains. For each the schedule is read:
 
     cycles    the compiler's own estimates, loops multiplied out
     moved     the same, with the bandwidth's figures where data is only moved: of those the

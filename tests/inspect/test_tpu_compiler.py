@@ -168,6 +168,15 @@ def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
     assert "overlaps nothing" not in str(told)
 
 
+def test_it_is_told_what_the_function_tells_its_compiler(stand_in: StandIn) -> None:
+    notes = stand_in()
+    own = {"xla_tpu_enable_sdc_checker": True, "xla_gpu_autotune_level": 0}
+    told = jax.jit(product, compiler_options=own)
+    communication(told, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    (request,) = asked(notes)
+    assert request["options"] == {"xla_tpu_enable_sdc_checker": True}
+
+
 def test_its_schedule_cycles_and_memory_are_what_counts(stand_in: StandIn) -> None:
     stand_in()
     told = estimate(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")

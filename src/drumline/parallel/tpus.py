@@ -12,15 +12,17 @@ class TPU:
     peak: float
     link: float
     memory: float
+    late_hops: bool = False
+    """Whether its compiler, left to itself, begins hops later than they need."""
 
 
 _KINDS = {
     "TPU v2": TPU(2.3e13, 6e10, 3.6e11),
     "TPU v3": TPU(6.15e13, 1e11, 4.5e11),
-    "TPU v4": TPU(2.75e14, 4.5e10, 1.2e12),
+    "TPU v4": TPU(2.75e14, 4.5e10, 1.2e12, late_hops=True),
     "TPU v5 lite": TPU(1.97e14, 4.5e10, 8.2e11),
-    "TPU v5": TPU(4.59e14, 9e10, 2.8e12),
-    "TPU v6 lite": TPU(9.2e14, 9e10, 1.6e12),
+    "TPU v5": TPU(4.59e14, 9e10, 2.8e12, late_hops=True),
+    "TPU v6 lite": TPU(9.2e14, 9e10, 1.6e12, late_hops=True),
     "TPU7x": TPU(1.15e15, 9e10, 3.7e12),
 }
 _OTHER_NAMES = {

@@ -9,7 +9,7 @@ import contextlib
 import io
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,8 @@ class LoweredProgram:
     """Which arguments XLA may shard as it likes."""
     propagate_out: tuple[bool, ...]
     shardy: bool
+    options: Mapping[str, Any]
+    """Of the compiler, where the function brings them: `jax.jit(f, compiler_options=…)`."""
     lowered: Any
     """JAX's own value, to compile for the devices of this process."""
 
@@ -123,6 +125,7 @@ def _read(name: str, lowered: jax.stages.Lowered, known: tuple[Axes, ...]) -> Lo
         propagate_in=tuple(_unspecified(s) for s in shardings["in_shardings"]),
         propagate_out=tuple(_unspecified(s) for s in shardings["out_shardings"]),
         shardy="sdy.mesh" in head or "mhlo.sharding" not in lowered.as_text(),
+        options=dict(getattr(lowered._lowering, "_compiler_options_kvs", ())),
         lowered=lowered,
     )
 

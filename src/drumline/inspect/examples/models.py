@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.inspect.examples.program import Built, Example
 from drumline.models import LM, MLP, llama_1b3, llama_350m, vit_b16
+from drumline.parallel.scheduling import overlap_options
 
 LENGTH = 2048
 """Tokens of a sequence."""
@@ -91,7 +92,23 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Built:
     watch = shape((), P(), np.int32)
     notice = shape((mesh.size,), P(mesh.axis_names), np.int32)
     limits = shape((2,), P(), np.float32)
-    return make_step(recipe, mesh, places), (places, watch, rows, notice, limits)
+    return _Step(partial(make_step, recipe, mesh, places)), (places, watch, rows, notice, limits)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A training step whose options for the compiler depend on the chip that it is traced for."""
+
+    make: Callable[[Mapping[str, Any]], Any]
+    __name__ = "step"
+
+    def trace(self, *arguments: Any) -> Any:
+        """As what `jax.jit` returns has it."""
+        return self.make(overlap_options()).trace(*arguments)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """As the step that is traced."""
+        return self.make(overlap_options())(*arguments)
 
 
 def _shape(mesh: AbstractMesh, dims: tuple[int, ...], spec: P, dtype: Any) -> jax.ShapeDtypeStruct:
