@@ -21,6 +21,8 @@ os.environ.setdefault("NPROC", "16")
 # A busy machine draws examples slowly, which says nothing about what is tested.
 settings.register_profile("unhurried", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("unhurried")
+# Hundreds of short processes import us: where bytecode may not be kept, each compiles it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The workers inherit it from the process that starts them, and their children from them.
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
 

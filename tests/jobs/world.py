@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +99,31 @@ class World:
 
     def end(self, job: str, timeout: float = 240) -> dict[str, Any]:
         """Wait until a job has ended."""
-        self.until(lambda: self.client.show(job)["ended"] is not None, timeout, f"{job} to end")
+        # An end lasts, so that nothing is missed by asking seldom; each question costs the server.
+        ended = partial(self._has_ended, job)
+        self.until(ended, timeout, f"{job} to end", every=0.25)
         return self.client.show(job)
+
+    def _has_ended(self, job: str) -> bool:
+        return self.client.show(job)["ended"] is not None
 
     def reaches(self, job: str, *statuses: str, timeout: float = 120) -> None:
         self.until(lambda: self.status(job) in statuses, timeout, f"{job} to be {statuses}")
 
-    def until(self, condition: Callable[[], bool], timeout: float = 120, what: str = "") -> None:
+    def until(
+        self,
+        condition: Callable[[], bool],
+        timeout: float = 120,
+        what: str = "",
+        every: float = 0.05,
+    ) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
                 path = self.home / "server.log"
                 log = path.read_text()[-3000:] if path.exists() else "there is no server.log"
                 raise AssertionError(f"waited {timeout} s for {what or condition}\n{log}")
-            time.sleep(0.05)
+            time.sleep(every)
 
     def files(self) -> Iterator[Path]:
         """Every file under the home, the emulated hosts' included; some go while one looks."""

@@ -30,7 +30,7 @@ from tests.models.training import (
 )
 
 BOUND = 1e-5
-"""Largest relative difference of a loss over twenty steps in float32, for sums in other orders."""
+"""Largest relative difference of a loss over ten steps in float32, for sums in other orders."""
 
 RUNS = [
     ("MLP", "fsdp+tensor", (4, 2)),
@@ -51,7 +51,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("name", "layout", "sizes"), RUNS)
-def test_twenty_steps_lose_what_one_device_loses(
+def test_ten_steps_lose_what_one_device_loses(
     name: str, layout: str, sizes: tuple[int, ...]
 ) -> None:
     alone = trained(name, "data", 1).losses

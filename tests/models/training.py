@@ -1,4 +1,4 @@
-"""Tiny models with weights in general position, and twenty steps of AdamW in some layout."""
+"""Tiny models with weights in general position, and ten steps of AdamW in some layout."""
 
 # mypy: allow-untyped-calls
 
@@ -21,8 +21,8 @@ Tree = Any
 
 KEY = jax.random.key(0)
 AXES = ("data", "model", "expert")
-STEPS = 20
-RATE, DECAY, FIRST, SECOND = 3e-3, 0.01, 0.9, 0.999
+STEPS = 10
+RATE, DECAY, FIRST, SECOND = 6e-3, 0.01, 0.9, 0.999
 
 LITTLE_LM = LM(
     width=16,
@@ -95,7 +95,7 @@ def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:
 
 @cache
 def trained(name: str, layout: str, *sizes: int) -> Run:
-    """Twenty steps of AdamW on one batch."""
+    """Ten steps of AdamW on one batch."""
     model = replace(MODELS[name], layout=layout)
     program, places, batch = compiled(model, mesh_of(*sizes), name)
     weights, optimizer = weights_of(name), AdamW(weights_of(name))

@@ -4,6 +4,7 @@ import json
 import random
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import pytest
 
 from drumline.cloud.emulator import launch
 from tests.jobs.world import World, a_world
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One world for the stories that do nothing to it, only to a job and its own slice."""
+    with a_world(tmp_path_factory.mktemp("town")) as made:
+        yield made
 
 
 def history(saved: Path, host: int = 0) -> list[list[object]]:
@@ -38,14 +46,14 @@ def counted_without_gap(world: World, job: str, steps: int, hosts: int = 2) -> N
         assert len(done) - len(set(done)) <= len(starts) - 1
 
 
-def test_a_job_runs_on_every_host_and_leaves_nothing_behind(world: World) -> None:
-    job = world.create('echo "host $DRUMLINE_HOST of $DRUMLINE_HOSTS in $DRUMLINE_JOB_ID"')
-    shown = world.end(job)
+def test_a_job_runs_on_every_host_and_leaves_nothing_behind(town: World) -> None:
+    job = town.create('echo "host $DRUMLINE_HOST of $DRUMLINE_HOSTS in $DRUMLINE_JOB_ID"')
+    shown = town.end(job)
     assert shown["status"] == "SUCCEEDED"
-    log = b"".join(world.client.logs(job, host="all")).decode()
+    log = b"".join(town.client.logs(job, host="all")).decode()
     assert f"[host 0] host 0 of 2 in {job}" in log
     assert f"[host 1] host 1 of 2 in {job}" in log
-    world.cloud_is_empty()
+    town.cloud_is_empty()
 
 
 def test_preempted_while_waiting_in_set_up_and_while_running(world: World) -> None:
@@ -70,32 +78,32 @@ def test_preempted_while_waiting_in_set_up_and_while_running(world: World) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_preempted_three_times_at_random_moments(world: World, seed: int) -> None:
+def test_preempted_three_times_at_random_moments(town: World, seed: int) -> None:
     chance = random.Random(seed)
-    job = world.count(60, setup="sleep 0.3")
+    job = town.count(60, setup="sleep 0.3")
     for number in range(3):
         time.sleep(chance.uniform(0.0, 2.5))
-        if world.client.show(job)["ended"] is None:
-            world.until(lambda: bool(world.emulator("resources")["requests"]))
-            world.emulator("preempt", target=job)
-            world.until(lambda n=number: world.client.show(job)["preemptions"] > n)  # type: ignore[misc]
-    shown = world.end(job)
+        if town.client.show(job)["ended"] is None:
+            town.until(lambda: bool(town.emulator("resources")["requests"]))
+            town.emulator("preempt", target=job)
+            town.until(lambda n=number: town.client.show(job)["preemptions"] > n)  # type: ignore[misc]
+    shown = town.end(job)
     assert shown["status"] == "SUCCEEDED"
-    counted_without_gap(world, job, 60)
-    world.cloud_is_empty()
+    counted_without_gap(town, job, 60)
+    town.cloud_is_empty()
 
 
-def test_a_plain_script_survives_a_notice_without_any_allowance(world: World) -> None:
+def test_a_plain_script_survives_a_notice_without_any_allowance(town: World) -> None:
     """It has no handler: the SIGTERM of a host that goes down ends it."""
-    job = world.create("echo attempt $DRUMLINE_ATTEMPT; sleep 600", retry={"failures": 0})
-    world.reaches(job, "RUNNING")
-    world.emulator("preempt", target=job, notice=20.0)
-    world.until(lambda: world.client.show(job)["preemptions"] == 1, 15, "the notice to be heard")
-    world.until(lambda: world.client.show(job)["attempts_made"] == 2, 40, "the next attempt")
-    world.reaches(job, "RUNNING")
-    assert world.client.show(job)["failures"] == 0
-    world.client.delete(job)
-    world.cloud_is_empty()
+    job = town.create("echo attempt $DRUMLINE_ATTEMPT; sleep 600", retry={"failures": 0})
+    town.reaches(job, "RUNNING")
+    town.emulator("preempt", target=job, notice=20.0)
+    town.until(lambda: town.client.show(job)["preemptions"] == 1, 15, "the notice to be heard")
+    town.until(lambda: town.client.show(job)["attempts_made"] == 2, 40, "the next attempt")
+    town.reaches(job, "RUNNING")
+    assert town.client.show(job)["failures"] == 0
+    town.client.delete(job)
+    town.cloud_is_empty()
 
 
 def test_the_server_is_killed_again_and_again_and_nobody_notices(world: World) -> None:
@@ -128,17 +136,17 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("what", FAILURES)
-def test_a_failing_program_is_retried_and_the_first_host_named(world: World, what: str) -> None:
+def test_a_failing_program_is_retried_and_the_first_host_named(town: World, what: str) -> None:
     run, host, said = FAILURES[what]
-    job = world.create(run, accelerator="v4-32", retry={"failures": 1})
-    shown = world.end(job)
+    job = town.create(run, accelerator="v4-32", retry={"failures": 1})
+    shown = town.end(job)
     assert shown["status"] == "FAILED"
     assert [a["outcome"] for a in shown["attempts"]] == ["program failed"] * 2
     if what != "exit 3":
         assert shown["cause"]["host"] == host
     assert said in shown["cause"]["error"] + shown["reason"]
     assert shown["cause"]["hosts"] == 4
-    world.cloud_is_empty()
+    town.cloud_is_empty()
 
 
 @pytest.mark.parametrize(
@@ -232,20 +240,20 @@ def test_two_servers_in_one_project_leave_each_other_alone(world: World, tmp_pat
     world.cloud_is_empty()
 
 
-def test_cancel_keeps_the_slice_resume_goes_on_and_delete_releases(world: World) -> None:
-    job = world.count(100, accelerator="v4-8", pace=0.1)
-    world.until(lambda: len(history(world.saved(job))) > 3)
-    world.client.cancel(job)
-    shown = world.end(job)
+def test_cancel_keeps_the_slice_resume_goes_on_and_delete_releases(town: World) -> None:
+    job = town.count(100, accelerator="v4-8", pace=0.1)
+    town.until(lambda: len(history(town.saved(job))) > 3)
+    town.client.cancel(job)
+    shown = town.end(job)
     assert shown["status"] == "CANCELLED"
-    assert len(world.emulator("resources")["nodes"]) == 1
-    world.client.resume(job)
-    world.reaches(job, "RUNNING")
-    assert world.client.show(job)["attempts"][-1]["number"] == 2
-    world.client.delete(job)
-    assert world.end(job)["status"] == "CANCELLED"
-    world.cloud_is_empty()
-    counted = [line[2] for line in history(world.saved(job)) if line[0] == "step"]
+    assert len(town.emulator("resources")["nodes"]) == 1
+    town.client.resume(job)
+    town.reaches(job, "RUNNING")
+    assert town.client.show(job)["attempts"][-1]["number"] == 2
+    town.client.delete(job)
+    assert town.end(job)["status"] == "CANCELLED"
+    town.cloud_is_empty()
+    counted = [line[2] for line in history(town.saved(job)) if line[0] == "step"]
     assert counted == sorted(set(counted), key=lambda step: int(str(step)))
 
 
