@@ -12,7 +12,6 @@ torch: Any = pytest.importorskip("torch")
 
 from drumline.models.layouts import Params  # noqa: E402
 from drumline.numerics import LLAMA, TIMM_VIT, trace_divergence  # noqa: E402
-from tests.compiling import EVERY_CASE  # noqa: E402
 from tests.numerics.ported.peers import (  # noqa: E402
     DECODER,
     VIT,
@@ -28,7 +27,7 @@ from tests.numerics.ported.peers import (  # noqa: E402
     vit_on,
 )
 
-SEEDS = range(20 if EVERY_CASE else 5)
+SEEDS = range(20)
 
 
 def narrow(x: jax.Array) -> jax.Array:
