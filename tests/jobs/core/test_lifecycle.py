@@ -31,6 +31,15 @@ def test_an_undisturbed_job_asks_runs_and_releases() -> None:
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
+def test_a_program_that_is_over_at_once_is_told_like_any_other() -> None:
+    long, short = Story().runs(), Story().slice_is_there()
+    for story in (long, short):
+        story.all_hosts(HostPhase.EXITED, exit_code=0)
+        assert story.status() is Status.SUCCEEDED
+    assert short.events == long.events
+    assert "run" in short.events
+
+
 def test_the_name_of_a_slice_is_written_before_it_is_asked_for() -> None:
     story = Story().settle()
     assert story.job.placement is not None

@@ -259,6 +259,9 @@ def _on_slice(job: Job, held: Placement, seen: Seen, now: float, patience: Thres
     if job.attempt.stopping:
         return after_stop(job, held, seen, now, patience)
     if all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports):
+        if job.attempt.running_at is None:
+            # It was over before anyone saw it run. That it ran is told all the same.
+            return _progress(job, held, seen, now, patience)
         ended = (Ended(job.attempt, Outcome.SUCCEEDED, ""),)
         released = (Effect(EffectKind.RELEASE, held, "the job is done"),)
         done = replace(job, placement=None, cause=None)
