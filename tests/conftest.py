@@ -27,6 +27,22 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long ones, as many in each worker: one that is left to the end has it wait.
+
+    `worksteal` gives each worker a stretch of the list, and moves tests only once one has none.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = [item for item in items if not item.get_closest_marker("long")]
+    stretch = -(-len(rest) // workers)
+    items[:] = [
+        item
+        for worker in range(workers)
+        for item in long[worker::workers] + rest[worker * stretch : (worker + 1) * stretch]
+    ]
+
+
 def pytest_collection_finish() -> None:
     """Spare the collector what lives until the end, and most of its runs: tracing makes millions.
 

@@ -54,6 +54,7 @@ def figures(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"(\w[a-z ]*\w) ([\d.]+)", text)}
 
 
+@pytest.mark.long
 def test_the_quickstart_trains_twice_and_tells_the_result_that_digits_states(
     tmp_path: Path,
 ) -> None:
@@ -74,6 +75,7 @@ def test_the_quickstart_trains_twice_and_tells_the_result_that_digits_states(
     assert last["eval loss"] == pytest.approx(stated["eval loss"], rel=0.05)
 
 
+@pytest.mark.long
 def test_every_other_config_runs() -> None:
     # In one process: starting JAX takes as long as any of them.
     words = [[str(EXAMPLES / f"{name}.py"), "--set", "steps=2"] for name in TRAINED[1:]]

@@ -30,6 +30,7 @@ def simulation(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, AT_A_TIME))
 def test_no_promise_is_broken_whatever_the_night_brings(first: int) -> None:
     words = ("--seeds", str(AT_A_TIME), "--first", str(first), "--workers", "1")

@@ -45,6 +45,7 @@ def beat(folder: Path, host: int) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.long
 def test_two_hosts_train_as_one_blame_the_right_one_and_stop_together(tmp_path: Path) -> None:
     port = free_port()
     both = [start(tmp_path, host, port) for host in (0, 1)]

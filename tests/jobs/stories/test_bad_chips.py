@@ -53,6 +53,7 @@ def remembered(world: World) -> dict[str, dict[str, Any]]:
     return {host["identity"]: host for host in world.client.known_hosts()}
 
 
+@pytest.mark.long
 def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(world: World) -> None:
     world.emulator("break", target=MACHINE, how="lies", chip=2)
     keys = {"zones": ["local-a"], "retry": {"failures": 0, "bad_hosts": 0}}
@@ -91,6 +92,7 @@ def parked_until_it_runs_elsewhere(world: World, **keys: Any) -> dict[str, Any]:
     return shown
 
 
+@pytest.mark.long
 def test_lying_that_begins_in_a_training_is_replayed_and_costs_nothing(world: World) -> None:
     def train() -> str:
         file = world.write_job("python train.py", checkpoint="gs://runs/here", zones=["local-a"])
@@ -113,6 +115,7 @@ def learnt(world: World, shown: dict[str, Any]) -> str:
     return line
 
 
+@pytest.mark.long
 def test_a_host_that_no_program_can_start_on_takes_two_attempts_and_never_a_third(
     world: World,
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_plain_script_survives_a_notice_without_any_allowance(town: World) -> 
     town.cloud_is_empty()
 
 
+@pytest.mark.long
 def test_the_server_is_killed_again_and_again_and_nobody_notices(world: World) -> None:
     chance = random.Random(1)
     jobs = [world.count(60, accelerator="v4-8", pace=0.1) for _ in range(6)]
@@ -149,6 +150,7 @@ def test_a_failing_program_is_retried_and_the_first_host_named(town: World, what
     town.cloud_is_empty()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "outcome"), [("silent", "bad host"), ("reboot", "bad host"), ("vfio", "bad host")]
 )
@@ -167,6 +169,7 @@ def test_a_broken_host_is_replaced_and_never_counts_as_a_failure(
     world.cloud_is_empty()
 
 
+@pytest.mark.long
 def test_a_fifth_of_all_calls_fails_and_the_login_expires(world: World, tmp_path: Path) -> None:
     world.emulator("faults", fail=0.2)
     gate = tmp_path / "gate"

@@ -61,6 +61,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_killed_at_twenty_random_bytes_of_a_write_nothing_is_lost_or_wrong(
     two: Path, tmp_path: Path
 ) -> None:

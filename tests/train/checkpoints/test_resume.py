@@ -60,6 +60,7 @@ def wait_for_step(run: "subprocess.Popen[str]", folder: Path, step: int) -> None
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_killed_and_told_to_stop_it_ends_with_the_same_bits(tmp_path: Path, compiled: str) -> None:
     steps, folder = 150, tmp_path / "disturbed"
     folder.mkdir()
