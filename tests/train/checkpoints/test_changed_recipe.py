@@ -104,20 +104,31 @@ def test_a_changed_recipe_is_refused_and_nothing_is_touched(six_steps: Path) -> 
     assert {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")} == before
 
 
-def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
+def little_mlp(**sizes: Any) -> Recipe:
     columns = {"image": np.zeros((8, 4), np.float32), "label": np.zeros(8, np.int32)}
+    model = MLP(input_dim=4, num_classes=2, **{"hidden_sizes": (8,), **sizes})
+    return replace(toy(8, mesh=4), model=model, data=data.arrays(columns, batch=8))
 
-    def made(**sizes: Any) -> Recipe:
-        model = MLP(input_dim=4, num_classes=2, **sizes)
-        return replace(toy(8, mesh=4), model=model, data=data.arrays(columns, batch=8))
 
-    before = origin(made(hidden_sizes=(8,)))
-    (wider,) = changes(before, origin(made(hidden_sizes=(16,))))
+def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
+    before = origin(little_mlp())
+    (wider,) = changes(before, origin(little_mlp(hidden_sizes=(16,))))
     assert wider.told == "model hidden_sizes (8,) → (16,)"
     assert wider.breaks
-    (elsewhere,) = changes(before, origin(made(hidden_sizes=(8,), layout="fsdp")))
+    (elsewhere,) = changes(before, origin(little_mlp(layout="fsdp")))
     assert elsewhere.told == "model layout data → fsdp"
     assert not elsewhere.breaks
+
+
+def test_an_option_that_a_model_has_gained_changes_nothing_until_it_is_used() -> None:
+    now, before = origin(little_mlp()), origin(little_mlp())
+    # As a version wrote it that knew neither the option nor what options are by default.
+    del before["model"]["sizes"]["compute_dtype"], before["model"]["defaults"]
+    assert changes(before, now) == ()
+    assert changes(now, before) == (), "nor where that version goes on"
+    now["model"]["sizes"]["compute_dtype"] = "bfloat16"
+    (used,) = changes(before, now)
+    assert (used.told, used.breaks) == ("model compute_dtype float32 → bfloat16", True)
 
 
 def test_on_other_chips_the_same_recipe_goes_on() -> None:

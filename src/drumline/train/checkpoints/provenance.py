@@ -11,7 +11,7 @@ where the promise of the same bits would be broken, unless the user says that th
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -80,6 +80,7 @@ def provenance(recipe: Recipe, mesh: Mesh, places: State, loss: ClosedJaxpr) -> 
         "model": {
             "kind": type(recipe.model).__name__,
             "sizes": dict(_plain_fields(recipe.model)),
+            "defaults": dict(_plain_defaults(recipe.model)),
             "loss": _with_numbers(loss),
         },
         "optimizer": {
@@ -170,8 +171,10 @@ def _of_the_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator
     if before["kind"] != now["kind"]:
         yield Change(f"model {before['kind']} → {now['kind']}", breaks=True)
         return
+    # A version that lacks an option computed what a later one does by default.
+    unsaid = {**before.get("defaults", {}), **now.get("defaults", {})}
     for name in sorted({*before["sizes"], *now["sizes"]}):
-        old, new = (sizes.get(name, "none") for sizes in (before["sizes"], now["sizes"]))
+        old, new = (model["sizes"].get(name, unsaid.get(name, "none")) for model in (before, now))
         if old != new:
             # As with the mesh: the same sums in another order.
             yield Change(f"model {name} {old} → {new}", breaks=name != "layout")
@@ -224,6 +227,13 @@ def _plain_fields(model: object) -> Iterator[tuple[str, str]]:
         value = getattr(model, each.name)
         if _is_plain(value):
             yield each.name, str(value)
+
+
+def _plain_defaults(model: object) -> Iterator[tuple[str, str]]:
+    """What the sizes of a model that is a dataclass are where nobody says."""
+    for each in fields(model) if is_dataclass(model) else ():
+        if each.default is not MISSING and _is_plain(each.default):
+            yield each.name, str(each.default)
 
 
 def _is_plain(value: object) -> bool:
