@@ -46,19 +46,27 @@ def test_the_line_and_the_scopes_of_a_collective(text: Text) -> None:
     assert "psum" not in told.scope  # the operation's own name
 
 
-def test_a_kernel_whose_metadata_breaks_its_line() -> None:
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        r'"mesh_axes":"[\"X\", \"Y\"]"',
+        # As splash attention has it: braces within the string.
+        r'"xprof_metadata":"{\"block_q\": 512, \"layout\": \"}\"}"',
+    ],
+)
+def test_a_kernel_whose_metadata_breaks_its_line(metadata: str) -> None:
     module = parse_module(
-        """\
+        f"""\
 HloModule jit_f, is_scheduled=true, num_partitions=8
 
-ENTRY %main (x: bf16[64,128]) -> bf16[64,128] {
-  %x = bf16[64,128]{1,0} parameter(0)
-  %kernel.1 = bf16[64,128]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", \
-frontend_attributes={kernel_metadata={
-"mesh_axes":"[\\"X\\", \\"Y\\"]"
-}}, metadata={op_name="kernel"}, backend_config={"size":"12"}
-  ROOT %copy.2 = bf16[64,128]{1,0} copy(%kernel.1)
-}
+ENTRY %main (x: bf16[64,128]) -> bf16[64,128] {{
+  %x = bf16[64,128]{{1,0}} parameter(0)
+  %kernel.1 = bf16[64,128]{{1,0}} custom-call(%x), custom_call_target="tpu_custom_call", \
+frontend_attributes={{kernel_metadata={{
+{metadata}
+}}}}, metadata={{op_name="kernel"}}, backend_config={{"size":"12"}}
+  ROOT %copy.2 = bf16[64,128]{{1,0}} copy(%kernel.1)
+}}
 """
     )
     assert [one.name for one in module.entry.instructions] == ["x", "kernel.1", "copy.2"]

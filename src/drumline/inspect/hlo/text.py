@@ -169,8 +169,9 @@ _SHORT_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-<>]+)\s*\{\s*$"
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-<>]+) = (?P<rest>.*)$")
 _OPERAND = re.compile(r"%?([\w.\-<>#]+)$")
 _MEMORY = re.compile(r"S\((\d+)\)")
-_KERNEL = re.compile(r"\bkernel_metadata=\{[^}]*\}")
-"""What JAX says of a Pallas kernel, on lines of its own in the middle of an instruction."""
+_KERNEL = re.compile(r'\bkernel_metadata=\{(?:[^}"]|"(?:[^"\\]|\\.)*")*\}')
+"""What JAX says of a Pallas kernel, on lines of its own in the middle of an instruction; strings in
+it may hold braces."""
 
 
 def parse_module(text: str) -> Module:
