@@ -71,6 +71,18 @@ dim_labels={labels}
     assert kernel.work.flops == flops
 
 
+def test_a_product_over_heads_as_a_tpus_compiler_writes_it() -> None:
+    kernel = only(
+        kernels_of("""
+        %p = bf16[32,64,1] parameter(0)
+        %q = bf16[64,16,8] parameter(1)
+        ROOT %y = bf16[32,16,8] convolution(%p, %q), window={size=16 pad=15_15 rhs_reversal=1}, \
+dim_labels=bf0_i0o->b0f
+        """)
+    )
+    assert kernel.work.flops == 2 * 32 * 64 * (16 * 8)
+
+
 @pytest.mark.parametrize(
     ("precision", "passes"), [("", 1), ("high,high", 3), ("highest,highest", 6)]
 )

@@ -171,9 +171,45 @@ def _convolution(instruction: Instruction, within: Computation) -> MatrixProduct
     inside = re.search(r"_([\w?]+)->", labels)
     at = inside[1].find("o") if inside else len(kernel.dims) - 1
     features = kernel.dims[at] if 0 <= at < len(kernel.dims) else 1
-    inner = max(1, kernel.elements // max(1, features))
+    inner = max(1, round(kernel.elements // max(1, features) * _met(instruction, left)))
     outputs = _result(instruction.shape).elements
     return MatrixProduct(1, max(1, outputs // max(1, features)), inner, features, left.dtype)
+
+
+def _met(instruction: Instruction, left: Shape) -> float:
+    """The share of a convolution's window that meets its input, where that is less than half.
+
+    A TPU's compiler writes products over several dimensions, such as heads, as convolutions that
+    are padded so far that a sixteenth of the window, say, meets anything. The padding of ordinary
+    convolutions counts as input, as everybody counts it.
+    """
+    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", instruction.attributes.get("window", "")))
+    labels = instruction.attributes.get("dim_labels", "").partition("_")[0]
+    sizes = [int(size) for size in window.get("size", "").split("x") if size]
+
+    def each(name: str, usual: str) -> list[str]:
+        return window[name].split("x") if name in window else [usual] * len(sizes)
+
+    share = 1.0
+    dims = zip(
+        sizes, each("stride", "1"), each("pad", "0_0"), each("lhs_dilate", "1"),
+        each("rhs_dilate", "1"), strict=True,
+    )  # fmt: skip
+    for number, (size, stride, pad, spread, apart) in enumerate(dims):
+        at = labels.find(str(number))
+        if not 0 <= at < len(left.dims):
+            continue
+        low, high = (int(side) for side in pad.split("_"))
+        reach = (left.dims[at] - 1) * int(spread) + 1
+        outputs = (reach + low + high - (size - 1) * int(apart) - 1) // int(stride) + 1
+        places = (
+            output * int(stride) - low + tap * int(apart)
+            for output in range(outputs)
+            for tap in range(size)
+        )
+        met = sum(0 <= place < reach and place % int(spread) == 0 for place in places)
+        share *= met / max(1, outputs * size)
+    return share if share < 0.5 else 1.0
 
 
 def _result(shape: Shape) -> Shape:
