@@ -185,31 +185,37 @@ def _met(instruction: Instruction, left: Shape) -> float:
     """
     window = dict(re.findall(r"(\w+)=([\dx_\-]+)", instruction.attributes.get("window", "")))
     labels = instruction.attributes.get("dim_labels", "").partition("_")[0]
-    sizes = [int(size) for size in window.get("size", "").split("x") if size]
-
-    def each(name: str, usual: str) -> list[str]:
-        return window[name].split("x") if name in window else [usual] * len(sizes)
-
     share = 1.0
-    dims = zip(
-        sizes, each("stride", "1"), each("pad", "0_0"), each("lhs_dilate", "1"),
-        each("rhs_dilate", "1"), strict=True,
-    )  # fmt: skip
-    for number, (size, stride, pad, spread, apart) in enumerate(dims):
+    for number, size in enumerate(window.get("size", "").split("x")):
         at = labels.find(str(number))
-        if not 0 <= at < len(left.dims):
+        if not size or not 0 <= at < len(left.dims):
             continue
-        low, high = (int(side) for side in pad.split("_"))
-        reach = (left.dims[at] - 1) * int(spread) + 1
-        outputs = (reach + low + high - (size - 1) * int(apart) - 1) // int(stride) + 1
-        places = (
-            output * int(stride) - low + tap * int(apart)
-            for output in range(outputs)
-            for tap in range(size)
-        )
-        met = sum(0 <= place < reach and place % int(spread) == 0 for place in places)
-        share *= met / max(1, outputs * size)
+
+        def told(name: str, usual: str, number: int = number) -> str:
+            return window[name].split("x")[number] if name in window else usual
+
+        low, high = (int(side) for side in told("pad", "0_0").split("_"))
+        steps = (int(told(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate"))
+        share *= _met_along(left.dims[at], int(size), low, high, *steps)
     return share if share < 0.5 else 1.0
+
+
+def _met_along(
+    length: int, size: int, low: int, high: int, stride: int, spread: int, apart: int
+) -> float:
+    """The same along one dimension, of an input whose elements lie `spread` apart."""
+    reach = (length - 1) * spread + 1
+    outputs = (reach + low + high - (size - 1) * apart - 1) // stride + 1
+    met = 0
+    for tap in range(size):
+        first = tap * apart - low
+        skipped = max(0, -(first // stride))
+        inside = range(first + skipped * stride, min(reach, first + outputs * stride), stride)
+        # Of places that follow one another, the same part of every `spread` is an element's.
+        whole, rest = divmod(len(inside), spread)
+        hits = [place % spread == 0 for place in inside[:spread]]
+        met += whole * sum(hits) + sum(hits[:rest])
+    return met / max(1, outputs * size)
 
 
 def _result(shape: Shape) -> Shape:
