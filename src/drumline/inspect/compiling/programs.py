@@ -192,13 +192,13 @@ def _for_tpu(
         "topology": f"{kind}:{'x'.join(str(side) for side in on.topology)}",
         "topology_options": _ONE_DEVICE.get(kind, {}) if program.partitions == on.chips else {},
         "places": places_on(on, axes),
-        "options": _for_tpus(program.options) | dict(options),
+        "options": _known_to_tpus(program.options) | dict(options),
     }
     answer = tpu_worker().compile(request, program.code)
     return InspectedProgram(program.name, parse_module(answer.text), axes, "tpu", answer.memory)
 
 
-def _for_tpus(options: Mapping[str, Any]) -> dict[str, Any]:
+def _known_to_tpus(options: Mapping[str, Any]) -> dict[str, Any]:
     """A function's own options, without those that other platforms' compilers alone know."""
     return {
         name: value

@@ -27,9 +27,9 @@ NOT_THE_CHIP = (
 that is called back from it."""
 
 
-def checker_options(generation: str) -> dict[str, bool | str | float]:
+def checker_options(generation: str) -> dict[str, bool | str]:
     """What turns the checker on for a generation of TPUs, such as `v5e`."""
-    options: dict[str, bool | str | float] = {
+    options: dict[str, bool | str] = {
         "xla_tpu_enable_sdc_checker": True,
         "xla_tpu_sdc_check_repeat_count": "1",
         "xla_tpu_sdc_check_halt_on_detection": True,
