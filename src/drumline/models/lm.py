@@ -112,7 +112,7 @@ class LM(OnMesh):
         z_weight: of the loss that is the mean square of the router's log-sum-exp.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
-        wire_dtype: the type in which sums travel on the rings of a divided block; None is float32,
+        wire_dtype: the type in which sums travel on the rings of divided weights; None is float32,
             `"bfloat16"` half the bytes, rounded at every hop.
         attention: `"auto"` for the best kernel of the platform, or the name of one
             (`drumline.parallel.block.attention`).

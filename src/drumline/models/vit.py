@@ -101,7 +101,7 @@ class ViT(OnMesh):
         hidden: F, the width of the feed-forward part; 4·D if None.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type to multiply in; the weights are stored in float32.
-        wire_dtype: the type in which sums travel on the rings of a divided block; None is float32,
+        wire_dtype: the type in which sums travel on the rings of divided weights; None is float32,
             `"bfloat16"` half the bytes, rounded at every hop.
         attention: `"auto"` for the best kernel of the platform, or the name of one
             (`drumline.parallel.block.attention`).

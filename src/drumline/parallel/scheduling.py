@@ -1,9 +1,9 @@
 """What to tell the TPU's compiler, so that the hops of a ring set out in time.
 
-Its scheduler lets a transfer begin as late as its own figures allow, and by these a hop is over in
-a fraction of the time that a link takes: beside a hop of three products' length it puts one, and
-the program waits for the rest. Told that products are shorter than they are, it begins hops as soon
-as what they send is there. `docs/overlap.md` has what that gains.
+Its scheduler lets a transfer begin as late as its own figures allow, and does so as if a hop were
+over in a fraction of the time that a link takes: beside a hop of three products' length it puts
+one, and the program waits for the rest. Told that products are shorter than they are, it begins
+hops as soon as what they send is there. `docs/overlap.md` has what that gains.
 """
 
 from __future__ import annotations
