@@ -92,6 +92,8 @@ def program_message(program: Program, place: HostRank) -> Prepare:
     variables = {
         "DRUMLINE_JOB_ID": program.job_id,
         "DRUMLINE_ATTEMPT": str(program.attempt),
+        "DRUMLINE_OWNER": program.owner,
+        "DRUMLINE_FENCE": str(program.fence),
         "DRUMLINE_HOST": str(place.rank or 0),
         "DRUMLINE_HOSTS": str(place.ranks),
         "DRUMLINE_ACCELERATOR": program.accelerator,

@@ -44,6 +44,10 @@ class Program:
     hosts: tuple[int, ...] | None
     """The hosts that run it; None is all. Others are prepared, run nothing, and count as done."""
     checkpoint: str | None
+    owner: str = ""
+    """The id of the job database."""
+    fence: int = 0
+    """The fencing number of the attempt, for its claim on the checkpoint folder."""
     wrap: tuple[str, ...] = ()
     """Arguments before `bash`, such as those that run a container or activate an environment."""
 

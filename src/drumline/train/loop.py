@@ -241,12 +241,13 @@ def _open(recipe: Recipe, mesh: Mesh, path: str | None, closing: ExitStack) -> _
         history = open_history(None)
         reports.open(None, history.attempt)
     else:
-        closing.callback(claim(path))
+        claimed = claim(path)
+        closing.callback(claimed.release)
         with usable(path):
             # This first: on a full disk it makes room, of what an earlier attempt left.
-            folder = open_checkpoints(plan, path, reports.say)
+            folder = open_checkpoints(plan, path, reports.say, claimed.fence)
             history = open_history(path)
-            reports.open(path, history.attempt)
+            reports.open(path, history.attempt, claimed.check)
     closing.callback(reports.close)
     goodput = Goodput(history, Clock())
     saving = Saving(plan, folder, goodput)

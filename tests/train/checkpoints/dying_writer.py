@@ -22,6 +22,7 @@ from drumline.train.checkpoints.checkpoint import Checkpoints, Saved
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State, everywhere
 from tests.compiling import quick_flags
+from tests.train.checkpoints.fences import fence_of
 
 STEPS = (1, 2)
 
@@ -43,7 +44,7 @@ def saved(step: int) -> Saved:
 
 def write(folder: str, step: int, before: Callable[[], None] = lambda: None) -> None:
     """Save a step and wait until it is whole."""
-    checkpoints = Checkpoints(folder, set, print)
+    checkpoints = Checkpoints(folder, set, print, fence_of())
     found = saved(step)
     before()
     checkpoints.save(step, found, make_mesh({"data": 1}))

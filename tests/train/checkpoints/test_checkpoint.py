@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 
 from drumline.train import Functions, Mistake, Settings, fit
-from drumline.train.checkpoints.checkpoint import COMMITTED, Checkpoints, Saved, kept
+from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
+from drumline.train.checkpoints.marks import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State
 from tests.train.checkpoints.dying_writer import saved, state_of, write
+from tests.train.checkpoints.fences import fence_of
 from tests.train.toy import SHARDED, toy
 
 
@@ -36,7 +38,7 @@ class Found:
         like: State = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved(0).state
         )
-        checkpoints = Checkpoints(str(self.folder), set, self.said.append)
+        checkpoints = Checkpoints(str(self.folder), set, self.said.append, fence_of())
         found = checkpoints.restore(like, mesh)
         assert isinstance(found, Saved)
         step = int(found.state.step)
@@ -268,7 +270,7 @@ def test_what_an_attempt_left_half_written_or_half_removed_is_cleared_away(tmp_p
 def test_checkpoints_of_another_program_are_never_removed_to_make_room(tmp_path: Path) -> None:
     fit(toy(2), checkpoint=tmp_path / "other")
     shutil.copytree(tmp_path / "other" / "2", tmp_path / "run" / "1")
-    checkpoints = Checkpoints(str(tmp_path / "run"), lambda steps: {max(steps)}, print)
+    checkpoints = Checkpoints(str(tmp_path / "run"), lambda steps: {max(steps)}, print, fence_of())
     for step in (3, 4):
         checkpoints.save(step, saved(step), make_mesh({"data": 1}))
     checkpoints.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from drumline.train import Ending, Mistake, fit
 from drumline.train.checkpoints import claim
+from drumline.train.checkpoints.fence import FencedOff
 from tests.train.checkpoints.test_resume import start, wait_for_step
 from tests.train.toy import toy
 
@@ -30,7 +32,7 @@ os.waitpid(reader, 0)
 
 @pytest.fixture(autouse=True)
 def _of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DRUMLINE_JOB_ID", "DRUMLINE_ATTEMPT"):
+    for name in ("DRUMLINE_OWNER", "DRUMLINE_JOB_ID", "DRUMLINE_ATTEMPT", "DRUMLINE_FENCE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -76,26 +78,81 @@ def test_a_child_that_outlives_a_killed_training_does_not_hold_the_folder(tmp_pa
         held.send_signal(signal.SIGKILL)
         held.wait()
         os.kill(child, 0)
-        claim.claim(str(tmp_path))()
+        claim.claim(str(tmp_path)).release()
+
+
+def attempt(monkeypatch: pytest.MonkeyPatch, owner: str, job: str, fence: int) -> None:
+    """Be an attempt of a job from now on."""
+    monkeypatch.setenv("DRUMLINE_OWNER", owner)
+    monkeypatch.setenv("DRUMLINE_JOB_ID", job)
+    monkeypatch.setenv("DRUMLINE_ATTEMPT", str(fence))
+    monkeypatch.setenv("DRUMLINE_FENCE", str(fence))
 
 
 def test_a_later_attempt_of_a_job_goes_on_without_an_earlier_one_that_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "PATIENCE", 0.0)
-    monkeypatch.setenv("DRUMLINE_JOB_ID", "digits-1")
-    monkeypatch.setenv("DRUMLINE_ATTEMPT", "1")
-    release = claim.claim(str(tmp_path))
+    monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
+    attempt(monkeypatch, "aaaa", "000001", 1)
+    first = claim.claim(str(tmp_path))
     with pytest.raises(Mistake, match="is training into"):
         claim.claim(str(tmp_path))
     said: list[str] = []
-    monkeypatch.setenv("DRUMLINE_ATTEMPT", "2")
-    claim.claim(str(tmp_path), said.append)()
-    assert said[0].startswith(f"going on although process {os.getpid()} on ")
-    monkeypatch.setenv("DRUMLINE_JOB_ID", "digits-2")
+    attempt(monkeypatch, "aaaa", "000001", 2)
+    claim.claim(str(tmp_path), said.append).release()
+    assert said[0].startswith(f"taking over {tmp_path} from process {os.getpid()} on ")
+    with pytest.raises(FencedOff, match=r"attempt 2 of job 000001 .* has taken over"):
+        first.check()
+    attempt(monkeypatch, "bbbb", "000001", 3)
     with pytest.raises(Mistake, match="is training into"):
         claim.claim(str(tmp_path))
-    release()
+    first.release()
+    with pytest.raises(Mistake, match="of job 000001 of another home"):
+        claim.claim(str(tmp_path))
+    attempt(monkeypatch, "aaaa", "000001", 1)
+    with pytest.raises(Mistake, match=r"a later attempt has claimed it \(attempt 2 of job 000001"):
+        claim.claim(str(tmp_path))
+
+
+def test_a_folder_that_version_0_1_used_can_be_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a lock and marks, and no claims."""
+    fit(toy(4), checkpoint=tmp_path)
+    shutil.rmtree(tmp_path / "drumline" / "claims")
+    (tmp_path / "drumline" / "lock").write_text('{"process": 7, "job": "000001", "attempt": "1"}')
+    attempt(monkeypatch, "aaaa", "000001", 2)
+    assert fit(toy(8), checkpoint=tmp_path).step == 8
+    assert json.loads((tmp_path / "attempts.json").read_text())["seconds"].keys() >= {"4", "8"}
+
+
+def test_what_an_attempt_that_was_killed_has_claimed_is_free_on_its_own_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as in_a_job:
+        attempt(in_a_job, "aaaa", "000001", 1)
+        killed = claim.claim(str(tmp_path))
+    assert killed.lock is not None
+    os.close(killed.lock)  # what the kernel does then
+    claim._locked.discard(killed.lock)
+    claim.claim(str(tmp_path)).release()
+
+
+def test_what_an_attempt_on_another_machine_has_claimed_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as in_a_job:
+        in_a_job.setattr(socket, "gethostname", lambda: "host-far-away")
+        attempt(in_a_job, "aaaa", "000001", 1)
+        killed = claim.claim(str(tmp_path))
+    assert killed.lock is not None
+    claim._unlock(killed.lock)
+    with pytest.raises(Mistake, match=f"remove {tmp_path}/drumline/claims$"):
+        claim.claim(str(tmp_path))
+    shutil.rmtree(tmp_path / "drumline" / "claims")
+    claim.claim(str(tmp_path)).release()
+    with pytest.raises(FencedOff):
+        killed.check()
 
 
 def test_a_lock_that_a_machine_left_on_a_file_server_can_be_removed(
@@ -103,10 +160,10 @@ def test_a_lock_that_a_machine_left_on_a_file_server_can_be_removed(
 ) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(socket, "gethostname", lambda: "host-of-old")
-        release = claim.claim(str(tmp_path))
+        left = claim.claim(str(tmp_path))
     lock = tmp_path / "drumline" / "lock"
     with pytest.raises(Mistake, match=f"if that machine is gone, remove {lock}$"):
         claim.claim(str(tmp_path))
     lock.unlink()
-    claim.claim(str(tmp_path))()
-    release()
+    claim.claim(str(tmp_path)).release()
+    left.release()

@@ -10,13 +10,14 @@ from drumline.train.checkpoints import checkpoint
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
 from drumline.train.mesh import make_mesh
 from tests.train.checkpoints.dying_writer import saved, write
+from tests.train.checkpoints.fences import fence_of
 
 MESH = {"data": 1}
 
 
 def attempt(folder: Path) -> tuple[Checkpoints, Saved | None]:
     """One more attempt, which keeps one checkpoint, and what it goes on from."""
-    checkpoints = Checkpoints(str(folder), partial(kept, last=1, every=None), print)
+    checkpoints = Checkpoints(str(folder), partial(kept, last=1, every=None), print, fence_of())
     return checkpoints, checkpoints.restore(saved(0).state, make_mesh(MESH))
 
 

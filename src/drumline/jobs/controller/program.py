@@ -39,8 +39,15 @@ def program_of(record: Record, attempt: int, held: Placement, folders: Folders) 
         secrets=folders.secrets(job_id),
         hosts=None if spec.hosts == "all" else spec.hosts,
         checkpoint=spec.checkpoints_of(job_id),
+        owner=record.job.owner,
+        fence=_fence_of(record, attempt),
         wrap=run_wrap(python, job_id, spec.mounts),
     )
+
+
+def _fence_of(record: Record, attempt: int) -> int:
+    under_way = record.job.attempt
+    return under_way.fence if under_way and under_way.number == attempt else 0
 
 
 def detailed_events(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tuple[Event, ...]:

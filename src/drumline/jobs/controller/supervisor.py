@@ -43,7 +43,7 @@ from drumline.jobs.core.state import (
 )
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
-from drumline.jobs.store.records import Record, Store
+from drumline.jobs.store.records import Record, Store, Unreadable
 from drumline.jobs.store.specs import StoredSpec
 from drumline.observed.hosts import HostReport
 
@@ -112,8 +112,10 @@ class Supervisor:
         )  # fmt: skip
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
-        self.releases = Releases(store, cloud, self.polls, self.folders, wall)
-        owners = Owners(self.folders.owners)
+        self.releases = Releases(
+            store, cloud, self.polls, self.folders, wall, checkpoints_of=self._checkpoints_of
+        )
+        self._owners = owners = Owners(self.folders.owners)
         self.strays = Strays(store.owner, owners, store.last_number())
         self.zones = ZoneWatch(
             store, self.polls, self.releases, self.strays,
@@ -122,6 +124,8 @@ class Supervisor:
         # No job number is used twice in a home, not even by a new database or an older copy: logs
         # are kept by number, and a host that knows a job's attempt takes it for started.
         store.skip_to(max(owners.last_jobs.values(), default=0))
+        # Nor is a fencing number, or a folder would refuse the attempts of an older copy.
+        store.skip_fence_to(owners.last_fence)
         owners.remember(store.owner, store.last_number(), store.zones_used())
 
     # --- the loop ---------------------------------------------------------------------------
@@ -213,7 +217,7 @@ class Supervisor:
             hosts=reports,
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
-            old_slice_alive=job.placement is None and self.releases.may_still_run(job.id),
+            old_slice_alive=job.placement is None and self._old_slice_may_run(job),
             stopped=self.sessions.stopped(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
             mass_event=self.memory.mass_event() if any(map(failing, reports)) else "",
@@ -230,9 +234,22 @@ class Supervisor:
         return (
             job,
             self._availability.zones(job.choices),
-            self.releases.may_still_run(job.id),
+            self._old_slice_may_run(job),
             self._clock() >= job.not_before,
         )
+
+    def _old_slice_may_run(self, job: Job) -> bool:
+        """Return True if an earlier program may still write to the job's checkpoints."""
+        folder = self.records[job.id].spec.checkpoints_of(job.id)
+        return self.releases.may_still_run(job.id, folder)
+
+    def _checkpoints_of(self, job_id: str) -> str | None:
+        """The checkpoint folder of a job; None if it has none, or if the job is not known."""
+        try:
+            record = self.record(job_id) if job_id.isdigit() else None
+        except Unreadable:
+            return None
+        return record.spec.checkpoints_of(job_id) if record else None
 
     def _listen_to(self, job: Job, reports: tuple[HostReport, ...]) -> None:
         """Take in the metrics that the program reports."""
@@ -311,7 +328,12 @@ class Supervisor:
         job = decision.job
         if job.status.ended and not before.status.ended:
             job = replace(job, ended_at=self._wall())
-            decision = replace(decision, job=job)
+        attempt = job.attempt
+        if attempt is not None and not attempt.fence:
+            fence = self.store.next_fence()
+            self._owners.remember(self.store.owner, fence=fence)
+            job = replace(job, attempt=replace(attempt, fence=fence))
+        decision = replace(decision, job=job)
         record = self.records[job.id]
         changed = job is not before and job != before
         # Why a job waits is only shown. A thousand jobs that wait for a zone change it together,

@@ -114,6 +114,9 @@ class Attempt:
 
     number: int
     started_at: float
+    fence: int = 0
+    """The fencing number: it grows with every attempt of any job in this database. The program claims
+    the checkpoint folder with it, so that a program of an earlier attempt cannot write any more."""
     sent_at: float | None = None
     """When every host had the code."""
     running_at: float | None = None

@@ -157,7 +157,9 @@ class JobService:
             raise Mistake(f"secrets: {min(missing)} is not set in your environment")
         along = await self.files.companion(spec)
         archive = await self.files.pack(spec, along)
-        kept = spec.model_dump(mode="json") | {"archive": archive, "origin": kept_origin or None}
+        kept = spec.model_dump(mode="json")
+        kept |= {"archive": archive, "origin": kept_origin or None}
+        kept["checkpoint_owner"] = self.store.owner
         settings = verbs.JobTerms.of(spec, choices)
         now = time.time()
         until_written = contextlib.ExitStack()
@@ -315,7 +317,11 @@ class JobService:
         if not adopted:
             self._may_change_now(asked, before, after)
         archive = await self.files.pack(spec, await self.files.companion(spec))
-        kept = StoredSpec.of(after | {"archive": archive, "origin": origin})
+        owner: str | None = self.store.owner
+        if after["checkpoint"] == before.get("checkpoint"):
+            owner = record.spec.checkpoint_owner
+        ours = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
+        kept = StoredSpec.of(after | ours)
         settings = verbs.JobTerms.of(spec, choices)
         # From here on nothing is awaited: the job is read again and changed at once.
         folder = kept.checkpoints_of(job_id)

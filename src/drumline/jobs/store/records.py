@@ -88,6 +88,23 @@ class Store:
         self.owner = str(row["value"])
         """The id of this server among all that share a project: eight characters, never changed."""
 
+    def next_fence(self) -> int:
+        """The fencing number of a new attempt, greater than all before."""
+        row = self._db.execute(
+            "INSERT INTO meta VALUES ('fence', '1') ON CONFLICT (key) DO UPDATE"
+            " SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT) RETURNING value"
+        ).fetchone()
+        return int(row["value"])
+
+    def skip_fence_to(self, number: int) -> None:
+        """Give the next attempt a fencing number above this one."""
+        if number:
+            self._db.execute(
+                "INSERT INTO meta VALUES ('fence', :number) ON CONFLICT (key) DO UPDATE"
+                " SET value = :number WHERE CAST(value AS INTEGER) < CAST(:number AS INTEGER)",
+                {"number": str(number)},
+            )
+
     def check_writable(self) -> None:
         """Write something that changes nothing; raises where the disk is full."""
         self._db.execute("UPDATE meta SET value = value WHERE key = 'owner'")

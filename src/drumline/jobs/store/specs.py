@@ -65,6 +65,8 @@ class StoredSpec:
     """Where the jobs of this file keep their checkpoints, each in a folder of its own."""
     progress: str | None = None
     burnin: Literal["off", "short", "long"] = "off"
+    checkpoint_owner: str | None = None
+    """The id of the job database; None for a job of version 0.1, whose folder does not have it."""
     archive: PackedCode | None = None
     origin: Origin | None = None
     given: SkipValidation[Mapping[str, Any]] = field(default_factory=dict, repr=False)
@@ -89,14 +91,19 @@ class StoredSpec:
         return {key: value for key, value in self.given.items() if key not in _OURS}
 
     def checkpoints_of(self, job_id: str) -> str | None:
-        """Where a job keeps its checkpoints: in its own folder, or in one that it took over."""
+        """The folder of a job's checkpoints: its own, or the one that it took over.
+
+        Two jobs from one file have folders of their own, and so have jobs of two homes.
+        """
         if self.origin is not None and self.origin.checkpoint:
             return self.origin.checkpoint
-        # Two jobs from one file must not overwrite each other's checkpoints.
-        return f"{self.checkpoint.rstrip('/')}/{job_id}" if self.checkpoint else None
+        if not self.checkpoint:
+            return None
+        name = f"{self.checkpoint_owner}-{job_id}" if self.checkpoint_owner else job_id
+        return f"{self.checkpoint.rstrip('/')}/{name}"
 
 
-_OURS = frozenset({"archive", "origin"})
+_OURS = frozenset({"archive", "origin", "checkpoint_owner"})
 _STORED: TypeAdapter[Any] = TypeAdapter(StoredSpec)
 
 

@@ -6,7 +6,9 @@ bits (digest.py), taken on the devices before anything was written. What is read
 again; where it does not, or cannot be read at all, the checkpoint before is taken instead.
 
 The folder may hold other things too, whatever their names: only what has our mark (marks.py), or
-the name that Orbax gives to what it has not finished, is ever removed.
+the name that Orbax gives to what it has not finished, is ever removed. Every write and every
+removal is announced to the fence first (fence.py), so of two programs that write to one folder one
+stops.
 """
 
 # mypy: allow-untyped-calls
@@ -30,21 +32,23 @@ from jax.sharding import Mesh
 
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.checkpoints.digest import digest
+from drumline.train.checkpoints.fence import Fence, FencedOff
 from drumline.train.checkpoints.files import still_writable, why_unwritable
-from drumline.train.checkpoints.marks import Marks
+from drumline.train.checkpoints.marks import COMMITTED, Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
 
-COMMITTED = "commit_success.txt"
-"""Orbax writes this file last."""
 _MISFIT = "does not fit the recipe"
 RECORDS, DIGEST = "records", "digest"
 """The names of what stands beside the state: the position in the data, and the sums."""
 OF_OLD = "position"
 """What stood in place of `records` up to version 0.1: the position, counted in batches."""
 _OURS = {RECORDS, DIGEST, OF_OLD}
-_UNFINISHED = re.compile(r"\d+\.orbax-checkpoint-tmp.*")
-"""What Orbax writes to on a disk until a checkpoint is whole."""
+_NAME = re.compile(r"(\d+)(?:\.(\d+))?")
+"""The folder of a checkpoint: its step, and the number of the writer's claim where an earlier
+writer may still write to the folder that is named by the step alone."""
+_UNFINISHED = re.compile(rf"({_NAME.pattern})\.orbax-checkpoint-tmp.*")
+"""The folder on a disk into which Orbax writes until the checkpoint is complete."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +78,18 @@ class Checkpoints:
         folder: str,
         keep: Callable[[Iterable[int]], set[int]],
         say: Callable[[str], None],
+        fence: Fence | None,
         last: int = 0,
     ) -> None:
-        """Clear away what an earlier attempt left half-written.
+        """Remove what an earlier attempt left half-written.
 
-        `last` is the run's last step: up to there, nothing of somebody else's may be in the way.
+        Host 0 has the fence of the folder, all others have None. `last` is the run's last step: up
+        to there, nothing of somebody else's may be in the way.
         """
         self.committed: int | None = None
         """The newest checkpoint that is whole, as far as this host knows."""
         self._folder = epath.Path(folder)
-        self._keep, self._say = keep, say
+        self._keep, self._say, self._fence = keep, say, fence
         self._damaged: set[int] = set()
         self._marks = Marks(folder)
         self._last = last
@@ -91,14 +97,21 @@ class Checkpoints:
         logging.getLogger("absl").addFilter(_is_news)
         self._waiting: threading.Thread | None = None
         self._failure: Exception | None = None
-        if _first():
-            self._clear()
-        self._steps = set(as_host_0_says(sorted(self._there()) if _first() else []))
-        self._ours = set(as_host_0_says(sorted(self._marks.steps()) if _first() else []))
-        """What may be removed or written over."""
-        self._checked = set(as_host_0_says(sorted(self._marks.said("checked")) if _first() else []))
-        suspects = sorted(self._marks.said("suspect")) if _first() else []
-        self._suspects = set(as_host_0_says(suspects))
+        if fence is not None:
+            self._clear(fence)
+        complete = self._complete(fence.abandoned) if fence else {}
+        steps, claims = (as_host_0_says(list(numbers)) for numbers in _columns(complete))
+        self._claims = dict(zip(steps, claims, strict=True))
+        """The step of each checkpoint → the number in its name; 0 if the name is only the step."""
+        self._claim = (as_host_0_says([fence.number] if fence else [0]) or [0])[0]
+        taken = [int(name) for name in fence.abandoned if name.isdigit()] if fence else []
+        self._unusable = set(as_host_0_says(sorted(taken)))
+        """Steps whose plain name an earlier writer may still write to."""
+        self._steps = set(steps)
+        self._ours = self._steps_marked(lambda marks: marks.names())
+        """The checkpoints that may be removed or replaced."""
+        self._checked = self._steps_marked(lambda marks: marks.said("checked"))
+        self._suspects = self._steps_marked(lambda marks: marks.said("suspect"))
         self._written: set[int] = set()
         """By this attempt, on the hardware of this attempt."""
         self._from: int | None = None
@@ -109,14 +122,19 @@ class Checkpoints:
     ) -> None:
         """Begin to write a checkpoint. Returns when the state may be changed again."""
         self.wait()
-        if _first():
+        replaced = step in self._suspects | self._damaged
+        if step not in self._steps and step in self._unusable:
+            self._claims[step] = self._claim
+        name = self._name(step)
+        if self._fence is not None:
             if step not in self._ours and self._path(step).exists():
                 raise self._taken(step)
             with still_writable(str(self._folder)):
-                if step in self._suspects:
-                    # Before the new mark, which does not say that it is one.
-                    self._remove(step)
-                self._marks.put(step, saved.provenance, checked=saved.checked)
+                self._fence.begin_write(name, removing=[name] if replaced else ())
+                if replaced:
+                    # Before the new mark, which says nothing of a suspect.
+                    self._remove(name)
+                self._marks.put(name, saved.provenance, checked=saved.checked)
         self._ours.add(step)
         self._written.add(step)
         (self._checked.add if saved.checked else self._checked.discard)(step)
@@ -125,7 +143,13 @@ class Checkpoints:
         tree[DIGEST] = self._digest(mesh)(list(tree.values()))
         arguments = ocp.args.PyTreeSave(tree)
         with still_writable(str(self._folder)):
-            self._writer.save(self._path(step), args=arguments, force=step in self._damaged)
+            try:
+                self._writer.save(self._path(step), args=arguments, force=replaced)
+            except Exception as error:
+                reason = self._explain(error, name)
+                if reason is error:
+                    raise
+                raise reason from error
         self._waiting = threading.Thread(
             target=self._commit, args=(step, committed), name="checkpoint", daemon=True
         )
@@ -204,7 +228,7 @@ class Checkpoints:
         # the next attempt would go on from that.
         for step in reversed(condemned) if _first() or not wait else []:
             with suppress(OSError):
-                self._marks.suspect(step, why)
+                self._marks.suspect(self._name(step), why)
         self._suspects |= set(condemned)
         return condemned
 
@@ -213,24 +237,41 @@ class Checkpoints:
         self.wait()
         self._writer.close()
 
-    def _there(self) -> list[int]:
-        names = (path.name for path in self._folder.iterdir() if (path / COMMITTED).exists())
-        return [int(name) for name in names if name.isdigit()]
+    def _complete(self, abandoned: Iterable[str]) -> dict[int, int]:
+        """The complete checkpoints: each step, and the number in its name, 0 if it has none."""
+        names = {path.name for path in self._folder.iterdir()} - {*abandoned}
+        matches = [match for match in map(_NAME.fullmatch, sorted(names)) if match]
+        found: dict[int, int] = {}
+        for match in matches:
+            if (self._folder / match[0] / COMMITTED).exists():
+                step, number = int(match[1]), int(match[2] or 0)
+                found[step] = max(number, found.get(step, 0))
+        return dict(sorted(found.items()))
 
-    def _clear(self) -> None:
-        """Finish what a process that died was at: a checkpoint half-written, or half-removed."""
-        for path in self._folder.iterdir():
-            if _UNFINISHED.fullmatch(path.name):
-                path.rmtree()
+    def _steps_marked(self, names: Callable[[Marks], set[str]]) -> set[int]:
+        """The steps of those checkpoints that have a certain mark, on every host."""
+        marked = names(self._marks) if self._fence else set()
+        return set(as_host_0_says(sorted(s for s in self._steps if self._name(s) in marked)))
+
+    def _clear(self, fence: Fence) -> None:
+        """Remove what a process that died has left: checkpoints half-written or half-removed."""
+        names = {path.name for path in self._folder.iterdir()}
+        marked = self._marks.names()
+        unfinished = {name: match for name in names if (match := _UNFINISHED.fullmatch(name))}
+        dead = {name for name in fence.abandoned if name in names | marked}
+        dead |= {name for name in marked if not (self._folder / name / COMMITTED).exists()}
+        if unfinished or dead:
+            fence.begin_removal({*dead, *(match[1] for match in unfinished.values())})
+        for name in unfinished:
+            (self._folder / name).rmtree()
+        for name in dead:
+            self._remove(name)
         self._marks.clear_drafts()
-        for step in self._marks.steps():
-            if not (self._path(step) / COMMITTED).exists():
-                self._remove(step)
 
     def _check_free(self, step: int) -> None:
         """Refuse a folder where something of somebody else's is in the way from here on."""
         names = [path.name for path in self._folder.iterdir()] if _first() else []
-        numbers = {int(name) for name in names if name.isdigit()}
+        numbers = {int(name) for name in names if name.isdigit()} - self._unusable
         ahead = sorted(n for n in numbers - self._ours if step < n <= self._last)
         in_the_way = as_host_0_says(ahead)
         if in_the_way:
@@ -242,8 +283,12 @@ class Checkpoints:
             f"step {step:,} would be saved; move it away, or name another folder"
         )
 
+    def _name(self, step: int) -> str:
+        claim = self._claims.get(step, 0)
+        return f"{step}.{claim}" if claim else str(step)
+
     def _path(self, step: int) -> epath.Path:
-        return self._folder / str(step)
+        return self._folder / self._name(step)
 
     def _digest(self, mesh: Mesh) -> Callable[[list[Any]], jax.Array]:
         return jax.jit(digest, out_shardings=on_all(mesh))
@@ -282,7 +327,7 @@ class Checkpoints:
         *leaves, position = tree.values()
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         taken = int(position) * batch if OF_OLD in tree else _number(position)
-        return Saved(state, taken, self._marks.read(step) or {}), ""
+        return Saved(state, taken, self._marks.read(self._name(step)) or {}), ""
 
     def _read_here(self, step: int, wanted: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
         path = self._path(step)
@@ -304,38 +349,68 @@ class Checkpoints:
         return {name: tree[name] for name in wanted}
 
     def _commit(self, step: int, committed: Callable[[], None]) -> None:
-        """In the background: wait until it is whole, then remove what is no longer kept."""
+        """In the background: wait until it is complete, then remove those no longer kept."""
         try:
             self._writer.wait_until_finished()
+            steps = self._steps | {step}
+            keep = self._keep(steps - self._damaged | {step}) | self._to_fall_back_on(step)
+            gone = (steps - keep) & self._ours
+            if self._fence is not None:
+                self._fence.begin_removal(self._name(old) for old in gone)
             self.committed = step
             self._damaged.discard(step)
-            self._steps.add(step)
-            keep = self._keep(self._steps - self._damaged) | self._to_fall_back_on()
-            gone = (self._steps - keep) & self._ours
             for old in gone:
-                if _first():
-                    self._remove(old)
-            self._steps -= gone
+                if self._fence is not None:
+                    self._remove(self._name(old))
+                self._claims.pop(old, None)
+            self._steps = steps - gone
             self._written -= gone
             committed()
         except Exception as error:
-            self._failure = error
+            self._failure = self._explain(error, self._name(step))
 
-    def _to_fall_back_on(self) -> set[int]:
+    def _explain(self, error: Exception, name: str) -> Exception:
+        """Return the reason why a checkpoint could not be written, and remove what there is of it.
+
+        A program that was fenced off may also meet errors because the new writer has removed what
+        it had begun.
+        """
+        if self._fence is None:
+            return error
+        try:
+            self._fence.check()
+        except FencedOff as lost:
+            error = lost
+        except OSError:
+            return error
+        with suppress(OSError):
+            if not isinstance(error, FencedOff) or self._fence.may_remove_own(name):
+                for path in list(self._folder.iterdir()):
+                    match = _UNFINISHED.fullmatch(path.name)
+                    if match and match[1] == name:
+                        path.rmtree()
+        with suppress(OSError):
+            if isinstance(error, FencedOff) and self._fence.may_remove_own(name):
+                self._remove(name)
+        return error
+
+    def _to_fall_back_on(self, newest: int) -> set[int]:
         """What is left if all that came after it turns out to be wrong: it outlives its turn.
 
         That is the newest that was checked, or else the one that other hardware left.
         """
-        proven = (self._checked | {self._from}) & (self._steps - self._damaged)
+        good = self._steps - self._damaged | {newest}
+        proven = (self._checked | {self._from}) & good
         return {max(step for step in proven if step is not None)} if proven else set()
 
-    def _remove(self, step: int) -> None:
+    def _remove(self, name: str) -> None:
         # Orbax's mark first: one that is removed half-way must not look whole. Ours last: it must
         # not look like somebody else's either.
-        (self._path(step) / COMMITTED).unlink(missing_ok=True)
-        if self._path(step).exists():
-            self._path(step).rmtree()
-        self._marks.remove(step)
+        path = self._folder / name
+        (path / COMMITTED).unlink(missing_ok=True)
+        if path.exists():
+            path.rmtree()
+        self._marks.remove(name)
 
 
 @contextmanager
@@ -377,6 +452,10 @@ def _in_a_line(error: BaseException) -> str:
 
 def _first() -> bool:
     return jax.process_index() == 0
+
+
+def _columns(table: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    return list(table), list(table.values())
 
 
 def _tree(state: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +21,13 @@ REWRITE_EVERY = 30.0
 """Seconds. An object may be replaced once a second at most; nobody watches it that closely."""
 
 
+BUCKET = "gs://"
+
+
 def open_folder(folder: str) -> None:
-    """Make the folder, or say why it cannot be."""
+    """Create the folder. Raises Mistake with the reason if that is not possible."""
+    if in_bucket(folder) and not folder.startswith(BUCKET):
+        raise Mistake(f"checkpoint: {folder} is neither a folder nor {BUCKET}BUCKET/FOLDER")
     try:
         with usable(folder):
             epath.Path(folder).mkdir(parents=True, exist_ok=True)
@@ -113,9 +118,12 @@ class Growing(Protocol):
         ...
 
 
-def grow(path: str, lines: bool = False) -> Growing:
-    """Open a file to add to it. Of a file of lines, one that was cut short is dropped first."""
-    return _Object(path, lines) if in_bucket(path) else _Local(path, lines)
+def grow(path: str, lines: bool = False, check: Callable[[], None] = lambda: None) -> Growing:
+    """Open a file to add to it. Of a file of lines, one that was cut short is dropped first.
+
+    `check` is called before an object is replaced, and raises if another program may have done so.
+    """
+    return _Object(path, lines, check) if in_bucket(path) else _Local(path, lines)
 
 
 class _Local:
@@ -135,8 +143,8 @@ class _Local:
 
 
 class _Object:
-    def __init__(self, path: str, lines: bool) -> None:
-        self._path = epath.Path(path)
+    def __init__(self, path: str, lines: bool, check: Callable[[], None]) -> None:
+        self._path, self._check = epath.Path(path), check
         self._data = self._path.read_bytes() if self._path.exists() else b""
         if lines:
             self._data = self._data[: self._data.rfind(b"\n") + 1]
@@ -151,6 +159,7 @@ class _Object:
         self._write()
 
     def _write(self) -> None:
+        self._check()
         self._written = time.monotonic()
         self._path.write_bytes(self._data)
 

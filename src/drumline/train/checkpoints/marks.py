@@ -1,14 +1,15 @@
-"""Which checkpoints in a folder are ours: for each a small file, `drumline/<step>.json`.
+"""The marks of the checkpoints that Drumline wrote: a small file each, `drumline/<name>.json`.
 
-It is written before the checkpoint and removed after it, so nothing that Drumline began to write
-or to remove is ever without one, and what has none belongs to somebody else and is left alone. It
-also says where the checkpoint comes from: the recipe and the data that led to it; whether what
-several devices held alike was compared before it was written, and agreed (`checked`); and whether
-the hardware that wrote it was found to compute wrong (`suspect`).
+A mark is written before its checkpoint and removed after it, so every checkpoint that Drumline
+began to write or to remove has one. A folder without a mark belongs to somebody else and is left
+alone. The mark also has the recipe and the data that led to the checkpoint; whether the replicas on
+several devices were compared before it was written, and agreed (`checked`); and whether the
+hardware that wrote it was found to compute wrong results (`suspect`).
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ from etils import epath  # type: ignore[import-untyped]
 from drumline.train.checkpoints.files import read_json, write_json
 
 FOLDER = "drumline"
+COMMITTED = "commit_success.txt"
+"""Orbax writes this file last, into the folder of a checkpoint."""
+_MARK = re.compile(r"\d+(\.\d+)?\.json")
 
 
 class Marks:
@@ -26,55 +30,51 @@ class Marks:
         """Nothing is written yet."""
         self._folder = epath.Path(folder) / FOLDER
 
-    def put(self, step: int, contents: Mapping[str, Any], *, checked: bool = False) -> None:
-        """Say that the checkpoint of this step is ours, and where it comes from."""
+    def put(self, name: str, contents: Mapping[str, Any], *, checked: bool = False) -> None:
+        """Mark a checkpoint as ours, with the recipe and the data that led to it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         mark = {"contents": contents, "sum": _sum(contents), "checked": checked}
-        write_json(self._file(step), mark)
+        write_json(self._file(name), mark)
 
-    def suspect(self, step: int, why: str) -> None:
-        """Say that a checkpoint must not be gone on from."""
-        write_json(self._file(step), {**(read_json(self._file(step)) or {}), "suspect": why})
+    def suspect(self, name: str, why: str) -> None:
+        """Mark a checkpoint as one that no run may go on from."""
+        write_json(self._file(name), {**(read_json(self._file(name)) or {}), "suspect": why})
 
-    def said(self, word: str) -> set[int]:
-        """The steps whose mark says `checked`, or `suspect`."""
-        return {step for step in self.steps() if (read_json(self._file(step)) or {}).get(word)}
+    def said(self, word: str) -> set[str]:
+        """The names of the checkpoints whose mark says `checked`, or `suspect`."""
+        return {name for name in self.names() if (read_json(self._file(name)) or {}).get(word)}
 
-    def read(self, step: int) -> dict[str, Any] | None:
-        """Where a checkpoint comes from; None where nobody said so, or not a byte can be believed.
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The recipe and the data that led to a checkpoint; None if they are unknown.
 
-        A flipped bit must not look like a change of the recipe, so what does not give its sum
-        counts as not said.
+        A flipped bit must not look like a change of the recipe, so a mark whose checksum is wrong
+        counts as unknown.
         """
-        found = read_json(self._file(step)) or {}
+        found = read_json(self._file(name)) or {}
         contents = found.get("contents")
         good = isinstance(contents, dict) and found.get("sum") == _sum(contents)
         return contents if good else None
 
-    def steps(self) -> set[int]:
-        """The steps that have a mark."""
+    def names(self) -> set[str]:
+        """The names of the checkpoints that have a mark."""
         if not self._folder.exists():
             return set()
         names = [path.name for path in self._folder.iterdir()]
-        return {int(name.removesuffix(".json")) for name in names if _is_mark(name)}
+        return {name.removesuffix(".json") for name in names if _MARK.fullmatch(name)}
 
-    def remove(self, step: int) -> None:
-        """Forget a checkpoint that is gone."""
-        epath.Path(self._file(step)).unlink(missing_ok=True)
+    def remove(self, name: str) -> None:
+        """Remove the mark of a checkpoint that is gone."""
+        epath.Path(self._file(name)).unlink(missing_ok=True)
 
     def clear_drafts(self) -> None:
         """Remove what a process that died left of a mark."""
         if self._folder.exists():
-            for path in self._folder.iterdir():
+            for path in list(self._folder.iterdir()):
                 if path.name.endswith(".draft"):
                     path.unlink(missing_ok=True)
 
-    def _file(self, step: int) -> str:
-        return f"{self._folder}/{step}.json"
-
-
-def _is_mark(name: str) -> bool:
-    return name.endswith(".json") and name.removesuffix(".json").isdigit()
+    def _file(self, name: str) -> str:
+        return f"{self._folder}/{name}.json"
 
 
 def _sum(contents: Mapping[str, Any]) -> str:

@@ -10,10 +10,11 @@ import jax
 
 from drumline.train.agree import hosts_without
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
+from drumline.train.checkpoints.fence import Fence
 from drumline.train.checkpoints.provenance import compare, provenance
 from drumline.train.mistakes import Mistake
 from drumline.train.plan import Plan
-from drumline.train.reporting.goodput import Goodput, History, write_history
+from drumline.train.reporting.goodput import Goodput, write_history
 from drumline.train.state import State, begin, shardings, steps_taken
 
 
@@ -26,12 +27,15 @@ class CheckpointFolder:
     provenance: Mapping[str, Any]
 
 
-def open_checkpoints(plan: Plan, folder: str, say: Callable[[str], None]) -> CheckpointFolder:
+def open_checkpoints(
+    plan: Plan, folder: str, say: Callable[[str], None], fence: Fence | None
+) -> CheckpointFolder:
     """Open a folder that has been claimed. On a full disk this makes room first."""
     settings = plan.recipe.settings
     origin = provenance(plan.recipe, plan.mesh, plan.places, plan.loss.traced)
     keep = partial(kept, last=settings.keep_last, every=settings.keep_every)
-    return CheckpointFolder(folder, Checkpoints(folder, keep, say, plan.recipe.steps), origin)
+    checkpoints = Checkpoints(folder, keep, say, fence, plan.recipe.steps)
+    return CheckpointFolder(folder, checkpoints, origin)
 
 
 class Saving:
@@ -101,8 +105,9 @@ class Saving:
             return
         history = self._goodput.at_checkpoint(step)
         saved = Saved(state, taken, self._folder.provenance, checked)
-        remember = partial(_remember, self._folder.path, history)
-        self._folder.checkpoints.save(step, saved, self._plan.mesh, remember)
+        remember = partial(write_history, self._folder.path, history)
+        on_commit = remember if jax.process_index() == 0 else lambda: None
+        self._folder.checkpoints.save(step, saved, self._plan.mesh, on_commit)
         self._saved = step
         self._goodput.clock.go_on()
 
@@ -121,9 +126,3 @@ class Saving:
     def _first(self) -> Saved:
         places = shardings(self._plan.places)
         return Saved(jax.jit(partial(begin, self._plan.recipe), out_shardings=places)(), 0)
-
-
-def _remember(folder: str, history: History) -> None:
-    """In the background, once the checkpoint is whole."""
-    if jax.process_index() == 0:
-        write_history(folder, history)

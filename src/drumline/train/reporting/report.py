@@ -4,15 +4,19 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
 from rich.progress import BarColumn, Progress, TextColumn
 
+from drumline.train.checkpoints.fence import FencedOff
 from drumline.train.checkpoints.files import grow, still_writable
 from drumline.train.reporting.tensorboard import EventFile
 
+CHECK_SECONDS = 1.0
+"""The longest that lines are added without a look at whether the folder is still ours."""
 PRINT_EVERY = 1.0
 """Seconds between two lines where there is no progress bar: a log is read afterwards."""
 
@@ -26,10 +30,15 @@ class Reports:
         self._terminal: _Terminal | None = None
         self._files: _Files | None = None
 
-    def open(self, folder: str | None, attempt: int) -> None:
-        """Begin to write, on host 0. Without a folder only the terminal hears of it."""
+    def open(
+        self, folder: str | None, attempt: int, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin to write, on host 0. Without a folder, write to the terminal only.
+
+        `check` raises FencedOff if another program has taken over the folder.
+        """
         if jax.process_index() == 0:
-            self._files = _Files(folder, attempt) if folder else None
+            self._files = _Files(folder, attempt, check) if folder else None
             self._terminal = _Terminal(self._steps)
 
     def say(self, text: str) -> None:
@@ -57,15 +66,19 @@ class Reports:
 class _Files:
     """The metrics in the run's folder: JSON lines, and TensorBoard's events."""
 
-    def __init__(self, folder: str, attempt: int) -> None:
+    def __init__(self, folder: str, attempt: int, check: Callable[[], None]) -> None:
         self._folder, self._attempt = folder, attempt
-        self._lines = grow(f"{folder}/metrics.jsonl", lines=True)
+        self._check, self._checked_at = check, time.monotonic()
+        self._lines = grow(f"{folder}/metrics.jsonl", lines=True, check=check)
         self._events: EventFile | None = None
 
     def add(self, step: int, values: Mapping[str, float], now: float) -> None:
         line = {"attempt": self._attempt, "step": step, "time": round(now, 3)}
         told = {name: _plain(value) for name, value in values.items()}
         with still_writable(self._folder):
+            if time.monotonic() - self._checked_at >= CHECK_SECONDS:
+                self._check()
+                self._checked_at = time.monotonic()
             self._lines.add(json.dumps({**line, **told}).encode() + b"\n")
             if self._events is None:
                 folder = f"{self._folder}/tensorboard"
@@ -73,7 +86,8 @@ class _Files:
             self._events.write(step, values)
 
     def close(self) -> None:
-        self._lines.close()
+        with suppress(FencedOff):
+            self._lines.close()
         if self._events:
             self._events.close()
 

@@ -30,13 +30,20 @@ class Releases:
         polls: ZonePolls,
         folders: Folders,
         wall: Callable[[], float],
+        checkpoints_of: Callable[[str], str | None],
     ) -> None:
-        """Take over what earlier servers left to be released; `wall` gives the times to save."""
+        """Take over what earlier servers left to be released.
+
+        `wall` gives the times to save, `checkpoints_of` the checkpoint folder of a job.
+        """
         self._store = store
         self._cloud = cloud
         self._polls = polls
         self._folders = folders
         self._wall = wall
+        self._checkpoints_of = checkpoints_of
+        self._written_to: dict[str, str | None] = {}
+        """The checkpoint folder of each job that has a slice to delete."""
         self._again_at: dict[str, float] = {}
         self._known_since: dict[str, float] = {}
         """When this server learnt, by its monotonic clock, that a slice is to be deleted."""
@@ -49,16 +56,29 @@ class Releases:
     def begin_round(self, now: float) -> None:
         """Read the slices to delete, once for the round."""
         self.rows = self._store.releasing()
+        jobs = {row.job for row in self.rows if row.ready is not None}
+        known = self._written_to
+        self._written_to = {
+            job: known[job] if job in known else self._checkpoints_of(job) for job in jobs
+        }
         self._known_since = {row.name: self._known_since.get(row.name, now) for row in self.rows}
 
-    def may_still_run(self, job_id: str) -> bool:
-        """Whether an old slice of this job may still be running its program."""
+    def may_still_run(self, job_id: str, checkpoints: str | None) -> bool:
+        """Return True if a program that writes to these checkpoints may run on an old slice.
+
+        The slice may be this job's, or that of another job with the same checkpoint folder.
+        """
         for row in self.rows:
-            if row.job != job_id or row.ready is None:
+            if row.ready is None:
+                continue
+            same_folder = checkpoints is not None and self._written_to.get(row.job) == checkpoints
+            if row.job != job_id and not same_folder:
                 continue
             poll = self._polls.newest(row.zone)
-            listed = poll.placements.get(row.name) if poll else None
-            if poll is None or (listed is not None and listed.may_run):
+            if poll is None or row.name in poll.unsure:
+                return True
+            listed = poll.placements.get(row.name)
+            if listed is not None and listed.may_run:
                 return True
         return False
 

@@ -51,24 +51,30 @@ class Owners:
         self._path = path
         self.last_jobs: dict[str, int] = {}
         """The highest job number so far, by database."""
+        self.last_fence = 0
+        """The highest fencing number so far, of any database."""
         self.zones: set[str] = set()
         self._written = True
         try:
             known = json.loads(path.read_text())
             self.last_jobs = {str(owner): int(last) for owner, last in known["last_jobs"].items()}
             self.zones = {str(zone) for zone in known["zones"]}
+            self.last_fence = int(known.get("last_fence", 0))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as wrong:
             log.warning("%s cannot be read: %s", path, wrong)
 
-    def remember(self, owner: str, last_job: int = 0, zones: Collection[str] = ()) -> None:
+    def remember(
+        self, owner: str, last_job: int = 0, zones: Collection[str] = (), fence: int = 0
+    ) -> None:
         """Save what is new about a database; where the disk is full, the next time."""
         last = max(last_job, self.last_jobs.get(owner, 0))
         known = self.last_jobs.get(owner) == last and self.zones.issuperset(zones)
-        if known and self._written:
+        if known and fence <= self.last_fence and self._written:
             return
         self.last_jobs[owner] = last
+        self.last_fence = max(self.last_fence, fence)
         self.zones.update(zones)
         try:
             self._write()
@@ -81,7 +87,8 @@ class Owners:
         new = self._path.with_suffix(".new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"last_jobs": self.last_jobs, "zones": sorted(self.zones)}, file)
+            last = {"last_jobs": self.last_jobs, "last_fence": self.last_fence}
+            json.dump({**last, "zones": sorted(self.zones)}, file)
         new.rename(self._path)
 
 

@@ -1,0 +1,224 @@
+"""One writer at a time: whoever wakes up late stops, and changes nothing that another one uses."""
+
+import random
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.train import Mistake
+from drumline.train.checkpoints.claim import DiskRecords
+from drumline.train.checkpoints.fence import (
+    Claim,
+    Fence,
+    FencedOff,
+    Records,
+    Writer,
+    claim_folder,
+    newest,
+    refusal,
+)
+from tests.train.checkpoints.fences import MemoryRecords, fence_of
+
+JOB = Writer("a", owner="aaaa", job="000001", attempt=1, fence=7, machine="host-1", process=10)
+BY_HAND = Writer("hand", machine="desk", process=11)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> Records:
+    return MemoryRecords() if request.param == "memory" else DiskRecords(str(tmp_path))
+
+
+def claimed(records: Records, writer: Writer, complete: tuple[str, ...] = ()) -> Fence:
+    return claim_folder("run", records, writer, is_complete=lambda name: name in complete)
+
+
+@pytest.mark.parametrize(
+    ("holder", "released", "writer", "is_over", "reason"),
+    [
+        (JOB, False, replace(JOB, id="b", fence=8), False, ""),
+        (JOB, False, replace(JOB, id="b", job="000009", fence=8), False, ""),  # create --from
+        (JOB, False, replace(JOB, id="b"), False, ""),  # the same attempt runs two programs
+        (JOB, True, replace(JOB, id="b", fence=6), True, "a later attempt"),
+        (JOB, True, replace(JOB, id="b", owner="bbbb", fence=99), True, "of another home"),
+        (JOB, False, BY_HAND, False, "it is claimed by attempt 1 of job 000001"),
+        (JOB, True, BY_HAND, False, ""),
+        (JOB, False, BY_HAND, True, ""),
+        (BY_HAND, False, JOB, False, ""),
+        (BY_HAND, False, replace(BY_HAND, id="b"), False, ""),
+    ],
+)
+def test_who_may_claim_a_folder(
+    holder: Writer, released: bool, writer: Writer, is_over: bool, reason: str
+) -> None:
+    found = refusal(Claim(5, 5, holder, released=released), writer, is_over=is_over)
+    assert found.startswith(reason) if reason and reason[0] == "i" else reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_a_writer_that_was_replaced_is_stopped_at_its_next_announcement(records: Records) -> None:
+    old = claimed(records, JOB)
+    old.begin_write("10")
+    old.begin_removal([])
+    new = claimed(records, replace(JOB, id="b", attempt=2, fence=8))
+    lost = r"attempt 2 of job 000001 .* has taken over run"
+    with pytest.raises(FencedOff, match=lost):
+        old.begin_write("20")
+    with pytest.raises(FencedOff, match=lost):
+        old.begin_removal(["10"])
+    with pytest.raises(FencedOff, match=lost):
+        old.check()
+    old.release()
+    new.begin_write("20")
+    new.check()
+
+
+def test_what_was_being_written_or_removed_is_never_used_again(records: Records) -> None:
+    old = claimed(records, JOB)
+    old.begin_removal(["10"])
+    old.begin_write("30", removing=["5"])
+    new = claimed(records, replace(JOB, id="b", fence=8))
+    assert set(new.abandoned) == {"30", "5"}
+    new.begin_removal(["20"])
+    third = claimed(records, replace(JOB, id="c", fence=9))
+    assert set(third.abandoned) == {"30", "5", "20"}
+    assert old.may_remove_own("30")
+    assert not old.may_remove_own("40")
+
+
+def test_what_was_complete_when_it_was_taken_over_stays(records: Records) -> None:
+    old = claimed(records, JOB)
+    old.begin_write("30")
+    new = claimed(records, replace(JOB, id="b", fence=8), complete=("30",))
+    assert new.abandoned == ()
+    assert not old.may_remove_own("30")
+
+
+def test_a_late_start_of_an_old_attempt_is_refused(records: Records) -> None:
+    claimed(records, JOB).release()
+    with pytest.raises(Mistake, match=r"a later attempt has claimed it .* remove run/drumline/cl"):
+        claimed(records, replace(JOB, id="late", fence=6))
+    found = newest(records)
+    assert found is not None
+    assert found.writer == JOB
+
+
+def test_removing_the_claims_by_hand_stops_whoever_held_them(tmp_path: Path) -> None:
+    records = DiskRecords(str(tmp_path))
+    old = claimed(records, JOB)
+    for _ in range(5):
+        old.begin_write("10")
+    for number in records.numbers():
+        records.remove(number)
+    new = claimed(records, replace(JOB, id="b", owner="bbbb"))
+    with pytest.raises(FencedOff):
+        old.begin_write("20")
+    new.begin_write("20")
+
+
+def test_the_chain_stays_short_and_its_numbers_grow(records: Records) -> None:
+    fences = []
+    for fence in range(1, 6):
+        fences.append(claimed(records, replace(JOB, id=str(fence), fence=fence)))
+        for step in range(10):
+            fences[-1].begin_write(str(step))
+            fences[-1].begin_removal([])
+    numbers = [fence.number for fence in fences]
+    assert numbers == sorted(set(numbers))
+    assert len(records.numbers()) == 6
+
+
+def test_an_unreadable_claim_is_an_error_and_not_a_free_folder(tmp_path: Path) -> None:
+    records = DiskRecords(str(tmp_path))
+    claimed(records, JOB)
+    (tmp_path / "drumline" / "claims" / "1.json").write_text("{")
+    with pytest.raises(OSError, match="cannot be read"):
+        claimed(records, replace(JOB, id="b", fence=8))
+
+
+def test_of_many_that_claim_at_once_one_holds_it(tmp_path: Path) -> None:
+    started = threading.Barrier(8)
+    holders: list[str] = []
+
+    def work(name: str) -> None:
+        started.wait()
+        fence = claimed(DiskRecords(str(tmp_path)), Writer(name))
+        try:
+            for step in range(20):
+                fence.begin_write(str(step))
+            holders.append(name)
+        except FencedOff:
+            pass
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = newest(DiskRecords(str(tmp_path)))
+    assert found is not None
+    assert found.writer.id in holders
+
+
+@given(seed=st.integers(0, 2**32))
+def test_no_two_writers_ever_use_one_name(seed: int) -> None:
+    """Writers in any order of their steps, each of which may come any time after the one before."""
+    dice = random.Random(seed)
+    records = MemoryRecords()
+    complete: set[str] = set()
+    writers: list[Model] = []
+    for turn in range(60):
+        if not writers or dice.random() < 0.1:
+            writer = replace(JOB, id=f"w{turn}", fence=len(writers))
+            fence = fence_of(writer, records, complete.__contains__)
+            writers.append(Model(fence, complete))
+        dice.choice(writers).go_on(dice)
+    touched = [(name, id(model)) for model in writers for name in model.touched]
+    names = {name for name, _ in touched}
+    assert all(len({who for n, who in touched if n == name}) == 1 for name in names)
+
+
+class Model:
+    """A program that announces each checkpoint, and writes it some time later."""
+
+    def __init__(self, fence: Fence, complete: set[str]) -> None:
+        self.fence, self.complete = fence, complete
+        self.touched: set[str] = set()
+        self._writing = ""
+        self._step = 0
+        self._stopped = False
+
+    def go_on(self, dice: random.Random) -> None:
+        """Announce, or write some of it, or finish it. What was announced is written anyway."""
+        if self._writing:
+            if self._writing not in self.complete:
+                self.touched.add(self._writing)
+            if dice.random() < 0.4:
+                self._finish()
+            return
+        if self._stopped:
+            return
+        self._step += 10
+        name = str(self._step)
+        if name in self.fence.abandoned or name in self.complete:
+            name = f"{name}.{self.fence.number}"
+        try:
+            self.fence.begin_write(name)
+        except FencedOff:
+            self._stopped = True
+        else:
+            self._writing = name
+
+    def _finish(self) -> None:
+        name, self._writing = self._writing, ""
+        try:
+            self.fence.begin_removal([])
+        except FencedOff:
+            self._stopped = True
+            if not self.fence.may_remove_own(name):
+                self.complete.add(name)
+        else:
+            self.complete.add(name)
