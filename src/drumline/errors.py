@@ -5,10 +5,6 @@ class UserError(ValueError):
     """An error in a user's input. The command line prints it and exits with 2."""
 
 
-class CloudError(Exception):
-    """A call to the cloud failed."""
-
-
 class HostError(Exception):
     """A host cannot be reached, or its agent does not work."""
 

@@ -99,6 +99,8 @@ class PretendedCloud:
         """What every delete fails with."""
         self.unlisted: set[str] = set()
         """Slices that are there and that listings leave out."""
+        self.no_find: CloudError | None = None
+        """What every lookup by name fails with."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.requested: dict[str, ListedRequest] = {}
@@ -136,6 +138,8 @@ class PretendedCloud:
 
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
         self._called("find", name)
+        if self.no_find:
+            raise self.no_find
         request, node = self.requested.get(name), self.held.get(name)
         if not any(found and found.zone == zone for found in (request, node)):
             return None

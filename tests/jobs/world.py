@@ -92,7 +92,8 @@ class World:
 
     def saved(self, job: str) -> Path:
         """Where a counting job keeps its checkpoint."""
-        return self.home / "emulator" / "buckets" / "counts" / "here" / job
+        folder = str(self.client.show(job)["checkpoint"]).removeprefix("gs://")
+        return self.home / "emulator" / "buckets" / folder
 
     def status(self, job: str) -> str:
         return str(self.client.show(job)["status"])

@@ -1,5 +1,6 @@
 """Fix the job, then resume: what the job file says now is what goes on."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +132,19 @@ def test_two_jobs_never_write_into_the_same_checkpoints(tmp_path: Path) -> None:
         await office.reaches(first, "CANCELLED")
         second = await create_from(office, first.lstrip("0"))
         await office.reaches(second, "RUNNING")
-        assert office.starts(second)[0].program.checkpoint == f"{CHECKPOINT}/{first}"
+        folder = office.show(first)["checkpoint"]
+        assert re.fullmatch(rf"{CHECKPOINT}/[0-9a-f]{{8}}-{first}", folder)
+        begun, again = office.starts(first)[0].program, office.starts(second)[0].program
+        assert begun.checkpoint == again.checkpoint == folder
+        assert begun.owner == again.owner == folder.split("/")[-1][:8]
+        assert 0 < begun.fence < again.fence
         with pytest.raises(Mistake, match=f"{second} is RUNNING"):
             await office.desk.verb(first, "resume", {})
         await office.desk.verb(second, "delete", {})
         await office.reaches(second, "CANCELLED")
         third = await create_from(office, second, checkpoint="gs://lab/elsewhere")
         await office.reaches(third, "RUNNING")
-        assert office.show(third)["checkpoint"] == f"{CHECKPOINT}/{first}"
+        assert office.show(third)["checkpoint"] == folder
 
     play(tmp_path, story)
 

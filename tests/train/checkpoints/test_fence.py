@@ -13,9 +13,9 @@ from drumline.train import Mistake
 from drumline.train.checkpoints.claim import DiskRecords
 from drumline.train.checkpoints.fence import (
     Claim,
+    ClaimRecords,
     Fence,
     FencedOff,
-    Records,
     Writer,
     claim_folder,
     newest,
@@ -28,11 +28,11 @@ BY_HAND = Writer("hand", machine="desk", process=11)
 
 
 @pytest.fixture(params=["memory", "disk"])
-def records(request: pytest.FixtureRequest, tmp_path: Path) -> Records:
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> ClaimRecords:
     return MemoryRecords() if request.param == "memory" else DiskRecords(str(tmp_path))
 
 
-def claimed(records: Records, writer: Writer, complete: tuple[str, ...] = ()) -> Fence:
+def claimed(records: ClaimRecords, writer: Writer, complete: tuple[str, ...] = ()) -> Fence:
     return claim_folder("run", records, writer, is_complete=lambda name: name in complete)
 
 
@@ -59,7 +59,9 @@ def test_who_may_claim_a_folder(
     assert bool(found) == bool(reason)
 
 
-def test_a_writer_that_was_replaced_is_stopped_at_its_next_announcement(records: Records) -> None:
+def test_a_writer_that_was_replaced_is_stopped_at_its_next_announcement(
+    records: ClaimRecords,
+) -> None:
     old = claimed(records, JOB)
     old.begin_write("10")
     old.begin_removal([])
@@ -76,7 +78,7 @@ def test_a_writer_that_was_replaced_is_stopped_at_its_next_announcement(records:
     new.check()
 
 
-def test_what_was_being_written_or_removed_is_never_used_again(records: Records) -> None:
+def test_what_was_being_written_or_removed_is_never_used_again(records: ClaimRecords) -> None:
     old = claimed(records, JOB)
     old.begin_removal(["10"])
     old.begin_write("30", removing=["5"])
@@ -89,7 +91,7 @@ def test_what_was_being_written_or_removed_is_never_used_again(records: Records)
     assert not old.may_remove_own("40")
 
 
-def test_what_was_complete_when_it_was_taken_over_stays(records: Records) -> None:
+def test_what_was_complete_when_it_was_taken_over_stays(records: ClaimRecords) -> None:
     old = claimed(records, JOB)
     old.begin_write("30")
     new = claimed(records, replace(JOB, id="b", fence=8), complete=("30",))
@@ -97,7 +99,7 @@ def test_what_was_complete_when_it_was_taken_over_stays(records: Records) -> Non
     assert not old.may_remove_own("30")
 
 
-def test_a_late_start_of_an_old_attempt_is_refused(records: Records) -> None:
+def test_a_late_start_of_an_old_attempt_is_refused(records: ClaimRecords) -> None:
     claimed(records, JOB).release()
     with pytest.raises(Mistake, match=r"a later attempt has claimed it .* remove run/drumline/cl"):
         claimed(records, replace(JOB, id="late", fence=6))
@@ -119,7 +121,7 @@ def test_removing_the_claims_by_hand_stops_whoever_held_them(tmp_path: Path) -> 
     new.begin_write("20")
 
 
-def test_the_chain_stays_short_and_its_numbers_grow(records: Records) -> None:
+def test_the_chain_stays_short_and_its_numbers_grow(records: ClaimRecords) -> None:
     fences = []
     for fence in range(1, 6):
         fences.append(claimed(records, replace(JOB, id=str(fence), fence=fence)))

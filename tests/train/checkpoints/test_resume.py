@@ -34,7 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]
     return fit(toy(40), checkpoint=folder), folder
 
 
-def start(folder: Path, compiled: str, *words: str) -> "subprocess.Popen[str]":
+def start(folder: Path, compiled: str, *words: str, **environment: str) -> "subprocess.Popen[str]":
     """The command line on the same recipe, in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "drumline.train", str(CONFIG), "--checkpoint", str(folder), *words],
@@ -43,6 +43,7 @@ def start(folder: Path, compiled: str, *words: str) -> "subprocess.Popen[str]":
             **FOR_CHILDREN,
             "JAX_COMPILATION_CACHE_DIR": compiled,
             "DRUMLINE_HEARTBEAT": str(folder / "heartbeat.json"),
+            **environment,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -115,8 +115,8 @@ class Attempt:
     number: int
     started_at: float
     fence: int = 0
-    """The fencing number: it grows with every attempt of any job in this database. The program claims
-    the checkpoint folder with it, so that a program of an earlier attempt cannot write any more."""
+    """The fencing number, which grows with every attempt of any job in this database. The program
+    claims its checkpoint folder with it, and programs of earlier attempts can write no more."""
     sent_at: float | None = None
     """When every host had the code."""
     running_at: float | None = None

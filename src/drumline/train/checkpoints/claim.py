@@ -24,7 +24,7 @@ import jax
 from etils import epath  # type: ignore[import-untyped]
 
 from drumline.train.agree import hosts_without
-from drumline.train.checkpoints.fence import Fence, Records, Writer, claim_folder, newest
+from drumline.train.checkpoints.fence import ClaimRecords, Fence, Writer, claim_folder, newest
 from drumline.train.checkpoints.files import BUCKET, in_bucket, open_folder, usable
 from drumline.train.checkpoints.marks import COMMITTED, FOLDER
 from drumline.train.mistakes import Mistake
@@ -91,7 +91,7 @@ def this_writer() -> Writer:
 
 def _claim(folder: str, say: Callable[[str], None]) -> FolderClaim:
     writer = this_writer()
-    records: Records
+    records: ClaimRecords
     if in_bucket(folder):
         records, lock = BucketRecords(folder), None
     else:
@@ -279,7 +279,9 @@ def _record(data: bytes) -> dict[str, Any]:
 # The lock -----------------------------------------------------------------------------------------
 
 
-def _lock(folder: str, writer: Writer, records: Records, say: Callable[[str], None]) -> int | None:
+def _lock(
+    folder: str, writer: Writer, records: ClaimRecords, say: Callable[[str], None]
+) -> int | None:
     """Lock the folder. Return the open file; None if an earlier attempt of this job keeps the lock.
 
     Raises Mistake while another program holds it.
@@ -329,7 +331,7 @@ def _read_lock(file: int) -> dict[str, Any]:
     return holder if isinstance(holder, dict) else {}
 
 
-def _is_earlier_attempt(lock_holder: dict[str, Any], writer: Writer, records: Records) -> bool:
+def _is_earlier_attempt(lock_holder: dict[str, Any], writer: Writer, records: ClaimRecords) -> bool:
     """Return True if the lock's holder is an attempt that this one follows."""
     if not writer.owner:
         return False

@@ -87,7 +87,7 @@ def _known_fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if key in kind.__dataclass_fields__}  # type: ignore[attr-defined]
 
 
-class Records(Protocol):
+class ClaimRecords(Protocol):
     """Where the chain of a folder is stored."""
 
     def numbers(self) -> list[int]:
@@ -107,7 +107,7 @@ class Records(Protocol):
         ...
 
 
-def newest(records: Records) -> Claim | None:
+def newest(records: ClaimRecords) -> Claim | None:
     """Return the claim in force; None if the folder was never claimed."""
     for _ in range(TRIES):
         numbers = records.numbers()
@@ -142,7 +142,7 @@ def refusal(holder: Claim | None, writer: Writer, *, is_over: bool = False) -> s
 class Fence:
     """The claim of one writer on a folder. Each method raises FencedOff if it was lost."""
 
-    def __init__(self, folder: str, records: Records, claim: Claim) -> None:
+    def __init__(self, folder: str, records: ClaimRecords, claim: Claim) -> None:
         """Hold a claim that was added to the records."""
         self._folder, self._records, self._claim = folder, records, claim
         self._lock = threading.Lock()
@@ -209,7 +209,7 @@ class Fence:
 
 def claim_folder(
     folder: str,
-    records: Records,
+    records: ClaimRecords,
     writer: Writer,
     *,
     is_complete: Callable[[str], bool],

@@ -1,0 +1,79 @@
+"""Two homes with one place for checkpoints: each keeps its own, whatever happens to the other."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.stories.test_bad_chips import TRAINING, learnt, outcomes
+from tests.jobs.world import World, a_world
+
+SLOW = """
+import time
+class Slow:
+    def __init__(self, columns):
+        self.columns = columns
+    def __len__(self):
+        return 256
+    def rows(self, numbers):
+        time.sleep(float(os.environ["PAUSE"]))
+        return {name: column[numbers] for name, column in self.columns.items()}
+"""
+PROGRAM = (
+    TRAINING.replace(
+        "drumline.distributed.initialize()", SLOW + "drumline.distributed.initialize()"
+    )
+    .replace("default_rng(0)", 'default_rng(int(os.environ["SEED"]))')
+    .replace("data.arrays(columns, batch=64)", "data.Data(Slow(columns), batch=64, threads=1)")
+)
+
+
+def train(world: World, seed: int, checkpoint: str | None, pause: float) -> str:
+    environment = {"SEED": str(seed), "PAUSE": str(pause)}
+    file = world.write_job(
+        "python train.py", accelerator="v4-8", checkpoint=checkpoint, environment=environment
+    )
+    program = PROGRAM.replace('os.environ["DRUMLINE_CHECKPOINT"]', "checkpoint")
+    where = 'checkpoint = os.environ.get("DRUMLINE_CHECKPOINT")\n'
+    (file.parent / "train.py").write_text("import os\n" + where + program)
+    return str(world.client.create(file)["id"])
+
+
+def taken_away(world: World, job: str, times: int) -> None:
+    """The cloud takes the slice, each time a little further in the training."""
+    for attempt in range(1, times + 1):
+        world.until(lambda: _saved_in(world, job, attempt), what=f"a checkpoint of {attempt}")  # noqa: B023
+        world.emulator("preempt", target=job)
+
+
+def _saved_in(world: World, job: str, attempt: int) -> bool:
+    shown: dict[str, Any] = world.client.show(job)
+    attempts, progress = shown["attempts"], shown["progress"] or {}
+    resumed = progress.get("resumed", 0) or 0
+    return len(attempts) == attempt and (progress.get("checkpoint") or 0) > resumed
+
+
+@pytest.mark.long
+def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    with a_world(tmp_path / "ada") as ada, a_world(tmp_path / "bob") as bob:
+        undisturbed = [ada.end(train(ada, seed, None, 0.0)) for seed in (1, 2)]
+        alone = [learnt(ada, shown) for shown in undisturbed]
+        assert alone[0] != alone[1]
+        # Bob's first job, and so that both have the same number, another of his.
+        bob.end(bob.create("true"))
+        bob.end(bob.create("true"))
+        jobs = [train(home, seed, str(shared), 0.15) for home, seed in ((ada, 1), (bob, 2))]
+        assert jobs[0] == jobs[1]
+        for home, job in zip((ada, bob), jobs, strict=True):
+            taken_away(home, job, 2)
+        ended = [home.end(job) for home, job in zip((ada, bob), jobs, strict=True)]
+        for home, shown, expected in zip((ada, bob), ended, alone, strict=True):
+            assert shown["status"] == "SUCCEEDED"
+            assert outcomes(shown) == ["preempted", "preempted", "succeeded"]
+            assert learnt(home, shown) == expected
+    names = sorted(path.name for path in shared.iterdir())
+    assert [name[8:] for name in names] == [f"-{jobs[0]}"] * 2
+    assert all(re.match("[0-9a-f]{8}-", name) for name in names)
+    assert names[0] != names[1]

@@ -1,0 +1,72 @@
+"""A writer that was paused, and replaced meanwhile, stops with a message and changes nothing."""
+
+import hashlib
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drumline.train import fingerprint, fit
+from drumline.train.checkpoints import claim
+from tests.train.checkpoints.test_claim import attempt
+from tests.train.checkpoints.test_resume import start, wait_for_step
+from tests.train.toy import toy
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder but unfinished ones, and a checksum of what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".draft"
+    }
+
+
+def pause_and_replace(
+    checkpoint: str,
+    scratch: Path,
+    look: Callable[[], dict[str, str]],
+    compiled: str,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    """Pause attempt 1 somewhere, let attempt 2 train to the end, and wake attempt 1."""
+    monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
+    dice = random.Random(seed)
+    words = ("--set", "steps=100000", "--set", "pause=0.002", "--checkpoint", checkpoint)
+    first = {"DRUMLINE_JOB_ID": "000001", "DRUMLINE_OWNER": "aaaa", "DRUMLINE_ATTEMPT": "1"}
+    paused = start(scratch, compiled, *words, **first, DRUMLINE_FENCE="1")
+    try:
+        wait_for_step(paused, scratch, dice.randrange(11, 30))
+        time.sleep(dice.random() / 20)  # at any moment of a step, or of a save
+        paused.send_signal(signal.SIGSTOP)
+        attempt(monkeypatch, "aaaa", "000001", 2)
+        last = 120
+        result = fit(toy(last), checkpoint=checkpoint)
+        assert result.step == last
+        before = look()
+        paused.send_signal(signal.SIGCONT)
+        said, _ = paused.communicate(timeout=120)
+    finally:
+        paused.kill()
+        paused.wait()
+    assert paused.returncode == 1, said
+    assert "attempt 2 of job 000001 (home aaaa, " in said, said
+    assert "has taken over" in said, said
+    assert "Traceback" not in said, said
+    assert look() == before
+    assert fingerprint(fit(toy(last), checkpoint=checkpoint).state) == fingerprint(result.state)
+    assert fingerprint(result.state) == fingerprint(fit(toy(last)).state)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_on_a_disk(
+    tmp_path: Path, compiled: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    folder, scratch = tmp_path / "run", tmp_path / "scratch"
+    scratch.mkdir()
+    pause_and_replace(str(folder), scratch, lambda: contents(folder), compiled, monkeypatch, seed)
