@@ -54,16 +54,17 @@ def pause_and_replace(
         paused.kill()
         paused.wait()
     assert paused.returncode == 1, said
-    assert "attempt 2 of job 000001 (home aaaa, " in said, said
-    assert "has taken over" in said, said
-    assert "Traceback" not in said, said
+    # Before it, tensorstore may print what became of a write that was cut short.
+    last_line = said.strip().splitlines()[-1]
+    assert last_line.startswith("checkpoint: attempt 2 of job 000001 (home aaaa, "), said
+    assert f" has taken over {checkpoint}; this program (attempt 1 of " in last_line
     assert look() == before
     assert fingerprint(fit(toy(last), checkpoint=checkpoint).state) == fingerprint(result.state)
     assert fingerprint(result.state) == fingerprint(fit(toy(last)).state)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_on_a_disk(
     tmp_path: Path, compiled: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

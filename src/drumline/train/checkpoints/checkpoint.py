@@ -33,7 +33,7 @@ from jax.sharding import Mesh
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.checkpoints.digest import digest
 from drumline.train.checkpoints.fence import Fence, FencedOff
-from drumline.train.checkpoints.files import still_writable, why_unwritable
+from drumline.train.checkpoints.files import still_writable
 from drumline.train.checkpoints.marks import COMMITTED, Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
@@ -94,7 +94,7 @@ class Checkpoints:
         self._marks = Marks(folder)
         self._last = last
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        logging.getLogger("absl").addFilter(_is_news)
+        logging.getLogger("absl").addFilter(_has_no_traceback)
         self._waiting: threading.Thread | None = None
         self._failure: Exception | None = None
         if fence is not None:
@@ -436,10 +436,9 @@ def _without_late(before: Callable[[Any], Any]) -> Callable[[Any], None]:
     return report
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Orbax logs a traceback of what its threads cannot write; the run tells it in a sentence."""
-    error = record.exc_info[1] if record.exc_info else None
-    return error is None or not why_unwritable(error)
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    """Orbax logs the errors of its threads with tracebacks. It also raises them, in `wait`."""
+    return not record.exc_info
 
 
 def _in_a_line(error: BaseException) -> str:
