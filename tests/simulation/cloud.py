@@ -105,7 +105,7 @@ class SimulatedCloud:
         self._stirred = asyncio.Event()
         self.bills: list[Bill] = []
         """Every slice that was ready, from then on."""
-        self.asking: Callable[[str], None] = lambda _: None
+        self.asking: list[Callable[[str], None]] = []
         """Told of every request before it is made."""
 
     # What goes on there --------------------------------------------------------------------------
@@ -236,7 +236,8 @@ class SimulatedCloud:
 
     async def ask(self, request: PlacementRequest) -> None:
         """Queue a request."""
-        self.asking(request.name)
+        for check in self.asking:
+            check(request.name)
         await self._call("ask")
         if self._dice.chance(self.weather.refuses):
             raise self._dice.choice(REFUSALS)

@@ -34,6 +34,9 @@ class OnHost:
     attempt: int = 0
     rank: int = 0
     ranks: int = 1
+    checkpoint: str = ""
+    owner: str = ""
+    fence: int = 0
     stopped: bool = False
     started_at: float | None = None
     coordinator: str = ""
@@ -241,8 +244,12 @@ class Host:
         return 2, "", f"{verb} is nothing the agent does"
 
     def _prepare(self, kept: OnHost, sent: bytes) -> dict[str, Any]:
-        variables = json.loads(sent)["program"]["variables"]
-        kept.job, kept.attempt = variables["DRUMLINE_JOB_ID"], int(variables["DRUMLINE_ATTEMPT"])
+        program = json.loads(sent)["program"]
+        variables = program["variables"]
+        kept.owner, kept.fence = variables["DRUMLINE_OWNER"], int(variables["DRUMLINE_FENCE"])
+        kept.checkpoint = program["checkpoint"] or ""
+        kept.job = self.nature.key(kept.owner, variables["DRUMLINE_JOB_ID"])
+        kept.attempt = int(variables["DRUMLINE_ATTEMPT"])
         kept.rank, kept.ranks = int(variables["DRUMLINE_HOST"]), int(variables["DRUMLINE_HOSTS"])
         self._kill_programs(but=kept)  # whatever holds the chips
         machine = self._machines[int(self.name.rpartition("/")[2])]
@@ -257,10 +264,14 @@ class Host:
             run = (kept.job, kept.attempt, self.name)
             nature.started[run] = nature.started.get(run, 0) + 1
             nature.note("start", *run)
-            nature.starting(*run)
+            for check in nature.starting:
+                check(*run)
             key = (kept.job, kept.attempt)
             if key not in nature.running:
-                nature.running[key] = Running(nature, *key, kept.ranks, nature.plans[kept.job])
+                nature.running[key] = Running(
+                    nature, *key, kept.ranks, nature.plans[kept.job],
+                    kept.checkpoint, kept.owner, kept.fence,
+                )  # fmt: skip
             if sent.get("before"):
                 kept.examined = "running"
                 nature.spawn(self._burn_in(kept))

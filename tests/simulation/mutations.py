@@ -23,6 +23,8 @@ from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
 from drumline.jobs.server import verbs
 from drumline.jobs.store.records import Store
+from drumline.jobs.store.specs import StoredSpec
+from drumline.train.checkpoints import fence
 from tests.simulation.night import simulate
 from tests.simulation.runs import count, each, settle
 from tests.simulation.schedule import draw
@@ -251,6 +253,38 @@ def a_failure_counts_as_a_departure() -> AbstractContextManager[Any]:
     return patch.object(diagnosis, "find_cause", cause)
 
 
+def a_claim_is_not_checked_at_a_save() -> AbstractContextManager[Any]:
+    """A writer goes on although another one has claimed the folder."""
+
+    def add(self: Any, **changes: Any) -> None:
+        self._claim = replace(self._claim, number=self._claim.number + 1, **changes)
+        self._records.create(self._claim.number, self._claim.as_json())
+
+    return _all_of(
+        patch.object(fence.Fence, "_add", add), patch.object(fence.Fence, "check", _never)
+    )
+
+
+def the_fencing_number_does_not_grow() -> AbstractContextManager[Any]:
+    """Every attempt has the same, so one that starts late may take the folder back."""
+    return patch.object(Store, "next_fence", lambda _: 1)
+
+
+def folders_do_not_carry_their_owner() -> AbstractContextManager[Any]:
+    """Two homes with one `checkpoint` use the same folder for jobs of the same number."""
+    real = StoredSpec.checkpoints_of
+
+    def checkpoints_of(self: StoredSpec, job_id: str) -> str | None:
+        return real(replace(self, checkpoint_owner=None), job_id)
+
+    return patch.object(StoredSpec, "checkpoints_of", checkpoints_of)
+
+
+def names_that_an_old_writer_uses_are_used_again() -> AbstractContextManager[Any]:
+    """A new writer writes where the one before may still write."""
+    return patch.object(fence.Fence, "abandoned", ())
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     a_release_is_dropped,
     a_program_starts_beside_the_old_one,
@@ -275,6 +309,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     a_silent_host_is_never_judged,
     to_be_let_in_counts_as_an_answer,
     a_failure_counts_as_a_departure,
+    a_claim_is_not_checked_at_a_save,
+    the_fencing_number_does_not_grow,
+    folders_do_not_carry_their_owner,
+    names_that_an_old_writer_uses_are_used_again,
 )
 
 

@@ -11,7 +11,7 @@ from tests.simulation.streams import Streams
 
 if TYPE_CHECKING:
     from tests.simulation.hosts import Host
-    from tests.simulation.programs import Bucket, Plan, Running
+    from tests.simulation.programs import Bucket, Folder, Plan, Running
 
 
 class Nature:
@@ -24,6 +24,10 @@ class Nature:
         self.hosts: dict[str, Host] = {}
         """Address → the host that answers there."""
         self.buckets: dict[str, Bucket] = {}
+        self.folders: dict[str, Folder] = {}
+        """Checkpoint folder → what is in it."""
+        self.homes: list[str] = []
+        """The id of each job database, as it is first met."""
         self.plans: dict[str, Plan] = {}
         self.running: dict[tuple[str, int], Running] = {}
         """Job and attempt → its program, from its first start on."""
@@ -37,8 +41,8 @@ class Nature:
         """Slices that the cloud took, or never gave."""
         self.liars: set[tuple[str, int]] = set()
         """Job and attempt of programs that a host gave out as ended."""
-        self.starting: Callable[[str, int, str], None] = lambda *_: None
-        """Told of every start of a program."""
+        self.starting: list[Callable[[str, int, str], None]] = []
+        """Called at every start of a program."""
         self.trace: list[tuple[Any, ...]] = []
         self.broken: list[str] = []
         """Promises that were not kept."""
@@ -47,6 +51,13 @@ class Nature:
         self._bad: dict[str, bool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._begin = loop.time()
+
+    def key(self, owner: str, job: str) -> str:
+        """The name of a job among those of all homes: `000007`, and `000007@2` in a second home."""
+        if owner not in self.homes:
+            self.homes.append(owner)
+        home = 1 + self.homes.index(owner)
+        return job if home == 1 else f"{job}@{home}"
 
     def now(self) -> float:
         """The true time."""

@@ -60,10 +60,14 @@ class Night:
         self.schedule = schedule
         self.nature = Nature(loop, Streams(schedule.seed))
         self.cloud = SimulatedCloud(self.nature, ZONES, CHIPS)
-        self.server = Server(self.nature, self.cloud, home, SETTINGS)
-        self.promises = Promises(self.nature, self.cloud, self.server)
-        self.ids: dict[int, str] = {}
-        """The number of a job in the schedule → its id."""
+        self.servers = [Server(self.nature, self.cloud, home, SETTINGS)]
+        if any(job.home for job in schedule.jobs):
+            (home / "second").mkdir()
+            second = Server(self.nature, self.cloud, home / "second", SETTINGS, "second")
+            self.servers.append(second)
+        self.promises = [Promises(self.nature, self.cloud, server) for server in self.servers]
+        self.ids: dict[int, tuple[int, str]] = {}
+        """The number of a job in the schedule → its home and its id there."""
         self._storms = 0
 
     async def pass_by(self) -> None:
@@ -71,8 +75,10 @@ class Night:
         nature = self.nature
         begin = nature.now()
         living = nature.spawn(self.cloud.live())
-        nature.spawn(self.promises.hold())
-        self.server.start()
+        for server, promises in zip(self.servers, self.promises, strict=True):
+            nature.spawn(promises.hold())
+            server.start()
+            nature.key(server.owner, "")
         events: list[tuple[float, int, JobPlan | Incident]] = []
         events += [(job.at, n, job) for n, job in enumerate(self.schedule.jobs)]
         events += [(i.at, 1000 + n, i) for n, i in enumerate(self.schedule.incidents)]
@@ -84,9 +90,15 @@ class Night:
                 nature.spawn(self._happens(event))
         await asyncio.sleep(max(0.0, begin + self.schedule.quiet_at - nature.now()))
         await self._calm()
-        await self.promises.come_true(MORNING, TIDY)
+        morning = nature.now() + MORNING
+        for promises in self.promises:
+            await promises.jobs_end(morning)
+        tidy = nature.now() + TIDY
+        for promises in self.promises:
+            await promises.cloud_is_empty(tidy)
         await asyncio.sleep(max(0.0, begin + DAY - nature.now()))
-        self.promises.stay_true()
+        for promises in self.promises:
+            promises.stay_true()
         living.cancel()
 
     async def _calm(self) -> None:
@@ -101,8 +113,9 @@ class Night:
         for zone in ZONES:
             self.cloud.fleet.limits.capacity[zone] = {"v5e": 10 * CHIPS}
         self.cloud.stir()
-        if not self.server.alive:
-            self.server.start()
+        for server in self.servers:
+            if not server.alive:
+                server.start()
 
     # Users ---------------------------------------------------------------------------------------
 
@@ -110,11 +123,11 @@ class Night:
         asked = {"spec": plan.spec, "secrets": {"TOKEN": "geheim"}, "user": "lab"}
         for _ in range(40):
             try:
-                made = await self.server.call("POST", "/jobs", asked)
+                made = await self.servers[plan.home].call("POST", "/jobs", asked)
             except Died:
                 # The user looks whether it was taken, and asks again if it was not.
                 await asyncio.sleep(45.0)
-                found = await self._id_of(plan.spec["name"])
+                found = await self._id_of(plan.home, plan.spec["name"])
                 if found is not None:
                     self._known(plan, found)
                     return
@@ -127,26 +140,27 @@ class Night:
                 return
 
     def _known(self, plan: JobPlan, job_id: str) -> None:
-        self.ids[plan.number] = job_id
-        self.nature.plans[job_id] = plan.program
-        self.promises.created(job_id)
+        self.ids[plan.number] = (plan.home, job_id)
+        key = self.nature.key(self.servers[plan.home].owner, job_id)
+        self.nature.plans[key] = plan.program
+        self.promises[plan.home].created(job_id)
 
-    async def _id_of(self, name: str) -> str | None:
+    async def _id_of(self, home: int, name: str) -> str | None:
         for _ in range(40):
             try:
-                listed = await self.server.call("GET", "/jobs", name=name)
+                listed = await self.servers[home].call("GET", "/jobs", name=name)
                 found = [job["id"] for job in listed if job["name"] == name]
                 return str(found[0]) if found else None
             except Died:
                 await asyncio.sleep(45.0)
         return None
 
-    async def _verb(self, verb: str, job_id: str) -> None:
-        nature, promises = self.nature, self.promises
+    async def _verb(self, verb: str, home: int, job_id: str) -> None:
+        nature, promises = self.nature, self.promises[home]
         nature.note("user", verb, job_id)
         said = promises.asked(job_id, verb)
         try:
-            answer = await self.server.call(
+            answer = await self.servers[home].call(
                 "POST", f"/jobs/{job_id}/{verb}", {"secrets": {"TOKEN": "geheim"}}
             )
         except Died:
@@ -161,12 +175,13 @@ class Night:
             nature.note("told", job_id, answer["text"])
             said.answered(answer["text"])
 
-    async def _look(self, job_id: str) -> None:
+    async def _look(self, home: int, job_id: str) -> None:
         """Somebody looks, as `list`, `show` and `watch` do; that changes nothing."""
+        server = self.servers[home]
         with suppress(Died, Refused):
-            await self.server.call("GET", "/jobs", all=1)
-            await self.server.call("GET", f"/jobs/{job_id}")
-            await self.server.call("GET", f"/jobs/{job_id}/events", wait=20)
+            await server.call("GET", "/jobs", all=1)
+            await server.call("GET", f"/jobs/{job_id}")
+            await server.call("GET", f"/jobs/{job_id}/events", wait=20)
 
     # What goes wrong -----------------------------------------------------------------------------
 
@@ -175,7 +190,7 @@ class Night:
             if self.ids:
                 job = list(self.ids.values())[incident.target % len(self.ids)]
                 looks = incident.kind == "look"
-                await (self._look(job) if looks else self._verb(incident.kind, job))
+                await (self._look(*job) if looks else self._verb(incident.kind, *job))
             return
         self._storms += 1
         try:
@@ -184,7 +199,8 @@ class Night:
             self._storms -= 1
 
     async def _fault(self, incident: Incident) -> None:
-        nature, cloud, server = self.nature, self.cloud, self.server
+        nature, cloud = self.nature, self.cloud
+        server = self.servers[incident.target // 7 % len(self.servers)]
         fleet, weather = cloud.fleet, cloud.weather
         nature.note("fault", incident.kind)
         zone = ZONES[incident.target % len(ZONES)]
@@ -286,7 +302,7 @@ def simulate(schedule: Schedule) -> Outcome:
     with ExitStack() as closing:
         closing.callback(shutil.rmtree, home, ignore_errors=True)
         night = Night(schedule, loop, home)
-        with nothing_real(night.nature, night.server, schedule.round_pause):
+        with nothing_real(night.nature, night.servers[0], schedule.round_pause):
             try:
                 loop.run_until_complete(night.pass_by())
             except Deadlock:
@@ -296,7 +312,8 @@ def simulate(schedule: Schedule) -> Outcome:
             except RuntimeError:
                 if not night.nature.broken:  # otherwise the loop was stopped for that
                     raise
-            night.server.kill()
+            for server in night.servers:
+                server.kill()
         asyncio.set_event_loop(None)
     nature = night.nature
     story = tuple(" ".join(map(str, entry)) for entry in nature.trace)
@@ -309,5 +326,5 @@ def simulate(schedule: Schedule) -> Outcome:
         fingerprint,
         loop.time() - begin,
         loop.steps,
-        night.server.lives,
+        sum(server.lives for server in night.servers),
     )

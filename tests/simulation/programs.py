@@ -1,17 +1,27 @@
 """What users' programs do: step, save, tell, fail, hang, and leave when they are told to.
 
 The ranks of one attempt are one program: it steps when all have started, and when one dies the
-others follow. Checkpoints are in a bucket, which outlives every slice.
+others follow. Checkpoints are in a bucket, which outlives every slice, behind the real fence. What
+a program had begun when its host was taken may still be done, hours later: a paused machine wakes
+up, or the bucket is slow.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from drumline.train.checkpoints.fence import Fence, FencedOff, Writer, newest
+from drumline.train.mistakes import Mistake
 from tests.simulation.nature import Nature
+from tests.train.checkpoints.fences import MemoryRecords, fence_of
 
 BEAT = 900.0
 """Seconds between two heartbeats."""
+
+WRITING = 20.0
+"""Seconds that a checkpoint usually takes to be written."""
+LATE = 0.3
+"""How often what a program had begun when it was ended is done nevertheless."""
 
 Failing = Literal["exit", "killed", "hang"]
 Manner = Literal["leaves", "dies", "ignores"]
@@ -44,22 +54,88 @@ class Plan:
 
 @dataclass
 class Bucket:
-    """What a job's checkpoints hold."""
+    """How far a job has come, by what is in its checkpoints."""
 
     saved: int = 0
     bugs_had: set[int] = field(default_factory=set)
     useful_seconds: float = 0.0
 
 
+class Folder:
+    """A checkpoint folder: its claims, its complete checkpoints, and who has written what."""
+
+    def __init__(self, nature: Nature, name: str) -> None:
+        """Begin empty."""
+        self._nature, self._name = nature, name
+        self.records = MemoryRecords()
+        self.complete: dict[str, tuple[str, int]] = {}
+        """Name → the job whose parameters it has, and the step."""
+        self.announced: dict[str, int] = {}
+        """Name → the claim of the last writer that has announced to write it."""
+
+    def claim(self, job: str, attempt: int, owner: str, fence: int) -> Fence:
+        """Claim the folder as a program does. Raises Mistake."""
+        writer = Writer(f"{job}/{attempt}/{fence}", owner, job, attempt, fence)
+        return fence_of(writer, self.records, self.complete.__contains__)
+
+    def restore(self, job: str) -> int:
+        """The newest step that a program of this job goes on from."""
+        others = {other for other, _ in self.complete.values()} - {job}
+        if others:
+            self._nature.breaks(f"{job} finds checkpoints of {min(others)} in {self._name}")
+        return max((step for _, step in self.complete.values()), default=0)
+
+    def new_name(self, step: int, fence: Fence) -> str:
+        """The name of a new checkpoint: one that no earlier writer may still write to."""
+        name = str(step)
+        return name if name not in fence.abandoned else f"{name}.{fence.number}"
+
+    def put(self, name: str, job: str, step: int, writer: Fence) -> None:
+        """The last byte of a checkpoint arrives."""
+        self._check("wrote to", name, job, writer)
+        self.complete[name] = (job, step)
+
+    def remove(self, name: str, job: str, writer: Fence) -> None:
+        """A checkpoint is removed."""
+        self._check("removed", name, job, writer)
+        self.complete.pop(name, None)
+
+    def _check(self, did: str, name: str, job: str, writer: Fence) -> None:
+        """A writer that was replaced touches nothing that the one after it may use."""
+        holder = newest(self.records)
+        if holder is None or holder.since == writer.number:
+            return
+        used_since = self.announced.get(name, 0) > writer.number
+        if used_since or name not in (*holder.abandoned, *holder.removing):
+            text = f"{job} {did} {name} in {self._name}, which {holder.writer.job} has taken over"
+            self._nature.breaks(text)
+
+
 class Running:
     """One attempt of a program: all its ranks."""
 
-    def __init__(self, nature: Nature, job: str, attempt: int, ranks: int, plan: Plan) -> None:
+    def __init__(
+        self,
+        nature: Nature,
+        job: str,
+        attempt: int,
+        ranks: int,
+        plan: Plan,
+        checkpoint: str = "",
+        owner: str = "",
+        fence: int = 0,
+    ) -> None:
         """Nothing happens before every rank has started."""
         self._nature = nature
         self.job, self.attempt, self._ranks = job, attempt, ranks
         self._plan = plan
         self._bucket = nature.buckets.setdefault(job, Bucket())
+        where = checkpoint or job
+        self._folder = nature.folders.setdefault(where, Folder(nature, where))
+        self._identity = (owner, fence)
+        self._fence: Fence | None = None
+        self._writing: tuple[str, int] | None = None
+        """The name and the step of the checkpoint that is being written."""
         self._joined: dict[int, Any] = {}
         """Rank → where it runs: what is told `told` and `ended`."""
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +151,14 @@ class Running:
     async def _go(self) -> None:
         plan, bucket = self._plan, self._bucket
         await asyncio.sleep(20.0)  # compiling
-        resumed = self.step = bucket.saved
+        try:
+            self._fence = self._folder.claim(self.job, self.attempt, *self._identity)
+        except Mistake as refusal:
+            if not self._was_replaced():
+                self._nature.breaks(f"attempt {self.attempt} of {self.job}: {refusal}")
+            self.rank_died(0, 2, str(refusal))
+            return
+        resumed = self.step = self._folder.restore(self.job)
         self._tell(resumed)
         beat = self._nature.now() + BEAT
         while self.step < plan.steps:
@@ -97,11 +180,70 @@ class Running:
                 self._has(bug)
                 return
             if goal % plan.save_every == 0 or goal == plan.steps:
-                bucket.useful_seconds += (goal - bucket.saved) * plan.seconds
-                bucket.saved = goal
+                try:
+                    self._begin_write(goal)
+                    await asyncio.sleep(self._nature.streams["programs"].delay(WRITING))
+                    self._end_write()
+                except FencedOff as lost:
+                    self._stopped_by(lost)
+                    return
             self._tell(resumed)
         for place in list(self._joined.values()):
             place.ended(0, "")
+
+    def _begin_write(self, step: int) -> None:
+        assert self._fence is not None
+        self._fence.check()
+        name = self._folder.new_name(step, self._fence)
+        self._fence.begin_write(name)
+        self._folder.announced[name] = self._fence.number
+        self._writing = (name, step)
+
+    def _end_write(self) -> None:
+        """The checkpoint is complete; those before it are removed, all but the newest two."""
+        assert self._fence is not None
+        if self._writing is None:
+            return
+        (name, step), self._writing = self._writing, None
+        folder, job = self._folder, self.job
+        folder.put(name, job, step, self._fence)
+        old = sorted(folder.complete, key=lambda name: folder.complete[name][1])[:-2]
+        try:
+            self._fence.begin_removal(old)
+        except FencedOff:
+            if self._fence.may_remove_own(name):
+                folder.remove(name, job, self._fence)
+            raise
+        for name in old:
+            folder.remove(name, job, self._fence)
+        self._bucket.useful_seconds += max(0, step - self._bucket.saved) * self._plan.seconds
+        self._bucket.saved = max(self._bucket.saved, step)
+
+    def _was_replaced(self) -> bool:
+        """Return True if a later attempt has claimed the folder."""
+        holder = newest(self._folder.records)
+        return holder is not None and holder.writer.fence > self._identity[1]
+
+    def _stopped_by(self, lost: FencedOff) -> None:
+        """End the program. Only a later attempt may have taken the folder over."""
+        if not self._was_replaced():
+            self._nature.breaks(f"attempt {self.attempt} of {self.job}: {lost}")
+        self.rank_died(0, 1, str(lost))
+
+    async def _late(self, seconds: float) -> None:
+        """What was under way when the program was ended is done after all."""
+        await asyncio.sleep(seconds)
+        self._nature.note("late", self.job, self.attempt, str(self._writing))
+        try:
+            if self._fence is None:
+                self._fence = self._folder.claim(self.job, self.attempt, *self._identity)
+            elif self._writing is not None:
+                self._end_write()
+            else:
+                self._begin_write(self.step + 1)
+                self._end_write()
+        except (FencedOff, Mistake):
+            return
 
     def _bug_at(self, step: int) -> Bug | None:
         for number, bug in enumerate(self._plan.bugs):
@@ -150,10 +292,16 @@ class Running:
         if place is None:
             return
         if self._plan.on_sigterm == "leaves":
-            gained = max(0, self.step - self._bucket.saved)
-            self._bucket.useful_seconds += gained * self._plan.seconds
-            self._bucket.saved = max(self._bucket.saved, self.step)
-            place.ended(75, "")
+            try:
+                if self._fence is not None:
+                    self._end_write()
+                if self._fence is not None and self.step > self._bucket.saved:
+                    self._begin_write(self.step)
+                    self._end_write()
+            except FencedOff as lost:
+                place.ended(1, str(lost))
+            else:
+                place.ended(75, "")
         else:
             place.ended(-15, "")
         self._follow()
@@ -167,6 +315,9 @@ class Running:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+            dice = self._nature.streams["late"]
+            if self._identity[0] and dice.chance(LATE):
+                self._nature.spawn(self._late(dice.delay(600.0, 14_400.0, 0.3)))
 
     def _tell(self, resumed: int) -> None:
         if not self._plan.tells:

@@ -66,11 +66,17 @@ class Promises:
     """Watches, and says in the end what was not kept."""
 
     def __init__(self, nature: Nature, cloud: SimulatedCloud, server: Server) -> None:
-        """Nothing was promised yet."""
+        """Nothing was promised yet to the users of this server."""
         self._nature, self._cloud, self._server = nature, cloud, server
         self._words: dict[str, list[Word]] = {}
-        nature.starting = self._program_starts
-        cloud.asking = self._request_is_made
+        self._asks: list[float] = []
+        """When this server asked for slices."""
+        nature.starting.append(self._program_starts)
+        cloud.asking.append(self._request_is_made)
+
+    def _key(self, job_id: str) -> str:
+        """The name of a job of this server among those of all."""
+        return self._nature.key(self._server.owner, job_id)
 
     # While it goes on ----------------------------------------------------------------------------
 
@@ -90,14 +96,17 @@ class Promises:
 
     def _request_is_made(self, name: str) -> None:
         service = self._server.service
-        if service is None:
+        if service is None or f"-{self._server.owner}-" not in name:
             return
         row = service.store._db.execute("SELECT released FROM slices WHERE name = ?", (name,))
+        self._asks.append(self._nature.now())
         if row.fetchone() is None:
             self._nature.breaks(f"{name} was asked for and stands nowhere")
 
     def _program_starts(self, job: str, attempt: int, host: str) -> None:
-        nature = self._nature
+        nature, job_id = self._nature, job.partition("@")[0]
+        if job != self._key(job_id):
+            return
         if nature.started[job, attempt, host] > 1:
             nature.breaks(f"attempt {attempt} of {job} was started twice on {host}")
         slices = {h.rpartition("/")[0] for j, a, h in nature.started if (j, a) == (job, attempt)}
@@ -112,7 +121,7 @@ class Promises:
                         f"attempt {attempt} of {job} was started while {kept.attempt} ran"
                         f" on {other.name}"
                     )
-        last = self._last_word(job)
+        last = self._last_word(job_id)
         if last and last.verb in _ENDS and last.done and nature.now() > last.done + LATE:
             nature.breaks(f"attempt {attempt} of {job} was started after the answer to {last.verb}")
 
@@ -153,16 +162,16 @@ class Promises:
 
     # In the morning ------------------------------------------------------------------------------
 
-    async def come_true(self, morning: float, tidy: float) -> None:
-        """Wait for the end of all jobs, and for the cloud to be empty."""
-        nature = self._nature
-        deadline = nature.now() + morning
-        while (going := self._going()) and nature.now() < deadline:
+    async def jobs_end(self, deadline: float) -> None:
+        """Wait for the end of all jobs."""
+        while (going := self._going()) and self._nature.now() < deadline:
             await asyncio.sleep(120.0)
         for job_id, told in going.items():
-            nature.breaks(f"{job_id} never ended: {told}")
-        deadline = nature.now() + tidy
-        while self._cloud.resources() and nature.now() < deadline:
+            self._nature.breaks(f"{job_id} never ended: {told}")
+
+    async def cloud_is_empty(self, deadline: float) -> None:
+        """Wait until nothing of ours is left in the cloud."""
+        while self._cloud.resources() and self._nature.now() < deadline:
             await asyncio.sleep(120.0)
         self.stay_true()
         self._check_calls()
@@ -205,9 +214,10 @@ class Promises:
             nature.breaks(f"{job_id} was to be cancelled and is {job.status}: {job.reason}")
         if service.folders.secrets(job_id):
             nature.breaks(f"the secrets of {job_id} are still there")
-        if any(run[0] == job_id for run in nature.liars):
+        key = self._key(job_id)
+        if any(run[0] == key for run in nature.liars):
             return  # what such a host gave out, nobody could have known better
-        saved, steps = nature.buckets.get(job_id), nature.plans[job_id].steps
+        saved, steps = nature.buckets.get(key), nature.plans[key].steps
         if job.status is Status.SUCCEEDED and (saved is None or saved.saved < steps):
             nature.breaks(f"{job_id} succeeded and was not done")
         self._check_blame(job, words)
@@ -219,7 +229,7 @@ class Promises:
         attempts = service.store.attempts(job.id)
         rows = service.store._db.execute("SELECT name FROM slices WHERE job = ?", (job.id,))
         slices = {str(row[0]) for row in rows}
-        had = nature.failures.get(job.id, 0)
+        had = nature.failures.get(self._key(job.id), 0)
         faults = sum(nature.host_faults[name] for name in slices)
         outcomes = Counter(attempt["outcome"] for attempt in attempts)
         blamed = sum(outcomes[outcome] for outcome in FAULT_OF_THE_PROGRAM)
@@ -245,7 +255,7 @@ class Promises:
             nature.breaks(f"an attempt of {job.id} is not on record")
 
     def _check_calls(self) -> None:
-        asks, started = self._cloud.calls["ask"], self._server.started
+        asks, started = self._asks, self._server.started
         for first, at in enumerate(asks):
             within = sum(other < at + 60.0 for other in asks[first:])
             # A minute's worth at once, then so many a minute; each new server begins with its own.

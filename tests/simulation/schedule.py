@@ -14,6 +14,8 @@ HOUR = 3600.0
 NIGHT = 8 * HOUR
 """All that goes wrong does so in this time, and close together; the rest of the day is calm."""
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
+SECOND_HOME = 0.4
+"""How often a second user with a home of his own has jobs in the same project and bucket."""
 KINDS = ("v5litepod-4",) * 4 + ("v5litepod-8", "v5litepod-16")
 
 
@@ -25,6 +27,8 @@ class JobPlan:
     at: float
     spec: dict[str, Any]
     program: Plan
+    home: int = 0
+    """Which user hands it in: each has a home and a server, and all have one project and bucket."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,12 @@ def draw(seed: int) -> Schedule:
                 other = dice.choice(_VERBS)[0]
                 incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
     incidents.sort(key=lambda incident: incident.at)
+    # From dice of its own, as the chips below.
+    homes = Stream(f"{seed} homes")
+    if homes.chance(SECOND_HOME):
+        numbers = range(many + 1, many + 1 + homes.randint(1, 3))
+        others = [_job(homes, n, homes.uniform(0, night * 0.6)) for n in numbers]
+        jobs += tuple(replace(job, home=1) for job in others)
     return Schedule(
         seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 10.0, *(20.0,) * 4))
     )

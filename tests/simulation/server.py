@@ -63,9 +63,14 @@ class Refused(Exception):
 class Server:
     """One home folder, and whoever serves it now."""
 
-    def __init__(self, nature: Nature, cloud: SimulatedCloud, home: Path, settings: str) -> None:
+    def __init__(
+        self, nature: Nature, cloud: SimulatedCloud, home: Path, settings: str, name: str = "server"
+    ) -> None:
         """Nobody serves it yet."""
         self._nature, self._cloud, self._home = nature, cloud, home
+        self._name = name
+        self.owner = ""
+        """The id of its database."""
         (home / "config.yaml").write_text(settings)
         self._config = replace(read(home), asks_a_minute=ASKS_A_MINUTE)
         self.lives = 0
@@ -99,7 +104,7 @@ class Server:
     def start(self) -> None:
         """A new life."""
         self.lives += 1
-        self._party = f"server-{self.lives}"
+        self._party = f"{self._name}-{self.lives}"
         self._died = asyncio.Event()
         self._nature.note("server starts", self.lives)
         context = copy_context()
@@ -108,6 +113,7 @@ class Server:
 
     def _begin(self) -> None:
         store = Store(self._home / "jobs.db")
+        self.owner = store.owner
         self.started.append(self._nature.now())
         self._supervisor = Supervisor(
             store, self._cloud, self._config, KEY, wall=self.wall, monotonic=self.monotonic
