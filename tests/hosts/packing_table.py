@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from cryptography.hazmat.primitives import serialization
@@ -24,6 +23,7 @@ from drumline.hosts.code import CodeError, measure, pack
 from drumline.hosts.packing import folders
 from drumline.hosts.packing.rules import PackingRules
 
+Out = TypeVar("Out")
 GIT = shutil.which("git")
 HEADER = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
@@ -85,19 +85,25 @@ def run(case: Case) -> Result:
         case.build(place)
         into = base / "archives"
         rules = place.packing_rules()
-        measured: Any = None
-        try:
-            measured = measure(place.work, rules=rules)
-            archive = pack(place.work, into, rules=rules)
-        except CodeError as error:
-            assert measured is None or "chang" in str(error), "measure and pack differ"
+        measured = _refusal_or(lambda: measure(place.work, rules=rules))
+        archive = _refusal_or(lambda: pack(place.work, into, rules=rules))
+        if isinstance(archive, str):
+            assert isinstance(measured, str), "measure and pack differ"
             assert not into.exists() or not list(into.iterdir()), "something was written"
-            return Result(refused=str(error))
+            return Result(refused=archive)
+        assert not isinstance(measured, str), "measure and pack differ"
         with tarfile.open(archive.path) as tar:
             names = tuple(tar.getnames())
         assert measured.left_out == archive.left_out
         assert (measured.files, measured.bytes) == (archive.files, archive.bytes)
         return Result(names, {entry.path: entry.reason for entry in archive.left_out})
+
+
+def _refusal_or(function: Callable[[], Out]) -> Out | str:
+    try:
+        return function()
+    except CodeError as error:
+        return str(error)
 
 
 def make_drumline_home(home: Path) -> Path:
@@ -507,6 +513,11 @@ def replaced_by_link(place: Place) -> None:
         if name == "train.py" and more.get("dir_fd") is not None:
             path.unlink()
             path.symlink_to(place.user / "k")
+            try:
+                return real(name, flags, *args, **more)
+            finally:
+                path.unlink()
+                path.write_text("x = 1")
         return real(name, flags, *args, **more)
 
     _during_the_test(patch("os.open", opened))
@@ -778,4 +789,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
