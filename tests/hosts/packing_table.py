@@ -695,7 +695,7 @@ CASES = (
         ("train.py",),
         {"keys/a.pem": KEY, ".env": ENV},
     ),
-    Case("include outside", included_outside, refused="not a file that can be sent"),
+    Case("include outside", included_outside, refused="is not in /"),
     Case("include in Drumline's home", included_in_home, refused="cannot be sent"),
     Case("include that matches nothing", included_nothing, refused="matches nothing"),
     Case(

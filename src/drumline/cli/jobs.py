@@ -83,7 +83,7 @@ def create(
 
     number = job["id"]
     typer.echo(opening(job))
-    if omitted := left_out_line(job.get("left_out") or []):
+    if omitted := left_out_line(job):
         typer.echo(f"  · {harmless(omitted)}")
     for warning in job.get("warnings") or ():
         typer.echo(f"  ! {harmless(warning)}")
@@ -387,7 +387,7 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
                 from drumline.hosts.packing.rules import left_out_line
 
                 changed = _change_lines(answers[-1].get("changes") or ())
-                omitted = left_out_line(answers[-1].get("left_out") or [])
+                omitted = left_out_line(answers[-1])
                 lines = [harmless(answers[-1]["text"]), *changed]
                 echo_lines([*lines, f"  {harmless(omitted)}"] if omitted else lines)
     if task.as_json:

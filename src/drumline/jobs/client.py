@@ -108,7 +108,7 @@ class Client:
         environ: Mapping[str, str] | None = None,
         begin_from: JobId | None = None,
     ) -> Json:
-        """Return `{lines, left_out}`: what `create` would do, and what it would not send."""
+        """Return `{lines, left_out, left_out_total}`: the plan of `create`."""
         spec = _spec(job, overrides)
         _secrets(spec.secrets, os.environ if environ is None else environ)
         asked: Json = {"spec": spec.model_dump(mode="json")}

@@ -43,6 +43,7 @@ def test_create_and_its_dry_run_list_what_is_left_out(tmp_path: Path, folder: Pa
             {"path": ".env", "reason": "environment file"},
             {"path": "deploy/id_ed25519", "reason": "private key"},
         ]
+        assert made["left_out_total"] == 2
         assert LINE in [event["text"] for event in office.show(made["id"])["events"]]
         whole = spec_for(folder, include=[".env", "deploy/id_ed25519"])
         assert (await office.desk.plan(whole))["left_out"] == []

@@ -22,32 +22,30 @@ HEAD = 1 << 20
 
 # What may stand between the lines of a key: line ends, also escaped as in JSON, and the quotes,
 # indents and comment marks of the file that it is written into.
-_BREAK = rb"(?:\s|\\+[rnt]|\\u000[adAD]|&#1[03];|%0[aAdD]|[\"'`,+(){}\[\]>|#*;:\\])"
+_BREAK = rb"(?:\s|\\+[rnt]|\\u000[adAD]|&#1[03];|%0[aAdD]|//|<br ?/?>|[\"'`,+(){}\[\]>|#*;:\\])"
 _HEADERS = (
     rb"(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|MessageID|Subject|Key-ID)"
-    rb":[^\r\n\\]{0,200}"
+    rb":[^\r\n\\]{0,200}+"
     + _BREAK
-    + rb"{1,200})*"
+    + rb"{1,200}+){0,12}+"
 )  # fmt: skip
 _BASE64 = (
     rb"(?:[A-Za-z0-9+/]{32,}|(?:[A-Za-z0-9+/]{12,}={0,2}"
     + _BREAK
-    + rb"{1,80}){2,}[A-Za-z0-9+/]{8,})"
+    + rb"{1,80}+){2}[A-Za-z0-9+/]{8,})"
 )  # fmt: skip
 _PEM = re.compile(
     rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}"
     + _BREAK
-    + rb"{0,200}"
+    + rb"{0,200}+"
     + _HEADERS
     + _BASE64
 )
 _PEM_IN_BASE64 = re.compile(rb"LS0tLS1CRUdJTi[A-Za-z0-9+/\s]{40,400}")
 _AGE = re.compile(rb"AGE-SECRET-KEY-1[0-9A-Z]{58}", re.IGNORECASE)
-_PUTTY = re.compile(
-    rb"PuTTY-User-Key-File-\d+:[\s\S]{0,8000}?Private-Lines: *\d+\s+[A-Za-z0-9+/]{16}"
-)
+_PUTTY = re.compile(rb"Private-Lines: *\d+\s+[A-Za-z0-9+/]{16}")
 _GPG_AGENT = re.compile(rb"(?:^|Key: *)\((?:\d+:)?(?:protected-|shadowed-)?private-key", re.M)
-_WIREGUARD = re.compile(rb"^\s*PrivateKey\s*=\s*[A-Za-z0-9+/]{42,43}=", re.M)
+_WIREGUARD = re.compile(rb"^[ \t]*PrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{42,43}=", re.M)
 _SSH1 = b"SSH PRIVATE KEY FILE FORMAT 1."
 _JAVA = (b"\xfe\xed\xfe\xed\0\0\0", b"\xce\xce\xce\xce\0\0\0")
 _PKCS12 = re.compile(
@@ -64,16 +62,16 @@ _DER = (
 )
 _SETTING = re.compile(
     rb"(?:_authToken|_auth|authToken|npmAuth\w*|_password|password|passwd|token|secret)"
-    rb"[\"']?\s*[=:]\s*[\"']?(?!\$\{|%\()[^\s\"']"
+    rb"[\"']?[ \t]*[=:][ \t]*[\"']?(?!\$\{|%\()[^\s\"']"
     rb"|://[^/\s:@]*:(?!\$\{)[^/\s@]+@",
     re.IGNORECASE,
 )
-_URL_LOGIN = re.compile(rb"\A\s*https?://[^/\s:@]+:[^/\s@]+@\S+\s*$", re.M)
-_HUGGING_FACE = re.compile(rb"\s*hf_[A-Za-z0-9]{30,}\s*")
-_NETRC = re.compile(rb"^\s*machine\s+\S+\s+(?:login\s+\S+\s+)?password\s+\S+", re.M)
-_AWS = re.compile(rb"^\s*aws_secret_access_key\s*=\s*[A-Za-z0-9/+]{30,}", re.M)
-_BOTO = re.compile(rb"^\s*gs_(?:oauth2_refresh_token|secret_access_key)\s*=\s*\S+", re.M)
-_KUBECONFIG = re.compile(rb"^\s*-?\s*(?:client-key-data|token|password):\s*\S{8,}", re.M)
+_URL_LOGIN = re.compile(rb"\s*https?://[^/\s:@]+:[^/\s@]+@\S")
+_HUGGING_FACE = re.compile(rb"\s*+hf_[A-Za-z0-9]{30,}+\s*+")
+_NETRC = re.compile(rb"machine\s+\S+\s+(?:login\s+\S+\s+)?password\s+\S")
+_AWS = re.compile(rb"^[ \t]*aws_secret_access_key[ \t]*=[ \t]*[A-Za-z0-9/+]{30,}", re.M)
+_BOTO = re.compile(rb"^[ \t]*gs_(?:oauth2_refresh_token|secret_access_key)[ \t]*=[ \t]*\S", re.M)
+_KUBECONFIG = re.compile(rb"^[ \t-]*(?:client-key-data|token|password):[ \t]*\S{8}", re.M)
 
 
 class SecretScan:

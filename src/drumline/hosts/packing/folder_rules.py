@@ -126,7 +126,8 @@ class FolderRules:
         """The identities of the files in Drumline's homes that hold keys, secrets and records."""
         files = set()
         for home in self._home_paths():
-            for folder in (home, f"{home}/ssh", f"{home}/secrets", f"{home}/emulator"):
+            for part in ("", "ssh", "secrets", "known_hosts", "code", "emulator"):
+                folder = os.path.join(home, part)
                 for name in _entries(folder):
                     if found := folders.identity(os.path.join(folder, name)):
                         files.add(found)

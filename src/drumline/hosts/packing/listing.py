@@ -27,7 +27,8 @@ def list_files(folder: Path, skip: Callable[[str], bool] = skip_nothing) -> list
     kept = []
     for name in names:
         path = folder / name
-        if ALWAYS & set(PurePosixPath(name).parts) or name.startswith(f"{PACKAGE_FOLDER}/"):
+        parts = set(PurePosixPath(name).parts)
+        if (ALWAYS | {"..", "/"}) & parts or name.startswith(f"{PACKAGE_FOLDER}/"):
             continue
         # git also lists what was deleted but not committed; sockets and pipes cannot be sent.
         if os.path.islink(path) or os.path.isfile(path) or not _can_be_entered(path.parent):

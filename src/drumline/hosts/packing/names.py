@@ -7,8 +7,10 @@ backups. Names decide after contents: a private key is recognised whatever its n
 import re
 import unicodedata
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 
+_END = r"\Z"
 KEY = "private key"
 ENVIRONMENT = "environment file"
 PASSWORDS = "password file"
@@ -42,7 +44,7 @@ _FILES: dict[str, str] = {
         ),
         KEY,
     ),
-    **dict.fromkeys((".env", ".env.*", "*.env"), ENVIRONMENT),
+    **dict.fromkeys((".env", ".env.*", "*.env", ".envrc"), ENVIRONMENT),
     **dict.fromkeys(
         (
             ".netrc", "_netrc", ".pgpass", "pgpass.conf", ".git-credentials", ".my.cnf",
@@ -63,6 +65,11 @@ _FILES: dict[str, str] = {
     ),
 }  # fmt: skip
 """Patterns of file names."""
+
+_REASONS = list(_FILES.values())
+_ANY_FILE = re.compile(
+    "|".join(f"({translate(pattern).removesuffix(_END)})" for pattern in _FILES), re.DOTALL
+)
 
 _PATHS: dict[tuple[str, ...], str] = {
     ("huggingface", "token"): TOKEN,
@@ -96,14 +103,13 @@ def secret_file(parts: Sequence[str]) -> str | None:
     """The reason why a file with this path is not sent, by its own name, or None."""
     *folders, last = parts
     above = [_folded(part) for part in folders]
-    for name in sorted(_variants(last)):
+    for name in _variants(last):
         if name.endswith(_EXAMPLES) and ".env" in name:
             continue
         if reason := _by_ending(_PATHS, [*above, name]):
             return reason
-        for pattern, reason in _FILES.items():
-            if fnmatchcase(name, pattern):
-                return reason
+        if match := _ANY_FILE.fullmatch(name):
+            return _REASONS[(match.lastindex or 1) - 1]
     return None
 
 
@@ -115,15 +121,19 @@ def _by_ending(table: dict[tuple[str, ...], str], parts: list[str]) -> str | Non
 
 
 def _folded(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold().strip()
+    if name.isascii():
+        return name.lower().strip()
+    folded = unicodedata.normalize("NFKC", name).casefold().strip()
+    return "".join(letter for letter in folded if unicodedata.category(letter) != "Cf")
 
 
-def _variants(name: str) -> set[str]:
+@lru_cache(maxsize=4096)
+def _variants(name: str) -> frozenset[str]:
     """The name in lower case, and without what editors and backups add to it."""
     folded = _folded(name)
     names = {folded}
     if folded.endswith(_EXAMPLES):
-        return names
+        return frozenset(names)
     for start in (folded, folded.removeprefix("."), folded.removeprefix(".#").strip("#")):
         shorter = start
         while (cut := _BACKUP.sub("", shorter)) and cut != shorter:
@@ -131,4 +141,4 @@ def _variants(name: str) -> set[str]:
             shorter = cut
         if start.removeprefix(".") != folded.removeprefix("."):
             names.add(start)
-    return names
+    return frozenset(names)

@@ -1,12 +1,17 @@
 """The values of the packing rules: what a job file sets, and what was left out."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 RULES = 1
 """The version of the packing rules. An archive of a lower version may hold secrets (repack.py)."""
+
+MOST_LISTED = 1000
+"""The most files that are listed as left out; the others are counted."""
+_MOST_NAMED = 4
 
 OWNER_ONLY = "readable by you alone"
 UNREADABLE = "not readable by you"
@@ -48,12 +53,19 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def left_out_line(entries: list[dict[str, str]], shown: int = 4) -> str:
-    """The sentence about what was left out; `entries` are as in JSON. Empty if there are none."""
-    if not entries:
+def left_out_json(entries: Sequence[LeftOut]) -> dict[str, Any]:
+    """The fields of JSON for what was left out: the first ones, and how many there are."""
+    shown = [entry.as_json() for entry in entries[:MOST_LISTED]]
+    return {"left_out": shown, "left_out_total": len(entries)}
+
+
+def left_out_line(entries: Mapping[str, Any]) -> str:
+    """The sentence about what was left out, from `left_out_json`. Empty if there is nothing."""
+    listed = entries.get("left_out") or []
+    if not listed:
         return ""
-    named = [f"{entry['path']} ({entry['reason']})" for entry in entries[:shown]]
-    more = len(entries) - shown
+    named = [f"{entry['path']} ({entry['reason']})" for entry in listed[:_MOST_NAMED]]
+    more = (entries.get("left_out_total") or len(listed)) - len(named)
     if more > 0:
         named.append(f"and {more:,} more")
     return f"left out: {', '.join(named)}; to send one, name it under include"

@@ -11,14 +11,14 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from drumline.hosts.ignore import ALWAYS
 from drumline.hosts.packing.contents import SecretScan
 from drumline.hosts.packing.folder_rules import DRUMLINE_HOME, MOUNT, OWN_CHECKPOINT, FolderRules
 from drumline.hosts.packing.folders import require_workdir
-from drumline.hosts.packing.listing import list_files
+from drumline.hosts.packing.listing import PACKAGE_FOLDER, list_files
 from drumline.hosts.packing.names import secret_file, secret_folder
 from drumline.hosts.packing.rules import (
     OWNER_ONLY,
@@ -36,6 +36,7 @@ PIECE = 1 << 20
 """Bytes that are read at a time."""
 _TARGET_BYTES = 4 << 20
 """The most bytes that are read of a file outside the folder, to judge a link to it."""
+_NEVER_INCLUDED = ALWAYS | {"", ".", PurePosixPath(PACKAGE_FOLDER).parts[0]}
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -239,7 +240,7 @@ class Selection:
 
     def _target_reason(self, target: str) -> str | None:
         """The reason why the target of a link is not sent, or None."""
-        if target == self._root:
+        if target == self._root or os.path.islink(target):  # the latter is a loop of links
             return None
         if not target.startswith(self._root + os.sep):
             return _outer_reason(target)
@@ -283,22 +284,24 @@ class Selection:
         listed = set(names)
         for name in self._rules.include:
             parts, path = name.split("/"), os.path.join(self._root, name)
-            if name.startswith("/") or ".." in parts or ALWAYS & set(parts):
+            if name.startswith("/") or ".." in parts:
+                raise CodeError(f"include: {printable(name)} is not in {self._folder}")
+            if not os.path.lexists(path) and not _matches(name, names):
+                raise CodeError(
+                    f"include: {printable(name)} matches nothing in {self._folder}; "
+                    "correct it or leave it out"
+                )
+            if not os.path.lexists(path) or os.path.isdir(path):
+                continue
+            if _NEVER_INCLUDED & set(parts):
                 raise CodeError(f"include: {printable(name)} is not a file that can be sent")
-            if not os.path.lexists(path):
-                if not _matches(name, names):
-                    raise CodeError(
-                        f"include: {printable(name)} matches nothing in {self._folder}; "
-                        "correct it or leave it out"
-                    )
-            elif not os.path.isdir(path):
-                verdict = self._folders.verdict("/".join(parts[:-1]))
-                if verdict is not None and not verdict.overridable:
-                    raise CodeError(
-                        f"include: {printable(name)} cannot be sent, because it is in "
-                        f"{printable(verdict.left_out.path)} ({verdict.left_out.reason})"
-                    )
-                listed.add(name)
+            verdict = self._folders.verdict("/".join(parts[:-1]))
+            if verdict is not None and not verdict.overridable:
+                raise CodeError(
+                    f"include: {printable(name)} cannot be sent, because it is in "
+                    f"{printable(verdict.left_out.path)} ({verdict.left_out.reason})"
+                )
+            listed.add(name)
         return sorted(listed)
 
     def _require_size(self) -> None:

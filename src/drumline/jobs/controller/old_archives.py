@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drumline.hosts.packing.rules import RULES, CodeError, left_out_line
+from drumline.hosts.packing.rules import RULES, CodeError, left_out_json, left_out_line
 from drumline.jobs.core.state import Decision, Event
 from drumline.jobs.store.records import Record
 from drumline.jobs.store.specs import StoredSpec
@@ -48,15 +48,14 @@ async def make_safe(records: Mapping[str, Record], folder: Path, change: Change)
 
 def _record(record: Record, renewed: "Archive | None", change: Change) -> None:
     """Save that the archive of a job is safe, and what was left out of it."""
-    archive: dict[str, Any] = {**record.spec.given["archive"], "rules": RULES, "left_out": []}
+    left_out = left_out_json(renewed.left_out if renewed else ())
+    archive: dict[str, Any] = {**record.spec.given["archive"], "rules": RULES, **left_out}
     events: tuple[Event, ...] = ()
     if renewed is not None:
-        left_out = [entry.as_json() for entry in renewed.left_out]
         archive |= {
             "sha": renewed.sha256,
             "files": renewed.files,
             "bytes": renewed.bytes,
-            "left_out": left_out,
         }
         events = (Event("warning", f"code of an older version: {left_out_line(left_out)}"),)
     spec = StoredSpec.of({**record.spec.given, "archive": archive})

@@ -12,7 +12,7 @@ from drumline.cloud.protocol import Cloud, CloudError
 from drumline.hosts import code
 from drumline.hosts.companion import Companion, companion
 from drumline.hosts.packing.folders import require_workdir
-from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules
+from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
 from drumline.jobs.billing.quota import beyond_quota
 from drumline.jobs.config import Config
 from drumline.jobs.core.state import Choice
@@ -115,7 +115,7 @@ class JobFiles:
             "bytes": packed.bytes,
             "drumline": along.use,
             "rules": RULES,
-            "left_out": [entry.as_json() for entry in packed.left_out],
+            **left_out_json(packed.left_out),
         }
 
     async def measure(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
@@ -137,7 +137,7 @@ class JobFiles:
             "files": measured.files,
             "bytes": measured.bytes,
             "drumline": along.use,
-            "left_out": [entry.as_json() for entry in measured.left_out],
+            **left_out_json(measured.left_out),
         }
 
     def _rules(self, spec: "JobSpec") -> PackingRules:

@@ -179,10 +179,10 @@ class JobService:
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
         left_out = left_out_of(archive)
-        if left_out:
-            self.store.note(record.job.id, Event("note", left_out_line(left_out)), now)
+        if line := left_out_line(left_out):
+            self.store.note(record.job.id, Event("note", line), now)
         self.supervisor.wake()
-        return views.full(self.supervisor, record) | {"warnings": warnings, "left_out": left_out}
+        return views.full(self.supervisor, record) | {"warnings": warnings} | left_out
 
     def _taking_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
@@ -225,9 +225,9 @@ class JobService:
         archive = await self.files.measure(spec, along)
         warned = [f"! {warning}" for warning in self.files.warnings(spec, choices, along)]
         left_out = left_out_of(archive)
-        omitted = [left_out_line(left_out)] if left_out else []
+        omitted = [line] if (line := left_out_line(left_out)) else []
         lines = [*views.plan_lines(spec, choices, archive), *omitted, *begins, *warned]
-        return {"lines": lines, "left_out": left_out}
+        return {"lines": lines} | left_out
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -332,12 +332,9 @@ class JobService:
             verb = partial(verbs.resume, asked=asked, settings=settings, changed=changed)
             text = self._change(job_id, verb, kept)
         left_out = left_out_of(archive)
-        if left_out:
-            self.store.note(job_id, Event("note", left_out_line(left_out)), time.time())
-        return self._answer(self.record(job_id), text) | {
-            "changes": changed,
-            "left_out": left_out,
-        }
+        if line := left_out_line(left_out):
+            self.store.note(job_id, Event("note", line), time.time())
+        return self._answer(self.record(job_id), text) | {"changes": changed} | left_out
 
     def _may_change_now(
         self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
@@ -409,9 +406,13 @@ class JobService:
         ]
 
 
-def left_out_of(archive: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """What an archive, packed or measured, leaves out, as JSON."""
-    return list(archive["left_out"]) if archive else []
+def left_out_of(archive: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of an archive, packed or measured, for what it leaves out."""
+    fields = archive or {}
+    return {
+        "left_out": fields.get("left_out", []),
+        "left_out_total": fields.get("left_out_total", 0),
+    }
 
 
 CLEAN_LIMIT = 30.0

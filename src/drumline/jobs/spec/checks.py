@@ -6,6 +6,7 @@ values come from `yaml_lines` (numbers and booleans as Written) or as plain JSON
 
 import json
 import math
+import posixpath
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -363,11 +364,11 @@ def _included(value: object) -> str:
     name = text(value)
     if "\n" in name or "\r" in name:
         raise Wrong(f"{shown(name)} holds a line break; write one file or pattern for each entry")
-    while name.startswith("./"):
-        name = name[2:]
+    if not set("*?[\\") & set(name):
+        name = posixpath.normpath(name) + ("/" if name.endswith("/") else "")
     if name.startswith(("/", "~")) or ".." in name.split("/"):
         raise Wrong(f"{shown(name)} is not inside workdir; write the path as seen from there")
-    if name.startswith(("!", "#")) or not name.strip("/ "):
+    if name.startswith(("!", "#")) or not name.strip("/ ."):
         raise Wrong(f"{shown(name)} names no file; write a path in workdir, or a pattern like *.py")
     from pathspec import GitIgnoreSpec
 
