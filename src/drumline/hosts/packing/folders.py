@@ -92,12 +92,13 @@ def holds_drumline_home(path: str) -> bool:
 
 def looks_like_home(names: Collection[str]) -> bool:
     """True if a folder with these entries is a home of Drumline or of its emulator."""
-    marks = _HOME_MARKS & set(names)
-    if "launch.lock" in names and len(_EMULATOR_PARTS & set(names)) >= 2:
+    entries = {name.casefold() for name in names}
+    marks = _HOME_MARKS & entries
+    if "launch.lock" in entries and len(_EMULATOR_PARTS & entries) >= 2:
         return True
-    if "jobs.db" in marks and len(_HOME_PARTS & set(names)) >= 2:
+    if "jobs.db" in marks and len(_HOME_PARTS & entries) >= 2:
         return True
-    return len(marks) >= 2 and len(_HOME_PARTS & set(names)) >= 3
+    return len(marks) >= 2 and len(_HOME_PARTS & entries) >= 3
 
 
 def looks_like_checkpoints(path: str, names: Collection[str]) -> bool:
