@@ -52,6 +52,22 @@ def test_create_hands_over_the_job_and_its_secrets_and_says_what_is_next(
     assert "next: drumline follow 000012 · drumline show 000012" in out
 
 
+def test_create_says_what_is_left_out(
+    server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
+) -> None:
+    left_out = [{"path": f"{name}.env", "reason": "environment file"} for name in "abcdef"]
+    server.answers["POST /jobs"] = (201, a_job("000012") | {"left_out": left_out})
+    assert drumline("create", str(job_file)) == 0
+    assert (
+        "  · left out: a.env (environment file), b.env (environment file), "
+        "c.env (environment file), d.env (environment file), and 2 more; "
+        "to send one, name it under include\n"
+    ) in capsys.readouterr().out
+    server.answers["POST /plan"] = {"lines": ["would do"], "left_out": left_out}
+    assert drumline("create", str(job_file), "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"lines": ["would do"], "left_out": left_out}
+
+
 def test_create_as_json(
     server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:

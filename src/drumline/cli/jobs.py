@@ -64,9 +64,9 @@ def create(
     client = connect()
     try:
         if dry_run:
-            planned = client.plan(file, overrides or (), begin_from=begin_from)
-            lines = [harmless(line) for line in planned]
-            echo_json({"lines": lines}) if as_json else echo_lines(lines)
+            planned = client.dry_run(file, overrides or (), begin_from=begin_from)
+            lines = [harmless(line) for line in planned["lines"]]
+            echo_json(planned | {"lines": lines}) if as_json else echo_lines(lines)
             return
         job = client.create(file, overrides or (), begin_from=begin_from)
     except SpecError as mistake:
@@ -79,9 +79,12 @@ def create(
         echo_json(job)
         return
     from drumline.cli.follow import opening
+    from drumline.hosts.packing.rules import left_out_line
 
     number = job["id"]
     typer.echo(opening(job))
+    if omitted := left_out_line(job):
+        typer.echo(f"  · {harmless(omitted)}")
     for warning in job.get("warnings") or ():
         typer.echo(f"  ! {harmless(warning)}")
     typer.echo(runnable(f"  next: drumline follow {number} · drumline show {number}"))
@@ -381,8 +384,12 @@ def _act(client: "Client", task: _Task, numbers: list[str]) -> None:
             refused = True
         else:
             if not task.as_json:
+                from drumline.hosts.packing.rules import left_out_line
+
                 changed = _change_lines(answers[-1].get("changes") or ())
-                echo_lines([harmless(answers[-1]["text"]), *changed])
+                omitted = left_out_line(answers[-1])
+                lines = [harmless(answers[-1]["text"]), *changed]
+                echo_lines([*lines, f"  {harmless(omitted)}"] if omitted else lines)
     if task.as_json:
         echo_json(answers)
     if refused:

@@ -1,34 +1,34 @@
 """The code of a job as one archive, named by its content.
 
 The same files always give the same bytes, so a host that has an archive is never sent it again.
-What .gitignore leaves out is not sent. Drumline's own package may be in it too (companion.py), in
-a folder without files of the user.
+What .gitignore leaves out is not sent, nor are secrets and folders that are not code (packing/).
+Drumline's own package may be in it too (companion.py), in a folder without files of the user.
 """
 
 import gzip
 import hashlib
-import os
-import shutil
-import subprocess
 import tarfile
 import tempfile
-from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import IO
 
-from drumline.hosts.ignore import ALWAYS, files_below
+from drumline.hosts.packing.listing import PACKAGE_FOLDER as COMPANION
+from drumline.hosts.packing.listing import list_files as names_of
+from drumline.hosts.packing.rules import CodeError, LeftOut, PackingRules
+from drumline.hosts.packing.selection import Selection
+
+__all__ = ["COMPANION", "Archive", "CodeError", "PackedSize", "measure", "names_of", "pack"]
 
 DRAFT = ".packing-"
 """The prefix of the name of an unfinished archive."""
 LARGEST = 512 * 10**6
 """The most bytes of code. Data belongs in a bucket: code is sent to every host of every slice."""
-COMPANION = ".drumline/python"
-"""The folder of Drumline's own package in the working copy, if it was sent along."""
-
-
-class CodeError(Exception):
-    """The folder cannot be sent; the text is a sentence for the user."""
+IN_MEMORY = 8 << 20
+"""Bytes of a file up to which it is packed from memory; a larger one is copied to disk first."""
+_USUAL = PackingRules()
 
 
 @dataclass(frozen=True)
@@ -40,83 +40,94 @@ class Archive:
     files: int
     bytes: int
     """The size of the files before packing; like `files`, without Drumline's own package."""
+    left_out: tuple[LeftOut, ...] = ()
+    """The files and folders that are not sent."""
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """What `pack` would send."""
+
+    files: int
+    bytes: int
+    left_out: tuple[LeftOut, ...]
 
 
 def pack(
-    folder: Path | None, into: Path, largest: int = LARGEST, package: Path | None = None
+    folder: Path | None,
+    into: Path,
+    largest: int = LARGEST,
+    package: Path | None = None,
+    rules: PackingRules = _USUAL,
 ) -> Archive:
     """Pack a folder, and a package with it, into `into`/<sha256>.tar.gz; raises CodeError."""
-    names = _sendable(folder, largest) if folder else []
-    into.mkdir(parents=True, exist_ok=True)
-    total = 0
-    with tempfile.TemporaryDirectory(dir=into, prefix=DRAFT) as drafts:
-        draft = Path(drafts) / "code.tar.gz"
-        with (
-            draft.open("wb") as raw,
-            gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as zipped,
-            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
-        ):
-            for name in names:
-                assert folder is not None
-                entry, data = _entry(folder, name)
-                total += len(data)
-                tar.addfile(entry, BytesIO(data))
-            for name in _files_of(package) if package else ():
-                assert package is not None
-                entry, data = _entry(package.parent, name)
-                entry.name = f"{COMPANION}/{name}"
-                tar.addfile(entry, BytesIO(data))
-        with draft.open("rb") as file:
-            sha = hashlib.file_digest(file, "sha256").hexdigest()
-        final = into / f"{sha}.tar.gz"
-        draft.replace(final)
-    return Archive(final, sha, len(names), total)
+    selection = Selection(folder, rules, largest) if folder else None
+    files = total = 0
+    with ArchiveWriter(into) as writer:
+        for file in selection.files(writer.new_content) if selection else ():
+            files += 1
+            total += file.entry.size
+            writer.tar.addfile(file.entry, file.content)
+        for name in _files_of(package) if package else ():
+            assert package is not None
+            path = package.parent / name
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(f"{COMPANION}/{name}")
+            entry.size = len(data)
+            entry.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            writer.tar.addfile(entry, BytesIO(data))
+        path, sha = writer.finish()
+    return Archive(path, sha, files, total, selection.left_out if selection else ())
 
 
-def measure(folder: Path, largest: int = LARGEST) -> tuple[int, int]:
-    """How many files `pack` would send and their bytes, without writing any; raises CodeError."""
-    total, names = 0, _sendable(folder, largest)
-    for name in names:
-        path = folder / name
-        if path.is_symlink():
-            _target(folder, name)
-        else:
-            total += path.stat().st_size
-    return len(names), total
+def measure(folder: Path, largest: int = LARGEST, rules: PackingRules = _USUAL) -> PackedSize:
+    """Return what `pack` would send, by the same decisions, without writing; raises CodeError."""
+    selection = Selection(folder, rules, largest)
+    sizes = [file.entry.size for file in selection.files()]
+    return PackedSize(len(sizes), sum(sizes), selection.left_out)
 
 
-def _sendable(folder: Path, largest: int) -> list[str]:
-    names = names_of(folder)
-    _check_size(folder, names, largest)
-    return names
+class ArchiveWriter:
+    """An archive that appears in its folder when it is complete."""
 
+    def __init__(self, into: Path) -> None:
+        """`into` is the folder for archives; it is created if it does not exist."""
+        self._into = into
+        self._stack = ExitStack()
 
-def _entry(folder: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
-    path = folder / name
-    entry = tarfile.TarInfo(name)
-    if path.is_symlink():
-        entry.type, entry.linkname = tarfile.SYMTYPE, _target(folder, name)
-        return entry, b""
-    data = path.read_bytes()
-    entry.size = len(data)
-    entry.mode = 0o755 if os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else 0o644
-    return entry, data
-
-
-def _target(folder: Path, name: str) -> str:
-    """Where a link points, relative to itself; raises CodeError if it leaves the folder."""
-    written = os.readlink(folder / name)
-    root = os.path.realpath(folder)
-    place = os.path.dirname(os.path.join(root, name))
-    target = os.path.normpath(os.path.join(place, written))
-    if os.path.isabs(written):
-        target = os.path.join(os.path.realpath(os.path.dirname(target)), os.path.basename(target))
-    if target != root and not target.startswith(root + os.sep):
-        raise CodeError(
-            f"code: the link {name} points out of the folder, to {written}; "
-            f"replace it by what it points to, or add it to .gitignore"
+    def __enter__(self) -> "ArchiveWriter":
+        """Begin a draft, which is removed at the end."""
+        self._into.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=self._into, prefix=DRAFT)
+        self._drafts = Path(self._stack.enter_context(folder))
+        self._draft = self._drafts / "code.tar.gz"
+        self._closing = ExitStack()
+        self._stack.push(self._closing)
+        raw = self._closing.enter_context(self._draft.open("wb"))
+        zipped = self._closing.enter_context(
+            gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
         )
-    return os.path.relpath(target, place)
+        self.tar = self._closing.enter_context(
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT)
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the draft."""
+        self._stack.close()
+
+    def new_content(self) -> IO[bytes]:
+        """A file for the bytes of one entry: in memory, or beside the draft if it is large."""
+        return tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(self._drafts))
+
+    def finish(self) -> tuple[Path, str]:
+        """Complete the archive; returns its path and the hash that names it."""
+        self._closing.close()
+        with self._draft.open("rb") as file:
+            sha = hashlib.file_digest(file, "sha256").hexdigest()
+        final = self._into / f"{sha}.tar.gz"
+        self._draft.replace(final)
+        return final, sha
 
 
 def _files_of(package: Path) -> list[str]:
@@ -127,61 +138,3 @@ def _files_of(package: Path) -> list[str]:
         for path in files
         if "__pycache__" not in path.parts
     )
-
-
-def names_of(folder: Path) -> list[str]:
-    """The files and links of the code, sorted; raises CodeError."""
-    if not folder.is_dir():
-        raise CodeError(f"code: {folder} is not a folder")
-    names = _git_names(folder)
-    if names is None:
-        names = list(files_below(folder))
-    kept = []
-    for name in names:
-        path = folder / name
-        if ALWAYS & set(PurePosixPath(name).parts) or name.startswith(f"{COMPANION}/"):
-            continue
-        # git also lists what was deleted but not committed; sockets and pipes cannot be sent.
-        if path.is_symlink() or path.is_file():
-            kept.append(name)
-    return sorted(set(kept))
-
-
-def _git_names(folder: Path, prefix: str = "") -> list[str] | None:
-    """What git would keep; None where the folder is no checkout, or is ignored by it."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    command = [git, "-C", str(folder), "ls-files", "-co", "--exclude-standard", "-z"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0 or not done.stdout:
-        return None
-    names = []
-    for name in os.fsdecode(done.stdout).split("\0"):
-        path = folder / name
-        if name and path.is_dir() and not path.is_symlink():
-            # A submodule, or a checkout inside this one, is listed as a folder.
-            inner = _git_names(path, f"{prefix}{name.rstrip('/')}/")
-            names += inner or []
-        elif name:
-            names.append(prefix + name)
-    return names
-
-
-def _check_size(folder: Path, names: list[str], largest: int) -> None:
-    sizes: Counter[str] = Counter()
-    for name in names:
-        size = (folder / name).lstat().st_size
-        sizes[name.split("/")[0] if "/" in name else name] += size
-    total = sum(sizes.values())
-    if total > largest:
-        name, size = sizes.most_common(1)[0]
-        raise CodeError(
-            f"code: {folder} holds {_megabytes(total)}, more than {_megabytes(largest)}; "
-            f"the largest part is {name} with {_megabytes(size)}: add it to .gitignore, "
-            f"or keep data in a bucket"
-        )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"

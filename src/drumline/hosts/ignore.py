@@ -1,7 +1,7 @@
 """The rules of .gitignore files, for folders that are not a git checkout."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,25 @@ ALWAYS = frozenset({".git", ".venv", "__pycache__"})
 """Names that are never part of the code, whatever a .gitignore says."""
 
 
-def files_below(folder: Path) -> Iterator[str]:
-    """Files and links that no .gitignore excludes, as paths relative to the folder."""
-    yield from _below(folder, "", ())
+def skip_nothing(folder: str) -> bool:
+    """Enter every folder."""
+    del folder
+    return False
+
+
+def files_below(folder: Path, skip: Callable[[str], bool] = skip_nothing) -> Iterator[str]:
+    """Yield files and links that no .gitignore excludes, as paths relative to the folder.
+
+    `skip` is asked about each folder before it is entered.
+    """
+    yield from _below(folder, "", (), skip)
 
 
 def _below(
-    root: Path, inside: str, above: "tuple[tuple[str, GitIgnoreSpec], ...]"
+    root: Path,
+    inside: str,
+    above: "tuple[tuple[str, GitIgnoreSpec], ...]",
+    skip: Callable[[str], bool],
 ) -> Iterator[str]:
     """`above` has the rules of this folder's parents, each with the folder that they are in."""
     # Imported here, because most folders are checkouts, and the server starts faster without it.
@@ -27,16 +39,21 @@ def _below(
     here = root / inside
     own = here / ".gitignore"
     known = above
-    if own.is_file():
+    if os.path.isfile(own) and os.access(own, os.R_OK):
         lines = own.read_text(errors="replace").splitlines()
         known = (*above, (inside, GitIgnoreSpec.from_lines(lines)))
-    for entry in sorted(os.scandir(here), key=lambda entry: entry.name):
+    try:
+        entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+    except OSError:  # it is gone, or may not be read; `skip` says so where it matters
+        return
+    for entry in entries:
         path = f"{inside}/{entry.name}" if inside else entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
         if entry.name in ALWAYS or _ignored(path + "/" if is_folder else path, known):
             continue
         if is_folder:
-            yield from _below(root, path, known)
+            if not skip(path):
+                yield from _below(root, path, known, skip)
         else:
             yield path
 

@@ -98,14 +98,23 @@ class Client:
         environ: Mapping[str, str] | None = None,
         begin_from: JobId | None = None,
     ) -> list[str]:
-        """What `create` would do, a line each; changes nothing."""
+        """The lines of `dry_run`."""
+        return [*self.dry_run(job, overrides, environ, begin_from)["lines"]]
+
+    def dry_run(
+        self,
+        job: "str | Path | Mapping[str, Any] | JobSpec",
+        overrides: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        begin_from: JobId | None = None,
+    ) -> Json:
+        """Return `{lines, left_out, left_out_total}`: the plan of `create`."""
         spec = _spec(job, overrides)
         _secrets(spec.secrets, os.environ if environ is None else environ)
         asked: Json = {"spec": spec.model_dump(mode="json")}
         if begin_from is not None:
             asked["origin"] = {"from": job_id(begin_from)}
-        answer = self._server.ask("POST", "/plan", asked, timeout=PACK_SECONDS)
-        return [str(line) for line in answer["lines"]]
+        return self._server.ask("POST", "/plan", asked, timeout=PACK_SECONDS)
 
     def resume(
         self,
@@ -231,8 +240,6 @@ class Client:
             raise Refused(f"{gone}; the command is ended with it") from gone
         if going is None or going:
             raise Refused("the server went away before the command had ended")
-
-    # What is known of jobs
 
     def show(self, job: JobId) -> Json:
         """Everything about one job."""
@@ -396,8 +403,6 @@ class Client:
         query = urlencode({key: value for key, value in asked.items() if value is not None})
         answer: Any = self._server.ask("GET", f"/jobs?{query}" if query else "/jobs")
         return [*answer]
-
-    # Calls to the server
 
 
 def _ids(jobs: JobId | Iterable[JobId]) -> tuple[str, ...]:

@@ -82,14 +82,14 @@ def test_the_plan_and_the_job_carry_the_warning_and_the_job_is_made(tmp_path: Pa
     async def story(office: Office) -> None:
         warning = "you have no quota of spot v4 chips in us-central2-b"
         spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "x", "workdir": None}
-        assert (await office.desk.plan(spec))[-1] == f"! {warning}"
+        assert (await office.desk.plan(spec))["lines"][-1] == f"! {warning}"
         made = await office.desk.create(spec, {}, "lab")
         assert made["warnings"] == [warning]
         shown = office.show(made["id"])
         assert ("warning", warning) in [(one["kind"], one["text"]) for one in shown["events"]]
         await office.reaches(made["id"], "RUNNING")
         within = spec | {"accelerator": "v6e-16", "zones": ["europe-west4-a"]}
-        assert not any(line.startswith("!") for line in await office.desk.plan(within))
+        assert not any(line.startswith("!") for line in (await office.desk.plan(within))["lines"])
 
     play(tmp_path, story, settings=f"quota: ['{V6E}']\n")
 

@@ -18,13 +18,15 @@ def test_the_plan_says_whether_the_hosts_have_drumline(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "python train.py"}
         spec["workdir"] = str(folder)
-        sent = await office.desk.plan(spec | {"python": "uv"})
+        sent = (await office.desk.plan(spec | {"python": "uv"}))["lines"]
         assert sent[1] == f"would send 1 file (0.0 MB), Drumline {__version__} with them, set up uv"
         assert not any(line.startswith("!") for line in sent)
-        off = await office.desk.plan(spec | {"python": {"kind": "uv", "drumline": False}})
+        off_spec = spec | {"python": {"kind": "uv", "drumline": False}}
+        off = (await office.desk.plan(off_spec))["lines"]
         assert off[1] == "would send 1 file (0.0 MB), set up uv"
         assert off[-1].startswith("! the code imports drumline, and python.drumline: false keeps")
-        docker = await office.desk.plan(spec | {"python": {"kind": "docker", "image": "lab/x"}})
+        docker_spec = spec | {"python": {"kind": "docker", "image": "lab/x"}}
+        docker = (await office.desk.plan(docker_spec))["lines"]
         assert docker[-1].startswith("! the code trains with drumline, which is sent along; jax")
 
     play(tmp_path / "home", story)

@@ -157,7 +157,7 @@ ONE_KEY: dict[str, str] = {
     "parking: -1": "parking: is -1; it takes a whole number from 0 to 8",
     "parking: 99": "parking: is 99; it takes a whole number from 0 to 8",
     "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, capacity, "
-    "workdir, setup, environment, secrets, python, mounts, run, hosts, checkpoint, retry, "
+    "workdir, include, setup, environment, secrets, python, mounts, run, hosts, checkpoint, retry, "
     "burnin, parking, project, allow_cross_region, stop_grace, keep, progress, stuck_after",
     "<<: {a: b}": "<< is not supported; write the keys out",
     "? [a]\n: b": "a key must be text",

@@ -37,7 +37,10 @@ def test_a_key_that_is_not_described_would_be_seen() -> None:
 @pytest.mark.parametrize("key", JobSpec.model_fields)
 def test_the_examples_of_a_key_are_true(key: str, tmp_path: Path) -> None:
     (tmp_path / "llama").mkdir()
-    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "deploy").mkdir(parents=True)
+    (tmp_path / "jobs" / "configs").mkdir()
+    for name in ("deploy/test_key.pem", "train.py"):
+        (tmp_path / "jobs" / name).write_text("x")
     for example in SCHEMA["properties"][key]["examples"]:
         job = {"accelerator": ["v4-8", "v5p-8"], "run": "x", key: example}
         assert parse(yaml.safe_dump(job), source="job.yaml", folder=tmp_path / "jobs")

@@ -205,7 +205,7 @@ def test_a_dry_run_writes_no_archive(tmp_path: Path) -> None:
     home = tmp_path / "home"
 
     async def story(office: Office) -> None:
-        lines = await office.desk.plan(spec)
+        lines = (await office.desk.plan(spec))["lines"]
         assert "would send 1 file (0.0 MB)" in lines
         assert [*(home / "code").iterdir()] == []
 

@@ -8,6 +8,7 @@ from drumline.hosts.environment import (
     run_wrap,
     setup_step,
 )
+from drumline.hosts.packing.rules import RULES, CodeError
 from drumline.hosts.values import Program, Step
 from drumline.jobs.billing.costs import per_hour
 from drumline.jobs.core.state import Event, Job, Placement
@@ -23,6 +24,12 @@ def program_of(record: Record, attempt: int, held: Placement, folders: Folders) 
     archive = spec.archive
     python = _python(spec.python, archive.drumline if archive else "none")
     sha = archive.sha if archive else None
+    if archive is not None and archive.rules < RULES:
+        raise CodeError(
+            f"code: an older version of Drumline packed the code of {job_id}, which may hold "
+            f"secrets and is not sent; drumline cancel {job_id}, then drumline resume {job_id} "
+            "packs it again"
+        )
     steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *python_steps(python, job_id))
     if spec.setup:
         steps += (setup_step(python, job_id, spec.setup),)

@@ -19,6 +19,7 @@ from drumline.jobs.controller.actions import Actions, Budget
 from drumline.jobs.controller.availability import Availability, Zones
 from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.memory import HostMemory
+from drumline.jobs.controller.old_archives import make_safe
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import detailed_events
 from drumline.jobs.controller.slices.driving import Driving
@@ -132,6 +133,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Go on until cancelled. What goes wrong with one step or job does not touch the others."""
+        await make_safe(self.records, self.folders.code, self.change)
         while True:
             self._wake.clear()
             began, attempt = self._clock(), self.actions.attempt

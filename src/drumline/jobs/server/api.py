@@ -97,8 +97,7 @@ class JobsApi:
     async def plan(self, request: Request) -> Response:
         """`POST /plan {spec, origin}`: what a create would do; changes nothing."""
         body = await _body_of(request)
-        lines = await self._service.plan(_given(body, "spec"), body.get("origin"))
-        return JSONResponse({"lines": lines})
+        return JSONResponse(await self._service.plan(_given(body, "spec"), body.get("origin")))
 
     async def show(self, request: Request) -> Response:
         """`GET /jobs/{id}`."""

@@ -4,13 +4,15 @@ The schema is imported with the first job file: building it takes an eighth of t
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.hosts import code
 from drumline.hosts.companion import Companion, companion
+from drumline.hosts.packing.folders import require_workdir
+from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
 from drumline.jobs.billing.quota import beyond_quota
 from drumline.jobs.config import Config
 from drumline.jobs.core.state import Choice
@@ -87,6 +89,7 @@ class JobFiles:
         if spec.workdir is None:
             return companion(None, scripts, python, local=local)
         try:
+            require_workdir(spec.workdir, self._config.home)
             return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
         except code.CodeError as wrong:
             raise Mistake(str(wrong)) from None
@@ -97,24 +100,62 @@ class JobFiles:
             return None
         try:
             packed = await asyncio.to_thread(
-                code.pack, spec.workdir, self._code, package=along.package
+                code.pack,
+                spec.workdir,
+                self._code,
+                package=along.package,
+                rules=self._rules(spec),
             )
         except code.CodeError as wrong:
             raise Mistake(str(wrong)) from None
+        self._require_requirements(spec, packed.left_out)
         return {
             "sha": packed.sha256,
             "files": packed.files,
             "bytes": packed.bytes,
             "drumline": along.use,
+            "rules": RULES,
+            **left_out_json(packed.left_out),
         }
 
     async def measure(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
         """What `pack` would send, without writing anything."""
         if spec.workdir is None:
-            nothing = {"files": 0, "bytes": 0, "drumline": along.use}
+            nothing: dict[str, Any] = {
+                "files": 0,
+                "bytes": 0,
+                "drumline": along.use,
+                "left_out": [],
+            }
             return None if along.package is None else nothing
         try:
-            files, size = await asyncio.to_thread(code.measure, spec.workdir)
+            measured = await asyncio.to_thread(code.measure, spec.workdir, rules=self._rules(spec))
         except code.CodeError as wrong:
             raise Mistake(str(wrong)) from None
-        return {"files": files, "bytes": size, "drumline": along.use}
+        self._require_requirements(spec, measured.left_out)
+        return {
+            "files": measured.files,
+            "bytes": measured.bytes,
+            "drumline": along.use,
+            **left_out_json(measured.left_out),
+        }
+
+    def _rules(self, spec: "JobSpec") -> PackingRules:
+        """The packing rules of a job file."""
+        return PackingRules(
+            include=spec.include,
+            checkpoint=spec.checkpoint,
+            mounts=spec.mounts,
+            home=self._config.home,
+        )
+
+    def _require_requirements(self, spec: "JobSpec", left_out: Sequence[LeftOut]) -> None:
+        """Raise Mistake if the hosts would not get the file of requirements."""
+        name = spec.python.requirements
+        for entry in left_out if isinstance(name, str) else ():
+            assert isinstance(name, str)
+            if entry.path == name or (entry.path.endswith("/") and name.startswith(entry.path)):
+                raise Mistake(
+                    f"python.requirements: {name} would not be sent ({entry.reason}); "
+                    "name it under include"
+                )

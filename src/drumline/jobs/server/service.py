@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from drumline.hosts.messages import working_copy
+from drumline.hosts.packing.rules import left_out_line
 from drumline.jobs.controller.slices.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
@@ -179,8 +180,11 @@ class JobService:
         warnings = self.files.warnings(spec, choices, along)
         for warning in warnings:
             self.store.note(record.job.id, Event("warning", warning), now)
+        left_out = left_out_of(archive)
+        if line := left_out_line(left_out):
+            self.store.note(record.job.id, Event("note", line), now)
         self.supervisor.wake()
-        return views.full(self.supervisor, record) | {"warnings": warnings}
+        return views.full(self.supervisor, record) | {"warnings": warnings} | left_out
 
     def _taking_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
@@ -211,8 +215,8 @@ class JobService:
 
     async def plan(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
-    ) -> list[str]:
-        """What `create` would do, in a few lines."""
+    ) -> dict[str, Any]:
+        """What `create` would do: `lines` for the user, and what would be `left_out`."""
         begins = []
         if origin and origin.get("from"):
             raw, origin = self._taking_over(raw, origin)
@@ -222,7 +226,10 @@ class JobService:
         along = await self.files.companion(spec)
         archive = await self.files.measure(spec, along)
         warned = [f"! {warning}" for warning in self.files.warnings(spec, choices, along)]
-        return [*views.plan_lines(spec, choices, archive), *begins, *warned]
+        left_out = left_out_of(archive)
+        omitted = [line] if (line := left_out_line(left_out)) else []
+        lines = [*views.plan_lines(spec, choices, archive), *omitted, *begins, *warned]
+        return {"lines": lines} | left_out
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -330,7 +337,10 @@ class JobService:
         with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
             verb = partial(verbs.resume, asked=asked, settings=settings, changed=changed)
             text = self._change(job_id, verb, kept)
-        return self._answer(self.record(job_id), text) | {"changes": changed}
+        left_out = left_out_of(archive)
+        if line := left_out_line(left_out):
+            self.store.note(job_id, Event("note", line), time.time())
+        return self._answer(self.record(job_id), text) | {"changes": changed} | left_out
 
     def _may_change_now(
         self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
@@ -400,6 +410,15 @@ class JobService:
             }
             for index, end in enumerate(listed.endpoints)
         ]
+
+
+def left_out_of(archive: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of an archive, packed or measured, for what it leaves out."""
+    fields = archive or {}
+    return {
+        "left_out": fields.get("left_out", []),
+        "left_out_total": fields.get("left_out_total", 0),
+    }
 
 
 CLEAN_LIMIT = 30.0

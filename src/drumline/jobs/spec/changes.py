@@ -13,8 +13,13 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}: {_change(old.get(key), new.get(key))}"
         for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key)
+        if _given(old.get(key)) != _given(new.get(key))
     ]
+
+
+def _given(value: object) -> object:
+    """The value; an empty list is the same as a key that an older version did not have."""
+    return None if value == [] else value
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

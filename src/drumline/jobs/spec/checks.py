@@ -6,6 +6,7 @@ values come from `yaml_lines` (numbers and booleans as Written) or as plain JSON
 
 import json
 import math
+import posixpath
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -350,6 +351,32 @@ def image(value: object) -> str:
     if not _IMAGE.fullmatch(found) or len(found) > 400:
         raise Wrong(f"{shown(found)} is no name of an image; one looks like python:3.12-slim")
     return found
+
+
+def include(value: object) -> tuple[str, ...]:
+    """Files to send although they look secret: paths in workdir, or patterns of .gitignore."""
+    if value is None or value in ([], ()):
+        return ()
+    return unique(each(enumerate(several(value)), _included))
+
+
+def _included(value: object) -> str:
+    name = text(value)
+    if "\n" in name or "\r" in name:
+        raise Wrong(f"{shown(name)} holds a line break; write one file or pattern for each entry")
+    if not set("*?[\\") & set(name):
+        name = posixpath.normpath(name) + ("/" if name.endswith("/") else "")
+    if name.startswith(("/", "~")) or ".." in name.split("/"):
+        raise Wrong(f"{shown(name)} is not inside workdir; write the path as seen from there")
+    if name.startswith(("!", "#")) or not name.strip("/ ."):
+        raise Wrong(f"{shown(name)} names no file; write a path in workdir, or a pattern like *.py")
+    from pathspec import GitIgnoreSpec
+
+    try:
+        GitIgnoreSpec.from_lines([name])
+    except ValueError:
+        raise Wrong(f"{shown(name)} is no pattern as in .gitignore") from None
+    return name if set("*?[") & set(name) else name.rstrip("/")
 
 
 def requirements(value: object) -> str | tuple[str, ...]:

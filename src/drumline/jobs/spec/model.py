@@ -164,8 +164,17 @@ class JobSpec(BaseModel):
     workdir: Annotated[Path | None, BeforeValidator(_workdir)] = Field(
         default=None,
         description="The folder with your code, seen from the job file. It is sent to every host, "
-        "without what `.gitignore` names. Default: the job file's folder. `none` sends nothing.",
+        "without what `.gitignore` names and without secrets (`include`). Default: the job file's "
+        "folder. `none` sends nothing.",
         examples=["../llama", "none"],
+    )
+    include: Annotated[tuple[str, ...], BeforeValidator(checks.include)] = Field(
+        default=(),
+        description="Files in `workdir` to send although they look secret or only you can read "
+        "them (see [what is sent](#what-is-sent)). A key or a file of passwords must be named by "
+        "its path in `workdir`; patterns as in `.gitignore` count only for files that are left out "
+        "because only you can read them. Drumline's home is never sent.",
+        examples=[["deploy/test_key.pem"], ["*.py", "configs/"]],
     )
     setup: Annotated[str | None, _or_none(checks.script)] = Field(
         default=None,

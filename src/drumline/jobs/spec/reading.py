@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from drumline.hosts.packing.folders import require_workdir
+from drumline.hosts.packing.rules import CodeError
 from drumline.jobs.spec.checks import shown
 from drumline.jobs.spec.model import JobSpec, Python, Retry
 from drumline.jobs.spec.overrides import Override, apply, read_override
@@ -84,7 +86,10 @@ def parse(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
     except ValidationError as error:
         flaws += sentences(error, lambda path: keys_of(JobSpec, _MAPS, path))
     else:
+        refused = list(_workdir_may_be_sent(spec))
+        flaws += refused
         flaws += _requirements_there(spec)
+        flaws += () if refused else _included_there(spec)
     # One sentence per place is enough, and what YAML could not read has one already.
     had = {(problem.line, problem.key) for problem in problems}
     for path, message in reversed(dict(reversed(flaws)).items()):
@@ -179,6 +184,30 @@ def _seen_from(
 
 def _is_text(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _workdir_may_be_sent(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
+    """Why the folder may not be sent as a whole."""
+    if spec.workdir is None:
+        return
+    try:
+        require_workdir(spec.workdir)
+    except CodeError as error:
+        yield ("workdir",), str(error).removeprefix("workdir: ")
+
+
+def _included_there(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
+    """The entries of `include` that match nothing."""
+    if not spec.include:
+        return
+    if spec.workdir is None:
+        yield ("include",), "workdir is none, so nothing is sent; leave include out"
+        return
+    from drumline.hosts.packing.selection import unmatched
+
+    for name in unmatched(spec.workdir, spec.include):
+        at = spec.include.index(name)
+        yield ("include", at), f"{shown(name)} matches nothing in workdir; correct it or remove it"
 
 
 def _requirements_there(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:

@@ -37,6 +37,8 @@ class PackedCode:
     bytes: int
     drumline: Use = "none"
     """How Drumline itself gets to the hosts."""
+    rules: int = 0
+    """The version of the packing rules; an archive of version 0 may hold secrets."""
 
 
 @dataclass(frozen=True, slots=True)

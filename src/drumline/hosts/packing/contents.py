@@ -1,0 +1,201 @@
+"""Secrets that are recognised by what a file contains.
+
+A header alone is no key: source code and documentation mention it. It counts when key data follows
+it. The file is scanned as it is read, piece by piece, so that a large one is never held in memory.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from drumline.hosts.packing.names import CLOUD, KEY, PASSWORDS, TOKEN, is_package_settings
+
+SERVICE_ACCOUNT = "service-account key"
+OVERLAP = 1 << 14
+"""Bytes of a piece that are scanned again with the next one. A key's header and the beginning of
+its data fit into them."""
+HEAD = 1 << 20
+"""Bytes of the beginning that are kept, for formats that are parsed."""
+
+# What may stand between the lines of a key: line ends, also escaped as in JSON, and the quotes,
+# indents and comment marks of the file that it is written into.
+_BREAK = rb"(?:\s|\\+[rnt]|\\u000[adAD]|&#1[03];|%0[aAdD]|//|<br ?/?>|[\"'`,+(){}\[\]>|#*;:\\])"
+_HEADERS = (
+    rb"(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|MessageID|Subject|Key-ID)"
+    rb":[^\r\n\\]{0,200}+"
+    + _BREAK
+    + rb"{1,200}+){0,12}+"
+)  # fmt: skip
+_BASE64 = (
+    rb"(?:[A-Za-z0-9+/]{32,}|(?:[A-Za-z0-9+/]{12,}={0,2}"
+    + _BREAK
+    + rb"{1,80}+){2}[A-Za-z0-9+/]{8,})"
+)  # fmt: skip
+_PEM = re.compile(
+    rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}"
+    + _BREAK
+    + rb"{0,200}+"
+    + _HEADERS
+    + _BASE64
+)
+_PEM_IN_BASE64 = re.compile(rb"LS0tLS1CRUdJTi[A-Za-z0-9+/\s]{40,400}")
+_AGE = re.compile(rb"AGE-SECRET-KEY-1[0-9A-Z]{58}", re.IGNORECASE)
+_PUTTY = re.compile(rb"Private-Lines: *\d+\s+[A-Za-z0-9+/]{16}")
+_GPG_AGENT = re.compile(rb"(?:^|Key: *)\((?:\d+:)?(?:protected-|shadowed-)?private-key", re.M)
+_WIREGUARD = re.compile(rb"^[ \t]*PrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{42,43}=", re.M)
+_SSH1 = b"SSH PRIVATE KEY FILE FORMAT 1."
+_JAVA = (b"\xfe\xed\xfe\xed\0\0\0", b"\xce\xce\xce\xce\0\0\0")
+_PKCS12 = re.compile(
+    rb"\x30(?:[\x00-\x7f]|[\x80-\x84].{0,4})\x02\x01\x03\x30.{1,6}\x06\x09"
+    rb"\x2a\x86\x48\x86\xf7\x0d\x01\x07[\x01\x02]",
+    re.S,
+)
+_DER = (
+    # PKCS#8, with any algorithm; the same encrypted; RSA; EC.
+    re.compile(rb"\x30(?:[\x00-\x7f]|\x81.|\x82..)\x02\x01[\x00\x01]\x30.\x06.{5,40}\x04", re.S),
+    re.compile(rb"\x30(?:\x81.|\x82..)\x30.\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x05", re.S),
+    re.compile(rb"\x30\x82..\x02\x01\x00\x02\x82..\x00", re.S),
+    re.compile(rb"\x30(?:[\x00-\x7f]|\x81.)\x02\x01\x01\x04[\x14-\x42]", re.S),
+)
+_SETTING = re.compile(
+    rb"(?:_authToken|_auth|authToken|npmAuth\w*|_password|password|passwd|token|secret)"
+    rb"[\"']?[ \t]*[=:][ \t]*[\"']?(?!\$\{|%\()[^\s\"']"
+    rb"|://[^/\s:@]*:(?!\$\{)[^/\s@]+@",
+    re.IGNORECASE,
+)
+_URL_LOGIN = re.compile(rb"\s*https?://[^/\s:@]+:[^/\s@]+@\S")
+_HUGGING_FACE = re.compile(rb"\s*+hf_[A-Za-z0-9]{30,}+\s*+")
+_NETRC = re.compile(rb"machine\s+\S+\s+(?:login\s+\S+\s+)?password\s+\S")
+_AWS = re.compile(rb"^[ \t]*aws_secret_access_key[ \t]*=[ \t]*[A-Za-z0-9/+]{30,}", re.M)
+_BOTO = re.compile(rb"^[ \t]*gs_(?:oauth2_refresh_token|secret_access_key)[ \t]*=[ \t]*\S", re.M)
+_KUBECONFIG = re.compile(rb"^[ \t-]*(?:client-key-data|token|password):[ \t]*\S{8}", re.M)
+
+
+class SecretScan:
+    """Scans one file, fed piece by piece, for secrets."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        """`parts` is the path of the file; some settings are secret only in files of that name."""
+        self._parts = parts
+        self._rest = b""
+        self._head = bytearray()
+        self._size = 0
+        self._key = False
+        self._markers: set[bytes] = set()
+
+    def feed(self, piece: bytes) -> None:
+        """Scan the next piece."""
+        self._size += len(piece)
+        if len(self._head) < HEAD:
+            self._head += piece[: HEAD - len(self._head)]
+        window = self._rest + piece
+        self._key = self._key or _has_key(window)
+        for marker in (b"service_account", b"private_key"):
+            if marker in window:
+                self._markers.add(marker)
+        self._rest = window[-OVERLAP:]
+
+    def reason(self) -> str | None:
+        """The reason why the file is secret, once all of it was fed, or None."""
+        head = bytes(self._head)
+        parsed = self._parsed(head)
+        if isinstance(parsed, dict) and (reason := _json_reason(parsed)):
+            return reason
+        if self._key:
+            return SERVICE_ACCOUNT if len(self._markers) == 2 else KEY
+        if _is_binary_key(head):
+            return KEY
+        if is_package_settings(self._parts[-1]) and _SETTING.search(_text(head)):
+            return "settings with a token or password"
+        return _text_reason(_text(head)) if self._size <= HEAD else None
+
+    def _parsed(self, head: bytes) -> Any:
+        if self._size > HEAD or not _text(head).lstrip().startswith(b"{"):
+            return None
+        try:
+            return json.loads(_text(head))
+        except (ValueError, RecursionError):
+            return None
+
+
+def _text(data: bytes) -> bytes:
+    """The bytes without what UTF-16 puts between ASCII letters."""
+    return data.replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xef\xbb\xbf")
+
+
+def _has_key(data: bytes) -> bool:
+    if b"P\0R\0I\0V\0A\0T\0E" in data or b"A\0G\0E\0-\0S" in data:
+        data += b"\n" + data.replace(b"\0", b"")
+    if b"PRIVATE KEY" in data and (_PEM.search(data) or _SSH1 in data[:64]):
+        return True
+    if b"PuTTY-User-Key-File-" in data and _PUTTY.search(data):
+        return True
+    if b"private-key" in data and _GPG_AGENT.search(data):
+        return True
+    if b"PrivateKey" in data and _WIREGUARD.search(data):
+        return True
+    if (b"AGE-SECRET-KEY-1" in data or b"age-secret-key-1" in data) and _AGE.search(data):
+        return True
+    return b"LS0tLS1CRUdJTi" in data and any(map(_is_pem, _PEM_IN_BASE64.findall(data)))
+
+
+def _is_pem(encoded: bytes) -> bool:
+    joined = b"".join(encoded.split())
+    try:
+        decoded = base64.b64decode(joined[: len(joined) // 4 * 4])
+    except (binascii.Error, ValueError):
+        return False
+    return _PEM.match(decoded) is not None
+
+
+def _is_binary_key(head: bytes) -> bool:
+    if head.startswith(_JAVA) or head.startswith(_SSH1):
+        return True
+    if head[:1] == b"\x30":
+        return bool(_PKCS12.match(head)) or any(form.match(head) for form in _DER)
+    # OpenPGP: a secret-key packet (tag 5) of version 3 to 6, in the old and the new format.
+    lengths = {0x94: 1, 0x95: 2, 0x96: 4}
+    if head[:1] == b"\xc5" and len(head) > 8:
+        at = 2 if head[1] < 192 else 3 if head[1] < 224 else 6
+        return _is_pgp_key(head[at:])
+    return bool(head) and head[0] in lengths and _is_pgp_key(head[1 + lengths[head[0]] :])
+
+
+def _is_pgp_key(packet: bytes) -> bool:
+    """True if the version and the algorithm are those of a key; the time is after 1990."""
+    return len(packet) > 6 and packet[0] in (4, 5, 6) and packet[5] in range(1, 29)
+
+
+def _json_reason(parsed: dict[Any, Any]) -> str | None:
+    kind = parsed.get("type")
+    if kind == "service_account" and parsed.get("private_key"):
+        return SERVICE_ACCOUNT
+    if parsed.get("refresh_token") and (parsed.get("client_secret") or kind == "authorized_user"):
+        return CLOUD
+    if any(isinstance(v, dict) and v.get("client_secret") for v in parsed.values()):
+        return CLOUD
+    keys = parsed["keys"] if isinstance(parsed.get("keys"), list) else [parsed]
+    if any(
+        isinstance(key, dict) and key.get("kty") and (key.get("d") or key.get("k")) for key in keys
+    ):
+        return KEY
+    auths = parsed.get("auths")
+    if isinstance(auths, dict) and any(auth for auth in auths.values() if isinstance(auth, dict)):
+        return "registry credentials"
+    return None
+
+
+def _text_reason(text: bytes) -> str | None:
+    """The reason for a file that consists of credentials."""
+    if _HUGGING_FACE.fullmatch(text):
+        return TOKEN
+    if _URL_LOGIN.match(text) or _NETRC.match(text.lstrip()):
+        return PASSWORDS
+    if _AWS.search(text) or _BOTO.search(text):
+        return CLOUD
+    if b"kind: Config" in text and b"clusters:" in text and _KUBECONFIG.search(text):
+        return CLOUD
+    return None

@@ -1,0 +1,383 @@
+"""The one function that decides for each file whether it is sent.
+
+`pack` and `measure` both go through `Selection.files`. A file is opened once, without following
+links in any part of its path; it is judged by that descriptor's status and by the very bytes that
+go into the archive, so a file that changes meanwhile cannot slip in.
+"""
+
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
+
+from drumline.hosts.ignore import ALWAYS
+from drumline.hosts.packing.contents import SecretScan
+from drumline.hosts.packing.folder_rules import DRUMLINE_HOME, MOUNT, OWN_CHECKPOINT, FolderRules
+from drumline.hosts.packing.folders import require_workdir
+from drumline.hosts.packing.listing import PACKAGE_FOLDER, list_files
+from drumline.hosts.packing.names import secret_file, secret_folder
+from drumline.hosts.packing.rules import (
+    OWNER_ONLY,
+    UNREADABLE,
+    CodeError,
+    LeftOut,
+    PackingRules,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+PIECE = 1 << 20
+"""Bytes that are read at a time."""
+_TARGET_BYTES = 4 << 20
+"""The most bytes that are read of a file outside the folder, to judge a link to it."""
+_NEVER_INCLUDED = ALWAYS | {"", ".", PurePosixPath(PACKAGE_FOLDER).parts[0]}
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class SelectedFile:
+    """A file or link to be sent."""
+
+    entry: tarfile.TarInfo
+    content: IO[bytes] | None
+    """The bytes that were judged, from the beginning; None for a link, and where none are kept."""
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    descriptor: int
+    status: os.stat_result
+    private_folder: str | None
+    """The first folder above it that only its owner can read."""
+
+
+Verdict = LeftOut | tarfile.TarInfo | None
+"""What is decided about a file; None if it is none, or is gone."""
+
+
+class Selection:
+    """The files of one working folder, and what is left out of them."""
+
+    def __init__(self, folder: Path, rules: PackingRules, max_bytes: int) -> None:
+        """Raise CodeError if the folder may not be sent, or holds more than `max_bytes`."""
+        require_workdir(folder, rules.home, rules.environ)
+        if not folder.is_dir():
+            raise CodeError(f"code: {folder} is not a folder")
+        self._folder = folder
+        self._root = os.path.realpath(folder)
+        self._rules = rules
+        self._max_bytes = max_bytes
+        self._folders = FolderRules(self._root, rules)
+        self._left_out: dict[str, LeftOut] = {}
+        self._patterns = _patterns(rules.include)
+        names = list_files(Path(self._root), self._skip)
+        self._names = self._with_included(names)
+        self._require_size()
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What is not sent, sorted; complete once `files` has come to its end."""
+        return tuple(self._left_out[path] for path in sorted(self._left_out))
+
+    def files(self, new_content: Callable[[], IO[bytes]] | None = None) -> Iterator[SelectedFile]:
+        """Read and judge every file, and yield those to send.
+
+        `new_content` makes the file that keeps the bytes of one entry; without it none are kept.
+        Raises CodeError if all files are readable by their owner alone.
+        """
+        sent, total = 0, 0
+        for name in self._names:
+            content = new_content() if new_content else None
+            try:
+                verdict = self._judge(name, content, self._max_bytes - total)
+                if isinstance(verdict, LeftOut):
+                    self._left_out.setdefault(verdict.path, verdict)
+                elif verdict is None and name in self._rules.include:
+                    raise CodeError(
+                        f"include: {printable(name)} cannot be sent, because it is no regular "
+                        "file or is reached through a link"
+                    )
+                elif verdict is not None:
+                    if content is not None:
+                        content.seek(0)
+                    sent += verdict.isreg()
+                    total += verdict.size
+                    yield SelectedFile(verdict, content if verdict.isreg() else None)
+            finally:
+                if content is not None:
+                    content.close()
+        if not sent and any(entry.reason == OWNER_ONLY for entry in self._left_out.values()):
+            raise CodeError(
+                f"code: every file in {self._folder} is readable by you alone and would be left "
+                f"out; run chmod -R go+rX {self._folder}, or name the files to send under "
+                'include:, such as include: ["*.py"]'
+            )
+
+    # One file -----------------------------------------------------------------------------------
+
+    def _judge(self, name: str, content: IO[bytes] | None, max_bytes: int) -> Verdict:
+        """Decide about one file or link; `content` gets the bytes that were read."""
+        parts = name.split("/")
+        by_folder = self._folders.verdict("/".join(parts[:-1]))
+        included = name in self._rules.include
+        if by_folder is not None and not (included and by_folder.overridable):
+            return by_folder.left_out
+        path = os.path.join(self._root, name)
+        if self._folders.is_mount(path):
+            return LeftOut(name, MOUNT)
+        if os.path.islink(path):
+            return self._judge_link(name, included=included)
+        try:
+            with self._opened(parts) as file:
+                return self._judge_file(file, name, content, max_bytes)
+        except (FileNotFoundError, _NotAFileError):
+            return None
+        except PermissionError:
+            if included:
+                raise CodeError(f"include: {printable(name)} is {UNREADABLE}") from None
+            return LeftOut(name, UNREADABLE)
+        except OSError as error:
+            raise CodeError(
+                f"code: {printable(name)} cannot be read ({error.strerror}); if it changed while "
+                "it was being packed, try again"
+            ) from None
+
+    def _judge_file(
+        self, file: _OpenFile, name: str, content: IO[bytes] | None, max_bytes: int
+    ) -> LeftOut | tarfile.TarInfo:
+        """Read an open file once and decide about it."""
+        parts, status = name.split("/"), file.status
+        included = name in self._rules.include
+        if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._folders.files_of_homes:
+            return LeftOut(name, DRUMLINE_HOME)
+        private = None
+        if file.private_folder is not None or not status.st_mode & 0o044:
+            by_pattern = self._patterns is not None and self._patterns.match_file(name)
+            if not (included or by_pattern):
+                private = LeftOut(file.private_folder or name, OWNER_ONLY)
+        by_name = secret_file(parts)
+        scan, size = SecretScan(parts), 0
+        while piece := os.read(file.descriptor, PIECE):
+            size += len(piece)
+            if size > max_bytes:
+                if (by_name or private) and not included:
+                    break
+                raise CodeError(
+                    f"code: {self._folder} holds more than {megabytes(self._max_bytes)} since "
+                    f"{printable(name)} has grown; try again, or add it to .gitignore"
+                )
+            scan.feed(piece)
+            if content is not None:
+                content.write(piece)
+        reason = scan.reason() or by_name
+        if reason is not None and not included:
+            return LeftOut(name, reason)
+        if private is not None:
+            return private
+        entry = tarfile.TarInfo(name)
+        entry.size = size
+        entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+        return entry
+
+    @contextmanager
+    def _opened(self, parts: list[str]) -> Iterator[_OpenFile]:
+        """Open a file from the root on, one folder after the other, without following any link."""
+        private = None
+        at = os.open(self._root, _FOLDER & ~os.O_NOFOLLOW)
+        try:
+            for depth, part in enumerate(parts[:-1], 1):
+                if stat.S_ISLNK(_status(part, at).st_mode):
+                    raise _NotAFileError  # the link itself is judged under its own name
+                below = os.open(part, _FOLDER, dir_fd=at)
+                os.close(at)
+                at = below
+                if private is None and not os.fstat(at).st_mode & 0o055:
+                    private = "/".join(parts[:depth]) + "/"
+            # Opening a device or a pipe may have effects, so its kind is looked up first.
+            kind = _status(parts[-1], at).st_mode
+            if not stat.S_ISREG(kind) and not stat.S_ISLNK(kind):
+                raise _NotAFileError
+            descriptor = os.open(parts[-1], _FILE, dir_fd=at)
+        finally:
+            os.close(at)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise _NotAFileError
+            yield _OpenFile(descriptor, status, private)
+        finally:
+            os.close(descriptor)
+
+    # Links --------------------------------------------------------------------------------------
+
+    def _judge_link(self, name: str, *, included: bool) -> LeftOut | tarfile.TarInfo | None:
+        """Decide about a link by its name and by what it leads to; raises CodeError if outside."""
+        parts, path = name.split("/"), os.path.join(self._root, name)
+        try:
+            written = os.readlink(path)
+        except OSError:
+            return None
+        target = os.path.realpath(path)
+        for folder in (target, *map(str, Path(target).parents)):
+            if self._folders.is_drumline_home(folder):
+                return LeftOut(name, f"link to {DRUMLINE_HOME}")
+        if self._folders.is_own_checkpoint(target):
+            return LeftOut(name, OWN_CHECKPOINT)
+        reason = self._target_reason(target) or secret_file(parts) or secret_folder(parts)
+        if reason is not None and not included:
+            return LeftOut(name, reason)
+        entry = tarfile.TarInfo(name)
+        entry.type = tarfile.SYMTYPE
+        entry.linkname = self._relative_target(name, written)
+        return entry
+
+    def _target_reason(self, target: str) -> str | None:
+        """The reason why the target of a link is not sent, or None."""
+        if target == self._root or os.path.islink(target):  # the latter is a loop of links
+            return None
+        if not target.startswith(self._root + os.sep):
+            return _outer_reason(target)
+        name = os.path.relpath(target, self._root)
+        if os.path.isdir(target):
+            by_folder = self._folders.verdict(name)
+            return by_folder.left_out.reason if by_folder else None
+        verdict = self._judge(name, None, self._max_bytes)
+        return verdict.reason if isinstance(verdict, LeftOut) else None
+
+    def _relative_target(self, name: str, written: str) -> str:
+        """Where a link points, relative to itself; raises CodeError if it leaves the folder."""
+        root = self._root
+        place = os.path.dirname(os.path.join(root, name))
+        target = os.path.normpath(os.path.join(place, written))
+        if os.path.isabs(written):
+            parent = os.path.realpath(os.path.dirname(target))
+            target = os.path.join(parent, os.path.basename(target))
+        if target != root and not target.startswith(root + os.sep):
+            raise CodeError(
+                f"code: the link {printable(name)} points out of the folder, to "
+                f"{printable(written)}; replace it by what it points to, or add it to .gitignore"
+            )
+        return os.path.relpath(target, place)
+
+    # The list of files --------------------------------------------------------------------------
+
+    def _skip(self, folder: str) -> bool:
+        """Leave a folder out before anything in it is listed."""
+        verdict = self._folders.verdict(folder)
+        left_out = verdict.left_out if verdict else None
+        if left_out is None and not os.access(os.path.join(self._root, folder), os.R_OK | os.X_OK):
+            left_out = LeftOut(f"{folder}/", UNREADABLE)
+        if left_out is None:
+            return False
+        self._left_out.setdefault(left_out.path, left_out)
+        return True
+
+    def _with_included(self, names: list[str]) -> list[str]:
+        """The files to judge: those listed, and those that the job file names, ignored or not."""
+        listed = set(names)
+        for name in self._rules.include:
+            parts, path = name.split("/"), os.path.join(self._root, name)
+            if name.startswith("/") or ".." in parts:
+                raise CodeError(f"include: {printable(name)} is not in {self._folder}")
+            if not os.path.lexists(path) and not _matches(name, names):
+                raise CodeError(
+                    f"include: {printable(name)} matches nothing in {self._folder}; "
+                    "correct it or leave it out"
+                )
+            if not os.path.lexists(path) or os.path.isdir(path):
+                continue
+            if _NEVER_INCLUDED & set(parts):
+                raise CodeError(f"include: {printable(name)} is not a file that can be sent")
+            verdict = self._folders.verdict("/".join(parts[:-1]))
+            if verdict is not None and not verdict.overridable:
+                raise CodeError(
+                    f"include: {printable(name)} cannot be sent, because it is in "
+                    f"{printable(verdict.left_out.path)} ({verdict.left_out.reason})"
+                )
+            listed.add(name)
+        return sorted(listed)
+
+    def _require_size(self) -> None:
+        """Raise CodeError if the files that may be sent are too large, before any is read."""
+        sizes: dict[str, int] = {}
+        for name in self._names:
+            parts = name.split("/")
+            if name not in self._rules.include and (
+                self._folders.verdict("/".join(parts[:-1])) or secret_file(parts)
+            ):
+                continue
+            try:
+                status = os.lstat(os.path.join(self._root, name))
+            except OSError:
+                continue
+            private = not status.st_mode & 0o044 and not (
+                self._patterns is not None and self._patterns.match_file(name)
+            )
+            if stat.S_ISREG(status.st_mode) and (name in self._rules.include or not private):
+                sizes[parts[0]] = sizes.get(parts[0], 0) + status.st_size
+        total = sum(sizes.values())
+        if total > self._max_bytes:
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise CodeError(
+                f"code: {self._folder} holds {megabytes(total)}, more than "
+                f"{megabytes(self._max_bytes)}; the largest part is {printable(largest)} with "
+                f"{megabytes(sizes[largest])}: add it to .gitignore, or keep data in a bucket"
+            )
+
+
+class _NotAFileError(Exception):
+    """A pipe, a socket or a device, none of which can be sent."""
+
+
+def megabytes(size: int) -> str:
+    """A size as the messages print it."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+def unmatched(folder: Path, include: tuple[str, ...]) -> list[str]:
+    """The entries of `include` that match nothing in a folder."""
+    root = Path(os.path.realpath(folder))
+    named = [name for name in include if not os.path.lexists(root / name)]
+    names = list_files(root) if named else []
+    return [name for name in named if not _matches(name, names)]
+
+
+def _status(name: str, folder: int) -> os.stat_result:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def _patterns(include: tuple[str, ...]) -> "GitIgnoreSpec | None":
+    if not include:
+        return None
+    from pathspec import GitIgnoreSpec
+
+    return GitIgnoreSpec.from_lines(include)
+
+
+def _matches(pattern: str, names: list[str]) -> bool:
+    spec = _patterns((pattern,))
+    return spec is not None and any(spec.match_file(name) for name in names)
+
+
+def _outer_reason(target: str) -> str | None:
+    """Why a file outside the folder is secret, so that a link to it is left out."""
+    parts = target.strip("/").split("/")
+    for depth in range(1, len(parts) + 1):
+        if reason := secret_folder(parts[:depth]):
+            return reason
+    if not os.path.isfile(target):
+        return None
+    scan = SecretScan(parts)
+    try:
+        with closing(os.fdopen(os.open(target, _FILE), "rb")) as file:
+            scan.feed(file.read(_TARGET_BYTES))
+    except OSError:
+        return UNREADABLE
+    return scan.reason() or secret_file(parts)

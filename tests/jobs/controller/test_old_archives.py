@@ -1,0 +1,84 @@
+"""Jobs that an older version created: their archives are made safe before they are sent again."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+from tests.hosts.packing_table import openssh_key
+from tests.hosts.test_repack import old_archive
+from tests.jobs.pretend import Office, play
+
+
+def as_an_older_version_packed_it(office: Office, job: str, archive: Path) -> None:
+    """Put an old archive in the place of the job's own, without a mark of the rules."""
+    sha, home = "ab" * 32, office.supervisor.config.home
+    archive.rename(home / "code" / f"{sha}.tar.gz")
+    with sqlite3.connect(home / "jobs.db") as database:
+        ((text,),) = database.execute("SELECT spec FROM jobs WHERE number = ?", (int(job),))
+        spec = json.loads(text)
+        spec["archive"] = {"sha": sha, "files": 2, "bytes": 100, "drumline": "none"}
+        database.execute("UPDATE jobs SET spec = ? WHERE number = ?", (json.dumps(spec), int(job)))
+    database.close()
+
+
+async def restarted(office: Office, job: str) -> None:
+    """Another server takes over, and has connected to the hosts."""
+    count = len(office.starts(job))
+    await office.restart()
+    await office.until(lambda: len(office.starts(job)) > count)
+
+
+def workdir(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("x = 1")
+    return folder
+
+
+def test_a_job_of_an_older_version_goes_on_without_its_secrets(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create(workdir=str(workdir(tmp_path)))
+        await office.reaches(job, "RUNNING")
+        old = old_archive(tmp_path / "old", {"train.py": "x = 1", "deploy": openssh_key()})
+        as_an_older_version_packed_it(office, job, old)
+        await restarted(office, job)
+        program = office.starts(job)[-1].program
+        assert program.archive is not None
+        assert program.archive.is_file()
+        assert program.archive_sha not in {None, "ab" * 32}
+        shown = office.show(job)
+        assert shown["code"]["left_out"] == [{"path": "deploy", "reason": "private key"}]
+        assert "left out: deploy (private key)" in str(shown["events"])
+        # It is done once: the next server finds nothing to do.
+        await restarted(office, job)
+        assert office.show(job)["code"] == shown["code"]
+
+    play(tmp_path / "home", story)
+
+
+def test_an_old_archive_without_secrets_keeps_its_name(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create(workdir=str(workdir(tmp_path)))
+        await office.reaches(job, "RUNNING")
+        old = old_archive(tmp_path / "old", {"train.py": "x = 1"})
+        as_an_older_version_packed_it(office, job, old)
+        await restarted(office, job)
+        assert office.starts(job)[-1].program.archive_sha == "ab" * 32
+        assert office.show(job)["code"]["rules"] == 1
+
+    play(tmp_path / "home", story)
+
+
+def test_an_old_archive_that_cannot_be_read_is_not_sent(tmp_path: Path) -> None:
+    async def story(office: Office) -> None:
+        job = await office.create(workdir=str(workdir(tmp_path)))
+        await office.reaches(job, "RUNNING")
+        old = old_archive(tmp_path / "old", {"train.py": "x = 1"})
+        old.write_bytes(b"no archive")
+        as_an_older_version_packed_it(office, job, old)
+        await office.restart()
+        count = len(office.starts(job))
+        await office.until(lambda: "packs it again" in str(office.show(job)["reason"]), within=600)
+        assert len(office.starts(job)) == count
+
+    play(tmp_path / "home", story)

@@ -1,0 +1,135 @@
+"""What create, its dry run and resume say of the code: what is left out, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.spec import SpecError, load
+from tests.hosts.packing_table import openssh_key
+from tests.jobs.pretend import ZONE, Office, play
+
+LINE = (
+    "left out: .env (environment file), deploy/id_ed25519 (private key); "
+    "to send one, name it under include"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "deploy").mkdir(parents=True)
+    (folder / "train.py").write_text("x = 1")
+    (folder / ".env").write_text("A=1")
+    (folder / "deploy" / "id_ed25519").write_text(openssh_key())
+    return folder
+
+
+def spec_for(folder: Path, **keys: Any) -> dict[str, Any]:
+    return {
+        "accelerator": "v4-16", "zones": [ZONE], "run": "x", "workdir": str(folder),
+    } | keys  # fmt: skip
+
+
+def test_create_and_its_dry_run_list_what_is_left_out(tmp_path: Path, folder: Path) -> None:
+    async def story(office: Office) -> None:
+        planned = await office.desk.plan(spec_for(folder))
+        assert LINE in planned["lines"]
+        assert "would send 1 file (0.0 MB)" in planned["lines"]
+        made = await office.desk.create(spec_for(folder), {}, "lab")
+        assert made["left_out"] == planned["left_out"] == made["code"]["left_out"]
+        assert made["left_out"] == [
+            {"path": ".env", "reason": "environment file"},
+            {"path": "deploy/id_ed25519", "reason": "private key"},
+        ]
+        assert made["left_out_total"] == 2
+        assert LINE in [event["text"] for event in office.show(made["id"])["events"]]
+        whole = spec_for(folder, include=[".env", "deploy/id_ed25519"])
+        assert (await office.desk.plan(whole))["left_out"] == []
+
+    play(tmp_path / "home", story)
+
+
+@pytest.mark.parametrize("by", ["environment", "users"])
+def test_the_home_folder_is_refused_on_every_way(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    if by == "environment":
+        monkeypatch.setenv("HOME", str(folder))
+    else:
+        entry = type("Entry", (), {"pw_dir": str(folder)})()
+        monkeypatch.setattr("drumline.hosts.packing.folders.pwd.getpwuid", lambda _: entry)
+
+    async def story(office: Office) -> None:
+        good = folder / "code"
+        good.mkdir()
+        (good / "train.py").write_text("x")
+        other = await office.create(workdir=str(good), checkpoint="gs://lab/checkpoints")
+        await office.desk.verb(other, "delete", {})
+        await office.reaches(other, "CANCELLED")
+        home = spec_for(folder)
+        archives = set((office.supervisor.folders.code).iterdir())
+        for attempt in (
+            office.desk.plan(home),
+            office.desk.create(home, {}, "lab"),
+            office.desk.create(home, {}, "lab", {"from": other}),
+            office.desk.verb(other, "resume", {"spec": home}),
+        ):
+            with pytest.raises(Mistake, match="put the job file in a folder of its own"):
+                await attempt
+        assert len(office.desk.overview()) == 1
+        assert set((office.supervisor.folders.code).iterdir()) == archives
+        none = await office.desk.create(home | {"workdir": None}, {}, "lab")
+        assert none["code"] is None
+
+    play(tmp_path / "home", story)
+
+
+def test_a_job_file_in_the_home_folder_is_refused_before_the_server_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    path = folder / "job.yaml"
+    path.write_text("accelerator: v4-8\nrun: x\n")
+    with pytest.raises(SpecError, match=r"workdir: .* is your home folder, .*set workdir:"):
+        load(path)
+    path.write_text("accelerator: v4-8\nrun: x\nworkdir: none\n")
+    assert load(path).workdir is None
+    path.write_text("accelerator: v4-8\nrun: x\nworkdir: deploy\n")
+    assert load(path).workdir == folder / "deploy"
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("[gone.pem]", "job.yaml:3  include: 'gone.pem' matches nothing in workdir"),
+        ("../id_rsa", "include: '../id_rsa' is not inside workdir"),
+        ("/etc/passwd", "include: '/etc/passwd' is not inside workdir"),
+        ("['!a']", "include: '!a' names no file"),
+        ("[a, a]", "include: a is named twice"),
+    ],
+)
+def test_an_include_that_names_nothing_is_an_error_with_its_line(
+    folder: Path, written: str, sentence: str
+) -> None:
+    path = folder / "job.yaml"
+    path.write_text(f"accelerator: v4-8\nrun: x\ninclude: {written}\n")
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert sentence in str(caught.value)
+    assert "job.yaml:3" in str(caught.value)
+
+
+def test_requirements_that_would_not_be_sent_are_refused(tmp_path: Path, folder: Path) -> None:
+    (folder / "requirements.txt").write_text("jax")
+    (folder / "requirements.txt").chmod(0o600)
+
+    async def story(office: Office) -> None:
+        spec = spec_for(folder, python={"kind": "uv", "requirements": "requirements.txt"})
+        with pytest.raises(Mistake, match=r"requirements\.txt would not be sent"):
+            await office.desk.plan(spec)
+        included = spec | {"include": ["requirements.txt"]}
+        assert "would send 2 files" in (await office.desk.plan(included))["lines"][1]
+
+    play(tmp_path / "home", story)
