@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.checkpoints.digest import digest
-from drumline.train.checkpoints.files import still_writable, why_unwritable
+from drumline.train.checkpoints.files import children, still_writable, why_unwritable
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
@@ -214,12 +214,12 @@ class Checkpoints:
         self._writer.close()
 
     def _there(self) -> list[int]:
-        names = (path.name for path in self._folder.iterdir() if (path / COMMITTED).exists())
+        names = (path.name for path in children(self._folder) if (path / COMMITTED).exists())
         return [int(name) for name in names if name.isdigit()]
 
     def _clear(self) -> None:
         """Finish what a process that died was at: a checkpoint half-written, or half-removed."""
-        for path in self._folder.iterdir():
+        for path in children(self._folder):
             if _UNFINISHED.fullmatch(path.name):
                 path.rmtree()
         self._marks.clear_drafts()
@@ -229,7 +229,7 @@ class Checkpoints:
 
     def _check_free(self, step: int) -> None:
         """Refuse a folder where something of somebody else's is in the way from here on."""
-        names = [path.name for path in self._folder.iterdir()] if _first() else []
+        names = [path.name for path in children(self._folder)] if _first() else []
         numbers = {int(name) for name in names if name.isdigit()}
         ahead = sorted(n for n in numbers - self._ours if step < n <= self._last)
         in_the_way = as_host_0_says(ahead)

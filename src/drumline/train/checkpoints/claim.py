@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from drumline.train.agree import hosts_without
-from drumline.train.checkpoints.files import in_bucket, open_folder, usable
+from drumline.train.checkpoints.files import disable_listing_cache, in_bucket, open_folder, usable
 from drumline.train.checkpoints.marks import FOLDER
 from drumline.train.mistakes import Mistake
 
@@ -36,6 +36,7 @@ def claim(folder: str, say: Callable[[str], None] = print) -> Callable[[], None]
 
     All hosts call it, and all are refused together.
     """
+    disable_listing_cache(folder)
     file, refusal = None, ""
     if jax.process_index() == 0:
         try:
