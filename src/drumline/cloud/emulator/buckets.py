@@ -121,7 +121,8 @@ class BucketFolder:
         """Create the folder. Unfinished writes of an earlier process are removed."""
         self._folder = folder.resolve()
         self._clock = clock
-        self._newest = 0
+        self._deleted: dict[tuple[str, str], int] = {}
+        """The last generations of deleted objects. The next object of the name must be newer."""
         self._metadata: dict[tuple[str, str], ObjectMetadata] = {}
         self._drafts = self._folder / DRAFTS
         shutil.rmtree(self._drafts, ignore_errors=True)
@@ -231,7 +232,8 @@ class BucketFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             if _leads_through_link(root, path):
                 raise invalid_argument(f"'{bucket}/{name}' leads through a symbolic link")
-            generation = self._next_generation(current)
+            last = current.generation if current else self._deleted.get((bucket, name), 0)
+            generation = max(self._clock() // 1000, last + 1)
             if name.endswith("/"):
                 if draft.stat().st_size:
                     message = f"The object '{name}' must be empty because its name ends in '/'"
@@ -253,6 +255,7 @@ class BucketFolder:
             raise invalid_argument(f"'{bucket}/{name}': {error.strerror}") from error
         if name.endswith("/"):
             os.utime(path, ns=(generation * 1000, generation * 1000))
+        self._deleted.pop((bucket, name), None)
         stored = _stored(bucket, name, path, path.stat())
         self._metadata[bucket, name] = ObjectMetadata(
             stored.generation, fields, checksums=checksums
@@ -263,8 +266,7 @@ class BucketFolder:
         """Delete an object, and the directories that only existed because of it."""
         stored = self.get(bucket, name)
         self.check(stored, conditions)
-        # The next object of this name must be newer, even if a host set a time in the future.
-        self._newest = max(self._newest, stored.generation)
+        self._deleted[bucket, name] = stored.generation
         if name.endswith("/"):
             stored.path.chmod(stored.path.stat().st_mode & ~stat.S_ISVTX)
             parent = stored.path
@@ -281,11 +283,6 @@ class BucketFolder:
     def objects(self, bucket: str, prefix: str = "", start: str = "") -> "ObjectWalk":
         """Return the objects whose names begin with `prefix` and are not below `start`."""
         return ObjectWalk(bucket, self.bucket_folder(bucket), prefix, start)
-
-    def _next_generation(self, current: StoredObject | None) -> int:
-        now = self._clock() // 1000
-        self._newest = max(now, self._newest + 1, current.generation + 1 if current else 0)
-        return self._newest
 
 
 class ObjectWalk(Iterator[StoredObject]):

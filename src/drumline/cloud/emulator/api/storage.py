@@ -52,12 +52,12 @@ def client_environment(url: str) -> dict[str, str]:
     return {
         # google-cloud-storage and gcsfs. With it, Google's client needs no credentials.
         "STORAGE_EMULATOR_HOST": url,
-        "TENSORSTORE_GCS_HTTP_URL": url,
-        # Without these, gcsfs and TensorStore look for a metadata server.
-        "NO_GCE_CHECK": "true",
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-        # Otherwise gcsfs asks for the type of each bucket over gRPC.
+        "FSSPEC_GCS_TOKEN": "anon",
+        # Otherwise gcsfs calls another API over gRPC to learn the type of each bucket, and waits.
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "TENSORSTORE_GCS_HTTP_URL": url,
+        # Otherwise TensorStore looks for credentials, which the emulator does not need.
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
     }
 
 
@@ -165,6 +165,7 @@ class StorageApi:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         end = query.get("endOffset", "")
         limit = min(wire.integer(query, "maxResults") or _MAX_PAGE, _MAX_PAGE)
+        trailing = query.get("includeTrailingDelimiter", "").lower() == "true"
         start = max(wire.page_start(query.get("pageToken", "")), query.get("startOffset", ""))
         objects = self._store.objects(bucket, prefix, start)
         items: list[Json] = []
@@ -183,7 +184,7 @@ class StorageApi:
                 next_start = f"{stored.name}\0"
                 continue
             common = stored.name[: cut + len(delimiter)]
-            if stored.name == common and query.get("includeTrailingDelimiter") == "true":
+            if trailing and stored.name == common:
                 items.append(self._object_json(stored, base))
             prefixes.append(common)
             next_start = listing_start_after(common)

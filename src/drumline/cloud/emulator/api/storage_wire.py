@@ -93,7 +93,7 @@ def settable(given: Json) -> Json:
 def page_start(token: str) -> str:
     """Return the name at which a page begins."""
     try:
-        return base64.urlsafe_b64decode(token).decode()
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise invalid_argument(f"Invalid page token: '{token}'") from None
 
