@@ -16,10 +16,13 @@ import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 import pytest
 from etils import epath  # type: ignore[import-untyped]
+from etils.epath import backend  # type: ignore[import-untyped]
 from jax.sharding import Mesh, NamedSharding
 
 from drumline.train import Ending, fingerprint, fit
 from drumline.train.checkpoints.checkpoint import COMMITTED
+from drumline.train.checkpoints.claim import claim
+from drumline.train.checkpoints.files import children
 from tests.train.conftest import FOR_CHILDREN
 from tests.train.toy import spec, toy
 
@@ -47,12 +50,24 @@ def test_orbax_saves_and_restores_a_sharded_tree(bucket: str) -> None:
     assert restored["step"] == 7
 
 
+def test_a_run_sees_what_another_host_writes(bucket: str, bucket_folder: Path) -> None:
+    run = f"{bucket}/run"
+    backend.fsspec_backend.fs(run).dircache.use_listings_cache = True  # gcsfs's default
+    release = claim(run)
+    assert children(epath.Path(run)) == []
+    for step in ("7", "8"):
+        (bucket_folder / "run" / step).mkdir(parents=True)
+        (bucket_folder / "run" / step / COMMITTED).touch()
+        assert (epath.Path(run) / step / COMMITTED).exists()
+        assert step in {path.name for path in children(epath.Path(run))}
+    release()
+
+
 @pytest.mark.long
 def test_a_killed_run_resumes_from_the_bucket_with_the_same_bits(
     bucket: str, bucket_folder: Path, tmp_path: Path, compiled: str
 ) -> None:
     run, files = f"{bucket}/team/run", bucket_folder / "team" / "run"
-    # The first run of this process lists the bucket. The second must see what a child writes.
     assert fit(toy(10), checkpoint=run).ending is Ending.DONE
     assert checkpoints(files) == [10]
     heartbeat = tmp_path / "heartbeat.json"
