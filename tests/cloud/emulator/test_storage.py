@@ -17,6 +17,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage  # type: ignore[attr-defined,import-untyped,unused-ignore]
 
 from drumline.cloud.emulator import launch
+from drumline.cloud.emulator.api.storage import client_environment
 from drumline.cloud.emulator.checksums import extend_crc32c
 from tests.buckets import StorageServer, serve_buckets
 
@@ -103,7 +104,8 @@ def test_lists_have_prefixes_pages_and_offsets(google: Any) -> None:
     assert names(google, prefix="b/") == ["b/1", "b/2/x", "b/2/y", "b/3"]
     assert names(google, prefix="b/2") == ["b/2/x", "b/2/y"]
     assert names(google, start_offset="b/2/y", end_offset="c") == ["b/2/y", "b/3", "b0"]
-    assert names(google, prefix="no/such") == []
+    for prefix in ("no/such", "b//", "/b", "../", "b/../b", "b/.", "b" * 1025):
+        assert names(google, prefix=prefix) == []
     for size in (None, 1, 2):
         found = google.client.list_blobs(google, prefix="b", delimiter="/", page_size=size)
         assert [blob.name for blob in found] == ["b.txt", "b0"]
@@ -238,7 +240,7 @@ def test_a_host_and_a_client_see_the_same(google: Any, bucket_folder: Path) -> N
 )
 def test_every_name_comes_back(google: Any, name: str) -> None:
     google.blob(name).upload_from_string(name)
-    assert names(google) == [name]
+    assert names(google) == names(google, prefix=name) == [name]
     assert google.get_blob(name).download_as_bytes() == name.encode()
     google.blob(f"{name}2"[-250:]).rewrite(google.blob(name))
     google.blob(name).delete()
@@ -301,7 +303,7 @@ def test_links_lead_nowhere(google: Any, bucket_folder: Path, tmp_path: Path) ->
     assert not google.blob("link/secret").exists()
     assert not google.blob("file").exists()
     with pytest.raises(BadRequest, match="symbolic link"):
-        google.blob("link/new").upload_from_string("x")
+        google.blob("link/new/x").upload_from_string("x")
     assert not (tmp_path / "new").exists()
 
 
@@ -583,6 +585,12 @@ def test_tensorstore_writes_at_a_generation_alone(bucket: str) -> None:
 
 
 # The emulator
+
+
+def test_the_page_names_the_variables_for_clients() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "emulator.md").read_text()
+    for name in client_environment("http://x"):
+        assert f"| `{name}` |" in page
 
 
 def test_the_emulator_serves_its_buckets_to_its_owner(emulator: Emulator) -> None:

@@ -12,6 +12,7 @@ Content types, custom metadata and checksums are kept in memory and are lost at 
 """
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -228,10 +229,10 @@ class BucketFolder:
         current = self.find(bucket, name)
         self.check(current, conditions)
         path = root / name
+        if _leads_through_link(root, path):
+            raise invalid_argument(f"'{bucket}/{name}' leads through a symbolic link")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if _leads_through_link(root, path):
-                raise invalid_argument(f"'{bucket}/{name}' leads through a symbolic link")
             last = current.generation if current else self._deleted.get((bucket, name), 0)
             generation = max(self._clock() // 1000, last + 1)
             if name.endswith("/"):
@@ -252,6 +253,8 @@ class BucketFolder:
                 "be an object and a prefix of other objects, because objects are files"
             ) from error
         except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
             raise invalid_argument(f"'{bucket}/{name}': {error.strerror}") from error
         if name.endswith("/"):
             os.utime(path, ns=(generation * 1000, generation * 1000))
@@ -295,10 +298,9 @@ class ObjectWalk(Iterator[StoredObject]):
     def __init__(self, bucket: str, root: Path, prefix: str, start: str) -> None:
         """Nothing is read before the first object is requested."""
         self._bucket, self._prefix, self._start = bucket, prefix, start
-        # A prefix that names nothing that can exist has no objects.
         directory = prefix.rpartition("/")[0]
-        possible = not prefix or not _name_problem(f"{prefix}x")
         below = root / directory
+        possible = not directory.endswith("/") and not (directory and _name_problem(directory))
         readable = possible and not _leads_through_link(root, below / "x")
         top = f"{directory}/" if directory else ""
         self._walk = self._below(below, top) if readable else iter(())
