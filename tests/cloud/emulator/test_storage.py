@@ -96,23 +96,23 @@ def test_generations_grow_even_if_the_clock_does_not(google: Any, bucket_folder:
 
 
 def test_lists_have_prefixes_pages_and_offsets(google: Any) -> None:
-    every = ["a", "b-1/x", "b.txt", "b/1", "b/2/x", "b/2/y", "b/3", "b0", "c/x", "ä/ü"]
-    for name in reversed(every):
+    all_names = ["a", "b-1/x", "b.txt", "b/1", "b/2/x", "b/2/y", "b/3", "b0", "c/x", "ä/ü"]
+    for name in reversed(all_names):
         google.blob(name).upload_from_string(name)
-    assert names(google) == every
-    assert names(google, page_size=3) == every
+    assert names(google) == all_names
+    assert names(google, page_size=3) == all_names
     assert names(google, prefix="b/") == ["b/1", "b/2/x", "b/2/y", "b/3"]
     assert names(google, prefix="b/2") == ["b/2/x", "b/2/y"]
     assert names(google, start_offset="b/2/y", end_offset="c") == ["b/2/y", "b/3", "b0"]
     for prefix in ("no/such", "b//", "/b", "../", "b/../b", "b/.", "b" * 1025):
         assert names(google, prefix=prefix) == []
     for size in (None, 1, 2):
-        found = google.client.list_blobs(google, prefix="b", delimiter="/", page_size=size)
-        assert [blob.name for blob in found] == ["b.txt", "b0"]
-        assert found.prefixes == {"b/", "b-1/"}
-    found = google.client.list_blobs(google, prefix="b/", delimiter="/")
-    assert [blob.name for blob in found] == ["b/1", "b/3"]
-    assert found.prefixes == {"b/2/"}
+        listing = google.client.list_blobs(google, prefix="b", delimiter="/", page_size=size)
+        assert [blob.name for blob in listing] == ["b.txt", "b0"]
+        assert listing.prefixes == {"b/", "b-1/"}
+    listing = google.client.list_blobs(google, prefix="b/", delimiter="/")
+    assert [blob.name for blob in listing] == ["b/1", "b/3"]
+    assert listing.prefixes == {"b/2/"}
 
 
 def test_a_large_object_is_uploaded_in_chunks_and_read_in_parts(google: Any) -> None:
@@ -282,8 +282,8 @@ def test_a_name_that_ends_with_a_slash_is_an_empty_folder(google: Any, bucket_fo
     google.blob("run/logs/1").delete()
     assert names(google) == ["run/logs/"]
     assert google.get_blob("run/logs/").size == 0
-    found = google.client.list_blobs(google, prefix="run/", delimiter="/")
-    assert ([blob.name for blob in found], found.prefixes) == ([], {"run/logs/"})
+    listing = google.client.list_blobs(google, prefix="run/", delimiter="/")
+    assert ([blob.name for blob in listing], listing.prefixes) == ([], {"run/logs/"})
     trailing = google.client.list_blobs(
         google, prefix="run/", delimiter="/", include_trailing_delimiter=True
     )

@@ -43,8 +43,10 @@ def checksums(path: Path, *, need_crc32c: bool = False) -> Checksums:
             crc32c = _library.extend(crc32c, data)
         elif need_crc32c:
             crc32c = extend_crc32c(crc32c, data)
-    known = need_crc32c or _library is not None
-    return Checksums(_base64(md5.digest()), _base64(crc32c.to_bytes(4, "big")) if known else None)
+    include_crc32c = need_crc32c or _library is not None
+    return Checksums(
+        _base64(md5.digest()), _base64(crc32c.to_bytes(4, "big")) if include_crc32c else None
+    )
 
 
 def extend_crc32c(crc: int, data: bytes) -> int:

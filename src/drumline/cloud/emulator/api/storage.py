@@ -16,8 +16,10 @@ import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import uvicorn
@@ -253,15 +255,15 @@ class StorageApi:
             "x-goog-stored-content-encoding": "identity",
             "x-goog-stored-content-length": str(stored.size),
         }
-        if (known := metadata.checksums) is not None:
-            crc32c = f"crc32c={known.crc32c}," if known.crc32c else ""
-            headers["x-goog-hash"] = f"{crc32c}md5={known.md5}"
+        if (sums := metadata.checksums) is not None:
+            crc32c = f"crc32c={sums.crc32c}," if sums.crc32c else ""
+            headers["x-goog-hash"] = f"{crc32c}md5={sums.md5}"
         interval = wire.requested_range(request.headers.get("range"), stored.size)
         first, last = interval or (0, stored.size - 1)
         if interval:
             headers["content-range"] = f"bytes {first}-{last}/{stored.size}"
         headers["content-length"] = str(last - first + 1)
-        content = _content(stored, first, last - first + 1)
+        content = _content(_open(stored), first, last - first + 1)
         return StreamingResponse(content, 206 if interval else 200, headers)
 
     async def _compose(
@@ -278,8 +280,8 @@ class StorageApi:
             message = f"The number of source components must be between 1 and {_MAX_COMPOSE}"
             raise invalid_argument(message)
         conditions = wire.preconditions(query)
-        given = body.get("destination") or {}
-        return await self._write_copy(bucket, name, sources, conditions, given)
+        resource = body.get("destination") or {}
+        return await self._write_copy(bucket, name, sources, conditions, resource)
 
     async def _copy(
         self, bucket: str, name: str, to_bucket: str, to: str, query: Mapping[str, str], body: Json
@@ -287,8 +289,8 @@ class StorageApi:
         stored = self._store.get(bucket, name)
         _check_generation(stored, query.get("sourceGeneration"))
         self._store.check(stored, wire.preconditions(query, "ifSource"))
-        given = wire.settable(body) or dict(self._store.metadata(stored).fields)
-        return await self._write_copy(to_bucket, to, [stored], wire.preconditions(query), given)
+        resource = wire.settable(body) or dict(self._store.metadata(stored).fields)
+        return await self._write_copy(to_bucket, to, [stored], wire.preconditions(query), resource)
 
     async def _write_copy(
         self,
@@ -296,13 +298,16 @@ class StorageApi:
         name: str,
         sources: list[StoredObject],
         conditions: Preconditions,
-        given: Json,
+        resource: Json,
     ) -> StoredObject:
         self._store.check(self._store.find(bucket, name), conditions)
         draft = self._store.new_draft()
         try:
-            await asyncio.to_thread(_concatenate, sources, draft)
-            return await self._uploads.commit(bucket, name, draft, conditions, given)
+            with ExitStack() as stack:
+                # Opened at once, so they are the generations whose preconditions were checked.
+                files = [stack.enter_context(_open(source)) for source in sources]
+                await asyncio.to_thread(_concatenate, files, draft)
+            return await self._uploads.commit(bucket, name, draft, conditions, resource)
         finally:
             draft.unlink(missing_ok=True)
 
@@ -334,8 +339,8 @@ class StorageApi:
         # Some clients send the whole URL, some only the path.
         path = url.path[max(0, url.path.find(_OBJECTS)) :]
         try:
-            given = wire.parse_json(body)
-            return await self._call(method, path, dict(parse_qsl(url.query)), given, base)
+            resource = wire.parse_json(body)
+            return await self._call(method, path, dict(parse_qsl(url.query)), resource, base)
         except StorageError as error:
             return wire.refusal(error)
 
@@ -346,34 +351,27 @@ def _check_generation(stored: StoredObject, generation: object) -> None:
         raise no_such_object(stored.bucket, f"{stored.name}#{generation}")
 
 
-def _content(stored: StoredObject, first: int, size: int) -> AsyncIterator[bytes]:
-    """Read a range of an object. A later write does not change it: the file is opened at once."""
+def _open(stored: StoredObject) -> BinaryIO:
+    """Open an object for reading. A later write does not change what the file contains."""
     try:
-        file = stored.path.open("rb") if size else io.BytesIO()
+        return io.BytesIO() if stored.name.endswith("/") else stored.path.open("rb")
     except FileNotFoundError:
         raise no_such_object(stored.bucket, stored.name) from None
 
-    async def read() -> AsyncIterator[bytes]:
-        left = size
-        with file:
-            file.seek(first)
-            while left and (data := file.read(min(left, _CHUNK_BYTES))):
-                left -= len(data)
-                yield data
 
-    return read()
+async def _content(file: BinaryIO, first: int, size: int) -> AsyncIterator[bytes]:
+    """Read a range of a file, and close it."""
+    with file:
+        file.seek(first)
+        while size and (data := file.read(min(size, _CHUNK_BYTES))):
+            size -= len(data)
+            yield data
 
 
-def _concatenate(sources: list[StoredObject], draft: Path) -> None:
-    with draft.open("wb") as file:
-        for source in sources:
-            if source.name.endswith("/"):
-                continue
-            try:
-                with source.path.open("rb") as content:
-                    shutil.copyfileobj(content, file, _CHUNK_BYTES)
-            except FileNotFoundError:
-                raise no_such_object(source.bucket, source.name) from None
+def _concatenate(files: list[BinaryIO], draft: Path) -> None:
+    with draft.open("wb") as target:
+        for file in files:
+            shutil.copyfileobj(file, target, _CHUNK_BYTES)
 
 
 def mount(folder: Path) -> tuple[str, Mount]:
@@ -386,12 +384,12 @@ def main() -> int:
     """Serve a folder until stopped."""
     parser = argparse.ArgumentParser(prog="python -m drumline.cloud.emulator.api.storage")
     parser.add_argument("--folder", type=Path, required=True, help="the folder with the buckets")
-    parser.add_argument("--port", type=int, default=0, help="any free port unless given")
-    given = parser.parse_args()
-    path, route = mount(given.folder)
+    parser.add_argument("--port", type=int, default=0, help="any free port by default")
+    arguments = parser.parse_args()
+    path, route = mount(arguments.folder)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", given.port))
+        listener.bind(("127.0.0.1", arguments.port))
         listener.listen(512)
         print(f"http://127.0.0.1:{listener.getsockname()[1]}{path}", flush=True)
         config = uvicorn.Config(

@@ -75,7 +75,7 @@ def preconditions(query: Mapping[str, Any], prefix: str = "if") -> Preconditions
 
 
 def integer(query: Mapping[str, Any], key: str) -> int | None:
-    """Return a number, or None if it is not given."""
+    """Return a number, or None if it is absent."""
     value = query.get(key)
     if value is None or value == "":
         return None
@@ -85,9 +85,9 @@ def integer(query: Mapping[str, Any], key: str) -> int | None:
         raise invalid_argument(f"Invalid value '{value}' for {key}") from None
 
 
-def settable(given: Json) -> Json:
+def settable(resource: Json) -> Json:
     """Return the fields of an object's metadata that a client may set."""
-    return {key: given[key] for key in _SETTABLE if key in given}
+    return {key: resource[key] for key in _SETTABLE if key in resource}
 
 
 def page_start(token: str) -> str:
@@ -130,12 +130,12 @@ def content_range(header: str | None) -> tuple[int | None, int | None]:
     return int(match[1]) if match[1] else None, int(match[3]) if match[3] else None
 
 
-def expected_checksums(request: Request, given: Json) -> dict[str, str]:
+def expected_checksums(request: Request, resource: Json) -> dict[str, str]:
     """Return the checksums that a caller has computed, in its headers or in the metadata."""
     header = request.headers.get("x-goog-hash", "")
     pairs = dict(entry.strip().split("=", 1) for entry in header.split(",") if "=" in entry)
     checksums = {"crc32c": pairs.get("crc32c"), "md5Hash": pairs.get("md5")}
-    checksums |= {key: given[key] for key in ("crc32c", "md5Hash") if given.get(key)}
+    checksums |= {key: resource[key] for key in ("crc32c", "md5Hash") if resource.get(key)}
     return {key: value for key, value in checksums.items() if value}
 
 
@@ -154,11 +154,11 @@ def related_parts(content_type: str, body: bytes) -> tuple[Json, bytes]:
         raise invalid_argument("Malformed multipart body")
     first = body[begin:middle].partition(newline * 2)[2]
     head, _, content = body[middle + len(newline + delimiter) : end].partition(newline * 2)
-    given = parse_json(first)
+    resource = parse_json(first)
     headers = email.parser.BytesHeaderParser(policy=email.policy.HTTP).parsebytes(head.strip())
     if headers.get("Content-Type"):
-        given = {"contentType": str(headers["Content-Type"])} | given
-    return given, content
+        resource = {"contentType": str(headers["Content-Type"])} | resource
+    return resource, content
 
 
 def batch_calls(content_type: str, body: bytes) -> list[tuple[str, bytes]]:

@@ -32,8 +32,8 @@ class _Upload:
 
     bucket: str
     name: str
-    given: Json
-    """The metadata that the caller sent."""
+    resource: Json
+    """The metadata that the caller sent, as a resource of the API."""
     conditions: Preconditions
     draft: Path
     received: int = 0
@@ -63,12 +63,12 @@ class Uploads:
         match query.get("uploadType"):
             case "media":
                 content_type = request.headers.get("content-type")
-                given: Json = {"contentType": content_type} if content_type else {}
-                return await self._insert(request, bucket, given)
+                resource: Json = {"contentType": content_type} if content_type else {}
+                return await self._insert(request, bucket, resource)
             case "multipart":
                 header = request.headers.get("content-type", "")
-                given, content = wire.related_parts(header, await request.body())
-                return await self._insert(request, bucket, given, content)
+                resource, content = wire.related_parts(header, await request.body())
+                return await self._insert(request, bucket, resource, content)
             case "resumable":
                 return self._begin(request, bucket, await wire.json_body(request))
         raise invalid_argument("uploadType must be media, multipart or resumable")
@@ -79,7 +79,7 @@ class Uploads:
         name: str,
         draft: Path,
         conditions: Preconditions,
-        given: Json,
+        resource: Json,
         expected: Mapping[str, str] | None = None,
         *,
         need_crc32c: bool = False,
@@ -98,13 +98,15 @@ class Uploads:
                     f'calculated {title} "{value}".'
                 )
         # Nothing is awaited between the check of the preconditions and the write.
-        return self._store.commit(bucket, name, draft, conditions, wire.settable(given), computed)
+        return self._store.commit(
+            bucket, name, draft, conditions, wire.settable(resource), computed
+        )
 
     async def _insert(
-        self, request: Request, bucket: str, given: Json, content: bytes | None = None
+        self, request: Request, bucket: str, resource: Json, content: bytes | None = None
     ) -> Response:
         """Create an object from the body of one call."""
-        name = request.query_params.get("name") or str(given.get("name", ""))
+        name = request.query_params.get("name") or str(resource.get("name", ""))
         conditions = wire.preconditions(request.query_params)
         draft = self._store.new_draft()
         try:
@@ -114,22 +116,22 @@ class Uploads:
                         file.write(data)
                 else:
                     file.write(content)
-            expected = wire.expected_checksums(request, given)
-            stored = await self.commit(bucket, name, draft, conditions, given, expected)
+            expected = wire.expected_checksums(request, resource)
+            stored = await self.commit(bucket, name, draft, conditions, resource, expected)
         finally:
             draft.unlink(missing_ok=True)
         return JSONResponse(self._resource(stored, request))
 
-    def _begin(self, request: Request, bucket: str, given: Json) -> Response:
+    def _begin(self, request: Request, bucket: str, resource: Json) -> Response:
         """Begin a resumable upload. The answer has the URL for the content."""
-        name = request.query_params.get("name") or str(given.get("name", ""))
+        name = request.query_params.get("name") or str(resource.get("name", ""))
         conditions = wire.preconditions(request.query_params)
         self._store.check(self._store.find(bucket, name), conditions)
         if content_type := request.headers.get("x-upload-content-type"):
-            given = {"contentType": content_type} | given
+            resource = {"contentType": content_type} | resource
         upload_id = secrets.token_urlsafe(32)
         draft = self._store.new_draft()
-        self._uploads[upload_id] = _Upload(bucket, name, given, conditions, draft)
+        self._uploads[upload_id] = _Upload(bucket, name, resource, conditions, draft)
         finished = [key for key, upload in self._uploads.items() if upload.answer is not None]
         for key in finished[:-_MAX_FINISHED]:
             del self._uploads[key]
@@ -175,8 +177,8 @@ class Uploads:
             upload.name,
             upload.draft,
             upload.conditions,
-            upload.given,
-            wire.expected_checksums(request, upload.given),
+            upload.resource,
+            wire.expected_checksums(request, upload.resource),
             need_crc32c=True,
         )
 
