@@ -12,12 +12,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import leftovers
+from tests.buckets import bucket, bucket_folder, storage_server
 from tests.compiling import quick_flags
+
+__all__ = ["bucket", "bucket_folder", "storage_server"]
 
 os.environ.setdefault("XLA_FLAGS", quick_flags(8))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Emulated kernels wait for each other, each in a thread of XLA's: it needs two for every device.
 os.environ.setdefault("NPROC", "16")
+# gcsfs reads it when it is imported; without it, it looks for a server that no test has.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 # A busy machine draws examples slowly, which says nothing about what is tested.
 settings.register_profile("unhurried", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("unhurried")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.buckets import StorageServer
 from tests.jobs.stories.test_bad_chips import TRAINING, learnt, outcomes
 from tests.jobs.world import World, a_world
 
@@ -29,14 +30,13 @@ PROGRAM = (
 )
 
 
-def train(world: World, seed: int, checkpoint: str | None, pause: float) -> str:
-    environment = {"SEED": str(seed), "PAUSE": str(pause)}
+def train(world: World, seed: int, checkpoint: str | None, pause: float, **more: str) -> str:
+    environment = {"SEED": str(seed), "PAUSE": str(pause)} | more
     file = world.write_job(
         "python train.py", accelerator="v4-8", checkpoint=checkpoint, environment=environment
     )
     program = PROGRAM.replace('os.environ["DRUMLINE_CHECKPOINT"]', "checkpoint")
-    where = 'checkpoint = os.environ.get("DRUMLINE_CHECKPOINT")\n'
-    (file.parent / "train.py").write_text("import os\n" + where + program)
+    (file.parent / "train.py").write_text(WHERE + program)
     return str(world.client.create(file)["id"])
 
 
@@ -55,21 +55,31 @@ def _saved_in(world: World, job: str, attempt: int) -> bool:
 
 
 @pytest.mark.long
-def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
+@pytest.mark.parametrize("storage", ["disk", "bucket"])
+def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
+    storage: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    shared, more = tmp_path / "shared", {}
+    if storage == "bucket":
+        from drumline.cloud.emulator.api.storage import client_environment
+
+        server: StorageServer = request.getfixturevalue("storage_server")
+        shared = request.getfixturevalue("bucket_folder")
+        more = {**client_environment(server.url), "BUCKET": f"gs://{shared.name}"}
     with a_world(tmp_path / "ada") as ada, a_world(tmp_path / "bob") as bob:
         undisturbed = [ada.end(train(ada, seed, None, 0.0)) for seed in (1, 2)]
         alone = [learnt(ada, shown) for shown in undisturbed]
         assert alone[0] != alone[1]
-        # Bob's first job, and so that both have the same number, another of his.
-        bob.end(bob.create("true"))
-        bob.end(bob.create("true"))
-        jobs = [train(home, seed, str(shared), 0.15) for home, seed in ((ada, 1), (bob, 2))]
+        # So that both homes give the next job the same number.
+        for _ in alone:
+            bob.end(bob.create("true"))
+        homes = ((ada, 1), (bob, 2))
+        jobs = [train(home, seed, str(tmp_path / "shared"), 0.15, **more) for home, seed in homes]
         assert jobs[0] == jobs[1]
-        for home, job in zip((ada, bob), jobs, strict=True):
+        for (home, _), job in zip(homes, jobs, strict=True):
             taken_away(home, job, 2)
-        ended = [home.end(job) for home, job in zip((ada, bob), jobs, strict=True)]
-        for home, shown, expected in zip((ada, bob), ended, alone, strict=True):
+        ended = [home.end(job) for (home, _), job in zip(homes, jobs, strict=True)]
+        for (home, _), shown, expected in zip(homes, ended, alone, strict=True):
             assert shown["status"] == "SUCCEEDED"
             assert outcomes(shown) == ["preempted", "preempted", "succeeded"]
             assert learnt(home, shown) == expected

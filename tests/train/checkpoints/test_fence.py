@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.train import Mistake
-from drumline.train.checkpoints.claim import DiskRecords
+from drumline.train.checkpoints.claim import BucketRecords, DiskRecords
 from drumline.train.checkpoints.fence import (
     Claim,
     ClaimRecords,
@@ -27,9 +27,15 @@ JOB = Writer("a", owner="aaaa", job="000001", attempt=1, fence=7, machine="host-
 BY_HAND = Writer("hand", machine="desk", process=11)
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "bucket"])
 def records(request: pytest.FixtureRequest, tmp_path: Path) -> ClaimRecords:
-    return MemoryRecords() if request.param == "memory" else DiskRecords(str(tmp_path))
+    match request.param:
+        case "memory":
+            return MemoryRecords()
+        case "disk":
+            return DiskRecords(str(tmp_path))
+        case _:
+            return BucketRecords(request.getfixturevalue("bucket") + "/team/run")
 
 
 def claimed(records: ClaimRecords, writer: Writer, complete: tuple[str, ...] = ()) -> Fence:
@@ -131,6 +137,22 @@ def test_the_chain_stays_short_and_its_numbers_grow(records: ClaimRecords) -> No
     numbers = [fence.number for fence in fences]
     assert numbers == sorted(set(numbers))
     assert len(records.numbers()) == 6
+
+
+def test_a_claim_whose_answer_was_lost_is_held(bucket: str) -> None:
+    """The client repeats a call that was not answered, and the object is there by then."""
+    records = BucketRecords(bucket)
+    fence = claimed(records, JOB)
+    held = records.read(fence.number)
+    assert held is not None
+    assert records.create(fence.number, held)
+    other = {**held, "writer": {**held["writer"], "id": "b"}}
+    assert not records.create(fence.number, other)
+
+
+def test_a_bucket_that_is_not_there_is_an_error_with_the_words_of_the_cloud(bucket: str) -> None:
+    with pytest.raises(OSError, match="bucket"):
+        claimed(BucketRecords(f"{bucket}-typo/run"), JOB)
 
 
 def test_an_unreadable_claim_is_an_error_and_not_a_free_folder(tmp_path: Path) -> None:

@@ -71,3 +71,18 @@ def test_on_a_disk(
     folder, scratch = tmp_path / "run", tmp_path / "scratch"
     scratch.mkdir()
     pause_and_replace(str(folder), scratch, lambda: contents(folder), compiled, monkeypatch, seed)
+
+
+@pytest.mark.long
+def test_in_a_bucket(
+    bucket: str,
+    bucket_folder: Path,
+    tmp_path: Path,
+    compiled: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through google-cloud-storage for the claims, and gcsfs and TensorStore for the rest."""
+    folder = bucket_folder / "run"
+    pause_and_replace(
+        f"{bucket}/run", tmp_path, lambda: contents(folder), compiled, monkeypatch, seed=1
+    )

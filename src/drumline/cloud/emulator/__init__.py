@@ -13,5 +13,7 @@ its callers, as a cloud does. Read it in this order:
 - `api` serves it: `rest` with `call`, `filters` and `offers`; `asked` is what a caller sent, `wire`
   what it gets back; `control` does what users of a real cloud cannot: preempt, break, use up
   capacity. `login` checks the token of every call.
+- `buckets` keeps the objects of Cloud Storage as files, with their `checksums`; `api.storage`,
+  `api.uploads` and `api.storage_wire` serve them, in the emulator or alone.
 - `config` has the settings; `launch` finds or starts the process, with the standard library only.
 """

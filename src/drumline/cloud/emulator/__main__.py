@@ -23,7 +23,7 @@ from typing import IO
 import uvicorn
 from starlette.applications import Starlette
 
-from drumline.cloud.emulator.api import control, rest
+from drumline.cloud.emulator.api import control, rest, storage
 from drumline.cloud.emulator.api.login import Login
 from drumline.cloud.emulator.config import BadConfig, EmulatorConfig, load
 from drumline.cloud.emulator.hosts.running import HostSettings
@@ -97,7 +97,8 @@ def _allow_many_hosts() -> None:
 
 
 async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> None:
-    service = Service(config, HostSettings(home, config.boot_seconds))
+    settings = HostSettings(home, config.boot_seconds)
+    service = Service(config, settings)
     service.hosts.clear_away()
     service.machines.clear_away()
     service.hosts.warm_up()
@@ -110,15 +111,16 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
         server.should_exit = True
 
     token = secrets.token_urlsafe(32)
+    storage_path, storage_route = storage.mount(settings.buckets)
     app = Starlette(
-        routes=[*control.routes(service, stop), *rest.routes(service)],
+        routes=[*control.routes(service, stop), *rest.routes(service), storage_route],
         exception_handlers=rest.EXCEPTION_HANDLERS,
     )
     # Inside the login: a call without the token does not count.
     visits = Visits(app, lambda: _needed(service, config), idle)
     server = _Server(
         uvicorn.Config(
-            Login(visits, token),
+            Login(visits, token, storage_path),
             # A line for each call would fill the disk of a user who leaves it running.
             log_level="warning",
             lifespan="off",
@@ -128,11 +130,13 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
             timeout_keep_alive=600,
         )
     )
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     announcement = json.dumps(
         {
             "pid": os.getpid(),
-            "url": f"http://127.0.0.1:{listening.getsockname()[1]}",
+            "url": url,
             "token": token,
+            "storage": f"{url}{storage_path}",
             "started": time.time(),
         }
     )

@@ -41,6 +41,8 @@ class Access(NamedTuple):
     url: str
     token: str
     pid: int
+    storage: str = ""
+    """The URL of its Cloud Storage API, which takes the place of a token."""
 
 
 def find(home: Path) -> Access | None:
@@ -51,7 +53,8 @@ def find(home: Path) -> Access | None:
     """
     try:
         written = json.loads((home / ENDPOINT).read_text())
-        found = Access(str(written["url"]), str(written["token"]), int(written["pid"]))
+        url, token, pid = str(written["url"]), str(written["token"]), int(written["pid"])
+        found = Access(url, token, pid, str(written.get("storage", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if _holds_its_lock(home) else None

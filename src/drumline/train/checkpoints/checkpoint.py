@@ -33,7 +33,7 @@ from jax.sharding import Mesh
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.checkpoints.digest import digest
 from drumline.train.checkpoints.fence import Fence, FencedOff
-from drumline.train.checkpoints.files import still_writable
+from drumline.train.checkpoints.files import children, still_writable
 from drumline.train.checkpoints.marks import COMMITTED, Marks
 from drumline.train.mistakes import Mistake
 from drumline.train.state import State, dotted, everywhere, on_all
@@ -239,7 +239,7 @@ class Checkpoints:
 
     def _complete(self, abandoned: Iterable[str]) -> dict[int, int]:
         """The complete checkpoints: each step, and the number in its name, 0 if it has none."""
-        names = {path.name for path in self._folder.iterdir()} - {*abandoned}
+        names = {path.name for path in children(self._folder)} - {*abandoned}
         matches = [match for match in map(_NAME.fullmatch, sorted(names)) if match]
         found: dict[int, int] = {}
         for match in matches:
@@ -255,7 +255,7 @@ class Checkpoints:
 
     def _clear(self, fence: Fence) -> None:
         """Remove what a process that died has left: checkpoints half-written or half-removed."""
-        names = {path.name for path in self._folder.iterdir()}
+        names = {path.name for path in children(self._folder)}
         marked = self._marks.names()
         unfinished = {name: match for name in names if (match := _UNFINISHED.fullmatch(name))}
         dead = {name for name in fence.abandoned if name in names | marked}
@@ -270,7 +270,7 @@ class Checkpoints:
 
     def _check_free(self, step: int) -> None:
         """Refuse a folder where something of somebody else's is in the way from here on."""
-        names = [path.name for path in self._folder.iterdir()] if _first() else []
+        names = [path.name for path in children(self._folder)] if _first() else []
         numbers = {int(name) for name in names if name.isdigit()} - self._unusable
         ahead = sorted(n for n in numbers - self._ours if step < n <= self._last)
         in_the_way = as_host_0_says(ahead)
@@ -385,7 +385,7 @@ class Checkpoints:
             return error
         with suppress(OSError):
             if not isinstance(error, FencedOff) or self._fence.may_remove_own(name):
-                for path in list(self._folder.iterdir()):
+                for path in children(self._folder):
                     match = _UNFINISHED.fullmatch(path.name)
                     if match and match[1] == name:
                         path.rmtree()

@@ -25,7 +25,13 @@ from etils import epath  # type: ignore[import-untyped]
 
 from drumline.train.agree import hosts_without
 from drumline.train.checkpoints.fence import ClaimRecords, Fence, Writer, claim_folder, newest
-from drumline.train.checkpoints.files import BUCKET, in_bucket, open_folder, usable
+from drumline.train.checkpoints.files import (
+    BUCKET,
+    disable_listing_cache,
+    in_bucket,
+    open_folder,
+    usable,
+)
 from drumline.train.checkpoints.marks import COMMITTED, FOLDER
 from drumline.train.mistakes import Mistake
 
@@ -61,6 +67,7 @@ class FolderClaim:
 
 def claim(folder: str, say: Callable[[str], None] = print) -> FolderClaim:
     """Claim the folder for this program. All hosts call it; if it is refused all raise Mistake."""
+    disable_listing_cache(folder)
     held, refusal = FolderClaim(), ""
     if jax.process_index() == 0:
         try:

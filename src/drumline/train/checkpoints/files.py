@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from etils import epath  # type: ignore[import-untyped]
+from etils.epath import backend  # type: ignore[import-untyped]
 
 from drumline.train.mistakes import Mistake, Unwritable
 
@@ -33,6 +34,29 @@ def open_folder(folder: str) -> None:
             epath.Path(folder).mkdir(parents=True, exist_ok=True)
     except (ImportError, RuntimeError):
         raise Mistake(f"checkpoint: {folder} needs gcsfs: pip install 'drumline[gcs]'") from None
+
+
+def disable_listing_cache(folder: str) -> None:
+    """Make gcsfs look at a bucket again each time.
+
+    It keeps the listings of a bucket for good, and does not notice what TensorStore and other hosts
+    write: a checkpoint that exists would seem to be missing.
+    """
+    if in_bucket(folder):
+        with suppress(ImportError, RuntimeError):  # `open_folder` reports that gcsfs is missing.
+            cache = backend.fsspec_backend.fs(folder).dircache
+            cache.use_listings_cache = False
+            cache.clear()
+
+
+def children(folder: epath.Path) -> list[epath.Path]:
+    """Return what is in a folder. In a bucket, a folder with nothing in it does not exist."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        if not in_bucket(str(folder)):
+            raise
+        return []
 
 
 @contextmanager
