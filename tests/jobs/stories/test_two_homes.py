@@ -1,6 +1,8 @@
 """Two homes with one place for checkpoints: each keeps its own, whatever happens to the other."""
 
+import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,13 @@ class Slow:
         time.sleep(float(os.environ["PAUSE"]))
         return {name: column[numbers] for name, column in self.columns.items()}
 """
+WHERE = """
+import os
+checkpoint = os.environ.get("DRUMLINE_CHECKPOINT")
+if checkpoint and "BUCKET" in os.environ:
+    checkpoint = os.environ["BUCKET"] + "/" + os.path.basename(checkpoint)
+"""
+"""On emulated hosts a bucket is a folder; with BUCKET the program goes to the real API."""
 PROGRAM = (
     TRAINING.replace(
         "drumline.distributed.initialize()", SLOW + "drumline.distributed.initialize()"
@@ -43,19 +52,22 @@ def train(world: World, seed: int, checkpoint: str | None, pause: float, **more:
 def taken_away(world: World, job: str, times: int) -> None:
     """The cloud takes the slice, each time a little further in the training."""
     for attempt in range(1, times + 1):
-        world.until(lambda: _saved_in(world, job, attempt), what=f"a checkpoint of {attempt}")  # noqa: B023
+        world.until(partial(_trains, world, job, attempt), what=f"attempt {attempt} to train")
         world.emulator("preempt", target=job)
 
 
-def _saved_in(world: World, job: str, attempt: int) -> bool:
+def _trains(world: World, job: str, attempt: int) -> bool:
     shown: dict[str, Any] = world.client.show(job)
-    attempts, progress = shown["attempts"], shown["progress"] or {}
-    resumed = progress.get("resumed", 0) or 0
-    return len(attempts) == attempt and (progress.get("checkpoint") or 0) > resumed
+    step = (shown["progress"] or {}).get("step") or 0
+    return (
+        shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and step >= 12 * attempt
+    )
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("storage", ["disk", "bucket"])
+@pytest.mark.parametrize(
+    "storage", ["disk", "bucket"] if os.environ.get("DRUMLINE_EVERY_CASE") else ["disk"]
+)
 def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
     storage: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

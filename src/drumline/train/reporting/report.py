@@ -82,14 +82,15 @@ class _Files:
             self._lines.add(json.dumps({**line, **told}).encode() + b"\n")
             if self._events is None:
                 folder = f"{self._folder}/tensorboard"
-                self._events = EventFile(folder, self._attempt, step)
+                self._events = EventFile(folder, self._attempt, step, self._check)
             self._events.write(step, values)
 
     def close(self) -> None:
         with suppress(FencedOff):
             self._lines.close()
-        if self._events:
-            self._events.close()
+        with suppress(FencedOff):
+            if self._events:
+                self._events.close()
 
 
 class _Terminal:

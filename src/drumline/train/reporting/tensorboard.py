@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from drumline.train.checkpoints.files import grow
 
@@ -21,10 +21,12 @@ _SESSION_START = 1
 class EventFile:
     """The scalars of one attempt."""
 
-    def __init__(self, folder: str, attempt: int, step: int) -> None:
+    def __init__(
+        self, folder: str, attempt: int, step: int, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Begin a file whose first word is that steps after this one, if any, were given up."""
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-        self._file = grow(f"{folder}/{name}.{attempt}")
+        self._file = grow(f"{folder}/{name}.{attempt}", check=check)
         self._add(_bytes(_FILE_VERSION, b"brain.Event:2"))
         self._add(_number(_STEP, step) + _bytes(_SESSION, _number(_STATUS, _SESSION_START)))
 
