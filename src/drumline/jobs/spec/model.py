@@ -217,8 +217,9 @@ class JobSpec(BaseModel):
     checkpoint: Annotated[str | None, _or_none(storage.checkpoint)] = Field(
         default=None,
         description="Where the program keeps its checkpoints: a place in a bucket, or a folder. "
-        "Each job gets a sub-folder of its own, named by its id. On Google a folder must be "
-        "below a mount. On the local cloud a relative folder is seen from the job file.",
+        "Each job gets a sub-folder of its own, named by the id of the job database and the job. "
+        "On Google a folder must be below a mount. On the local cloud a relative folder is seen "
+        "from the job file.",
         examples=["gs://lab-data-us-central2/checkpoints"],
     )
     retry: Annotated[Retry, BeforeValidator(_retry)] = Field(
