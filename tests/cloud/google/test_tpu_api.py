@@ -65,15 +65,8 @@ class TestListingRequests:
             accelerator="v4-16",
             labels={"a": "b"},
             trouble=Trouble(8, "no more capacity"),
-            by_user=False,
             nodes=("n",),
         )
-
-    def test_tells_our_delete_from_theirs(self) -> None:
-        state = {"state": "SUSPENDING", "state_initiator": "USER"}
-        entry = real_request(state=state)
-        [request] = run(Script([ok(queuedResources=[entry])]), list_requests)
-        assert (request.state, request.by_user, request.trouble) == ("SUSPENDING", True, None)
 
     def test_the_body_we_ask_with_carries_the_labels_back(self) -> None:
         script = Script([ok(name="op")])
@@ -133,7 +126,6 @@ class TestListingNodes:
         entry = real_node(
             accelerator_type="v4-16",
             state="READY",
-            health="HEALTHY",
             labels={"drumline-job": "000012"},
             network_endpoints=[
                 {
@@ -155,7 +147,6 @@ class TestListingNodes:
                 Endpoint("10.0.0.2", "3.4.5.6", 22),
                 Endpoint("10.0.0.3", "10.0.0.3", 22),
             ),
-            health="HEALTHY",
         )
 
     def test_the_emulator_publishes_its_ports(self) -> None:

@@ -125,7 +125,6 @@ def _request(entry: Mapping[str, Any], zone: str) -> ListedRequest | None:
         accelerator=_last(node.get("acceleratorType")),
         labels=_labels(node),
         trouble=read_trouble(_mapping(state.get("failedData")).get("error")),
-        by_user=state.get("stateInitiator") == "USER",
         nodes=tuple(node for spec in specs for node in _node_names(_mapping(spec), name)),
     )
 
@@ -143,7 +142,6 @@ def _node(entry: Mapping[str, Any], zone: str, ssh_port: int | None) -> ListedNo
     name = _last(entry.get("name"))
     if not name:
         return None
-    health = _text(entry.get("health"))
     return ListedNode(
         name=name,
         zone=_zone(entry.get("name")) or zone,
@@ -151,7 +149,6 @@ def _node(entry: Mapping[str, Any], zone: str, ssh_port: int | None) -> ListedNo
         accelerator=_last(entry.get("acceleratorType")),
         labels=_labels(entry),
         endpoints=_endpoints(_sequence(entry.get("networkEndpoints")), ssh_port),
-        health=None if health in {"", "HEALTH_UNSPECIFIED"} else health,
         request=_last(entry.get("queuedResource")),
     )
 

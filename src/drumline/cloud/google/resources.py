@@ -24,8 +24,6 @@ class ListedRequest:
     accelerator: str
     labels: Mapping[str, str]
     trouble: Trouble | None = None
-    by_user: bool = False
-    """Whether the last change of state was requested (USER), or the cloud's own (SERVICE)."""
     nodes: tuple[str, ...] = ()
     """The names of the requested nodes; where it lists none, there is one of the same name."""
 
@@ -41,6 +39,5 @@ class ListedNode:
     labels: Mapping[str, str]
     endpoints: tuple[Endpoint, ...] = ()
     """The hosts in worker order."""
-    health: str | None = None
     request: str = ""
     """The queued resource that the node came from, where the API says so."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from .caller import say
-from .system.files import below_root, read_json, remove
-from .wire import Forgotten, HostProgram
+from .system.files import below_root, read_json
+from .wire import HostProgram
 
 
 def on_this_host(checkpoint: str) -> str:
@@ -77,9 +76,3 @@ def write_script(folder: str, name: str, text: str) -> str:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text if text.endswith("\n") else text + "\n")
     return path
-
-
-def forget(folder: str) -> None:
-    """Remove the secrets."""
-    remove(folder, "secrets.json")
-    say(Forgotten(forgotten=True))

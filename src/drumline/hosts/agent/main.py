@@ -8,7 +8,6 @@ from importlib import import_module
 from .system.files import below_root
 from .wire import (
     EXEC,
-    FORGET,
     FREE_PORT,
     PREPARE,
     RECEIVE,
@@ -28,7 +27,6 @@ OF_ATTEMPT = {
     WATCH: "watch:watch",
     STOP: "stopping:stop",
     EXEC: "execute:execute",
-    FORGET: "environment:forget",
 }
 OTHERS = {
     RECEIVE: "code:receive",

@@ -34,7 +34,6 @@ STEP = "step"  # SetUpStep → Beat …, StepEnded
 WATCH = "watch"  # offset in the log → Line …
 STOP = "stop"  # grace in seconds → AttemptStatus
 EXEC = "exec"  # Command, then its own input → its output and its exit code
-FORGET = "forget"  # → Forgotten
 RECEIVE = "receive"  # sha; the archive → Received
 UNPACK = "unpack"  # sha, working copy → Prepared
 FREE_PORT = "free-port"  # → Port
@@ -183,12 +182,6 @@ class Received(Message):
     """The archive is here."""
 
     received: bool
-
-
-class Forgotten(Message):
-    """The secrets are gone."""
-
-    forgotten: bool
 
 
 def encode(message: Message) -> str:

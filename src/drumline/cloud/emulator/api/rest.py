@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from drumline.cloud.emulator.api import asked, control, offers, wire
+from drumline.cloud.emulator.api import asked, control, wire
 from drumline.cloud.emulator.api.call import ANY_ZONE, Call
 from drumline.cloud.emulator.config import known_zones
 from drumline.cloud.emulator.service import Service
@@ -120,19 +120,7 @@ def guest_attributes(call: Call) -> Json:
     return wire.guest_attributes(node, workers, str(path))
 
 
-def service_identity(call: Call) -> Json:
-    """The service account of the API."""
-    email = f"service-{call.path('project')}@cloud-tpu.iam.gserviceaccount.com"
-    return {"identity": {"email": email}}
-
-
 # Operations
-
-
-def list_operations(call: Call) -> Json:
-    """All operations."""
-    found = call.covered(call.service.fleet.operations.all)
-    return call.page("operations", found, wire.operation_json)
 
 
 def get_operation(call: Call) -> Json:
@@ -143,23 +131,29 @@ def get_operation(call: Call) -> Json:
     return wire.operation_json(operation)
 
 
-def forget_operation(call: Call) -> Json:
-    """Delete or cancel an operation: neither undoes its work."""
-    get_operation(call)
-    return {}
+# Buckets
+
+
+def get_bucket(call: Call) -> Json:
+    """The location of a bucket."""
+    name = call.path("id")
+    location = call.service.config.buckets.get(name, "LOCAL")
+    return {
+        "kind": "storage#bucket",
+        "id": name,
+        "name": name,
+        "location": location,
+        "locationType": "region",
+        "storageClass": "STANDARD",
+    }
 
 
 Answer = Callable[[Call], Json]
 _PAGES = ("pageSize", "pageToken")
-_FILTERED = (*_PAGES, "filter", "orderBy")
 _QUEUED = f"{LOCATION}/queuedResources"
 _NODES = f"{LOCATION}/nodes"
 _OPERATIONS = f"{LOCATION}/operations"
-_TYPES = f"{LOCATION}/acceleratorTypes"
-_IMAGES = f"{LOCATION}/runtimeVersions"
 _ROUTES: tuple[tuple[str, str, str, Answer, tuple[str, ...]], ...] = (
-    ("GET", "/v2/projects/{project}/locations", "locations.list", offers.list_locations,
-     (*_PAGES, "filter", "extraLocationTypes")),
     ("POST", _QUEUED, "queuedResources.create", create_request, ("queuedResourceId", "requestId")),
     ("GET", _QUEUED, "queuedResources.list", list_requests, _PAGES),
     ("POST", f"{_QUEUED}/{{id}}:reset", "queuedResources.reset", reset_request, ()),
@@ -175,18 +169,8 @@ _ROUTES: tuple[tuple[str, str, str, Answer, tuple[str, ...]], ...] = (
     ("GET", f"{_NODES}/{{id}}", "nodes.get", get_node, ()),
     ("PATCH", f"{_NODES}/{{id}}", "nodes.patch", patch_node, ("updateMask",)),
     ("DELETE", f"{_NODES}/{{id}}", "nodes.delete", delete_node, ()),
-    ("GET", _OPERATIONS, "operations.list", list_operations, (*_PAGES, "filter")),
-    ("POST", f"{_OPERATIONS}/{{id}}:cancel", "operations.cancel", forget_operation, ()),
     ("GET", f"{_OPERATIONS}/{{id}}", "operations.get", get_operation, ()),
-    ("DELETE", f"{_OPERATIONS}/{{id}}", "operations.delete", forget_operation, ()),
-    ("GET", _TYPES, "acceleratorTypes.list", offers.list_types, _FILTERED),
-    ("GET", f"{_TYPES}/{{id}}", "acceleratorTypes.get", offers.get_type, ()),
-    ("GET", _IMAGES, "runtimeVersions.list", offers.list_runtimes, _FILTERED),
-    ("GET", f"{_IMAGES}/{{id}}", "runtimeVersions.get", offers.get_runtime, ()),
-    ("POST", f"{LOCATION}:generateServiceIdentity", "locations.generateServiceIdentity",
-     service_identity, ()),
-    ("GET", LOCATION, "locations.get", offers.get_location, ()),
-    ("GET", "/storage/v1/b/{id}", "buckets.get", offers.get_bucket, ("projection",)),
+    ("GET", "/storage/v1/b/{id}", "buckets.get", get_bucket, ("projection",)),
 )  # fmt: skip
 _CHANGES = {"create", "delete", "patch", "start", "stop", "reset"}
 
