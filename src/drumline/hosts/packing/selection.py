@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
-from drumline.hosts.ignore import ALWAYS
 from drumline.hosts.packing.contents import SecretScan
-from drumline.hosts.packing.folder_rules import DRUMLINE_HOME, MOUNT, OWN_CHECKPOINT, FolderRules
-from drumline.hosts.packing.folders import require_workdir
-from drumline.hosts.packing.listing import PACKAGE_FOLDER, list_files
+from drumline.hosts.packing.folders import (
+    DRUMLINE_HOME,
+    MOUNT,
+    OWN_CHECKPOINT,
+    FolderRules,
+    require_workdir,
+)
+from drumline.hosts.packing.listing import ALWAYS_IGNORED, PACKAGE_FOLDER, list_files
 from drumline.hosts.packing.names import secret_file, secret_folder
 from drumline.hosts.packing.rules import (
     OWNER_ONLY,
@@ -36,7 +40,7 @@ PIECE = 1 << 20
 """Bytes that are read at a time."""
 _TARGET_BYTES = 4 << 20
 """The most bytes that are read of a file outside the folder, to judge a link to it."""
-_NEVER_INCLUDED = ALWAYS | {"", ".", PurePosixPath(PACKAGE_FOLDER).parts[0]}
+_NEVER_INCLUDED = ALWAYS_IGNORED | {"", ".", PurePosixPath(PACKAGE_FOLDER).parts[0]}
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 

@@ -69,8 +69,8 @@ class Execution:
 
     async def _run(self, host: int, stdin: AsyncIterator[bytes] | None) -> None:
         # Already imported with the first connection, which exists by now.
-        from drumline.hosts.connection import in_words
-        from drumline.hosts.driver import CUT
+        from drumline.hosts.connection import describe_connection_error
+        from drumline.hosts.driver import CONNECTION_ERRORS
 
         async def output(stream: Stream, data: bytes) -> None:
             text = base64.b64encode(data).decode()
@@ -79,8 +79,8 @@ class Execution:
         end: Frame = {"host": host, "exit_code": None}
         try:
             end["exit_code"] = await self._session.run(host, self._command, output, stdin=stdin)
-        except CUT as trouble:
-            end["error"] = in_words(trouble)
+        except CONNECTION_ERRORS as trouble:
+            end["error"] = describe_connection_error(trouble)
         except Exception as trouble:
             # Without this last frame the caller would wait for ever.
             log.exception("a command on host %d", host)

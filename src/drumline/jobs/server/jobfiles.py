@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.hosts import code
-from drumline.hosts.companion import Companion, companion
+from drumline.hosts.bundled_package import BundledPackage, choose_package
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
 from drumline.jobs.billing.quota import beyond_quota
@@ -76,25 +76,29 @@ class JobFiles:
             raise Mistake(f"zones: none of your zones has {wanted}; drumline chips says which do")
         return spec, left
 
-    def warnings(self, spec: "JobSpec", choices: tuple[Choice, ...], along: Companion) -> list[str]:
+    def warnings(
+        self, spec: "JobSpec", choices: tuple[Choice, ...], along: BundledPackage
+    ) -> list[str]:
         """What may go wrong with a job though its file is valid."""
         config = self._config
         short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
         return [*short, along.warning] if along.warning else short
 
-    async def companion(self, spec: "JobSpec") -> Companion:
+    async def companion(self, spec: "JobSpec") -> BundledPackage:
         """Whether Drumline's own package goes to the hosts with the code."""
         scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
         local = self._config.local
         if spec.workdir is None:
-            return companion(None, scripts, python, local=local)
+            return choose_package(None, scripts, python, local=local)
         try:
             require_workdir(spec.workdir, self._config.home)
-            return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
+            return await asyncio.to_thread(
+                choose_package, spec.workdir, scripts, python, local=local
+            )
         except code.CodeError as wrong:
             raise Mistake(str(wrong)) from None
 
-    async def pack(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
+    async def pack(self, spec: "JobSpec", along: BundledPackage) -> dict[str, Any] | None:
         """The archive of the job's code; None where it has no code."""
         if spec.workdir is None and along.package is None:
             return None
@@ -118,7 +122,7 @@ class JobFiles:
             **left_out_json(packed.left_out),
         }
 
-    async def measure(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
+    async def measure(self, spec: "JobSpec", along: BundledPackage) -> dict[str, Any] | None:
         """What `pack` would send, without writing anything."""
         if spec.workdir is None:
             nothing: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from drumline.hosts.kept_log import Moments, parts_of, place_since, read
+from drumline.hosts.log_segments import TimestampReader, offset_at_time, read_chunk, segments
 
 CHUNK = 1 << 18
 """The most bytes of one read."""
@@ -24,7 +24,7 @@ class LogTail:
         """The offset of the next read."""
         self._rest = b""
         self._rest_at = 0.0
-        self._moments: Moments | None = None
+        self._moments: TimestampReader | None = None
         self._latest = 0.0
         self._whole = True
         """Whether the last bytes read ended a line."""
@@ -36,7 +36,7 @@ class LogTail:
 
     def raw(self) -> bytes:
         """The next bytes as they were written, none at the end."""
-        stretch = read(self._path, self._place, CHUNK)
+        stretch = read_chunk(self._path, self._place, CHUNK)
         if not stretch.data:
             return b""
         gap = self._gap(stretch.start)
@@ -56,11 +56,11 @@ class LogTail:
         """Complete lines, each with the time it was begun; none at the end."""
         found: list[Timed] = []
         while not found:
-            stretch = read(self._path, self._place, CHUNK)
-            if stretch.part is None or not stretch.data:
+            stretch = read_chunk(self._path, self._place, CHUNK)
+            if stretch.segment is None or not stretch.data:
                 break
-            if self._moments is None or self._moments.part.start != stretch.part.start:
-                self._moments = Moments(stretch.part)
+            if self._moments is None or self._moments.segment.start != stretch.segment.start:
+                self._moments = TimestampReader(stretch.segment)
             self._whole = not self._rest
             if gap := self._gap(stretch.start):
                 found += [*self.rest(), (self._at(stretch.start), gap.lstrip(b"\n"))]
@@ -71,12 +71,12 @@ class LogTail:
     def _split(self, data: bytes, place: int) -> list[Timed]:
         """The lines that begin or end in these bytes; an unfinished line is held back."""
         found: list[Timed] = []
-        at, until = self._at(place), self._moments.next_place if self._moments else 0
+        at, until = self._at(place), self._moments.next_offset if self._moments else 0
         *whole, last = data.split(b"\n")
         for line in whole:
             # Most lines were written at the same time as the line before.
             if place >= until:
-                at, until = self._at(place), self._moments.next_place if self._moments else 0
+                at, until = self._at(place), self._moments.next_offset if self._moments else 0
             place += len(line) + 1
             if self._rest:
                 found.append((self._rest_at, self._rest + line + b"\n"))
@@ -98,17 +98,17 @@ class LogTail:
 
     def _at(self, place: int) -> float:
         """When a byte was written; never earlier than the bytes before it."""
-        found = self._moments.at(place) if self._moments else None
+        found = self._moments.time_at(place) if self._moments else None
         self._latest = max(self._latest, found or 0.0)
         return self._latest
 
 
 def line_since(path: Path, moment: float) -> int:
     """The offset of the first line that was begun at or after a moment."""
-    place = place_since(path, moment)
-    if place == 0 or read(path, place - 1, 1).data == b"\n":
+    place = offset_at_time(path, moment)
+    if place == 0 or read_chunk(path, place - 1, 1).data == b"\n":
         return place
-    while (stretch := read(path, place, CHUNK)).data:
+    while (stretch := read_chunk(path, place, CHUNK)).data:
         end = stretch.data.find(b"\n")
         if end >= 0:
             return stretch.start + end + 1
@@ -120,7 +120,7 @@ def _last_lines(path: Path, lines: int, first: int) -> tuple[int, int]:
     """The offset of the last `lines` lines, not before `first`, and how many they are."""
     place, found = first, 0
     end = True
-    for part in reversed(parts_of(path)):
+    for part in reversed(segments(path)):
         stop = max(part.start, first)
         upper = part.end
         with contextlib.suppress(FileNotFoundError), part.path.open("rb") as file:
