@@ -8,7 +8,7 @@ import pytest
 from google.cloud import tpu_v2
 
 from drumline.cloud.google import placements
-from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.observed.placements import Endpoint
 from tests.cloud.google.scripted import (
     NO_REQUEST,
@@ -64,7 +64,7 @@ class TestListingRequests:
             state="FAILED",
             accelerator="v4-16",
             labels={"a": "b"},
-            trouble=Trouble(8, "no more capacity"),
+            error=RpcError(8, "no more capacity"),
             nodes=("n",),
         )
 
@@ -118,7 +118,7 @@ class TestListingRequests:
     def test_trouble_without_a_code_is_still_trouble(self) -> None:
         entry = {"name": "a", "state": {"state": "FAILED", "failedData": {"error": {"x": 1}}}}
         [request] = run(Script([ok(queuedResources=[entry])]), list_requests)
-        assert request.trouble == Trouble(2, "the cloud gave no reason")
+        assert request.error == RpcError(2, "the cloud gave no reason")
 
 
 class TestListingNodes:
@@ -169,10 +169,10 @@ class TestListingNodes:
         [node] = run(Script([ok(nodes=[entry])]), list_nodes, ssh_port=None)
         assert node.endpoints == ()
 
-    def test_a_node_being_made_has_no_hosts_and_no_health(self) -> None:
+    def test_a_node_in_creation_has_no_hosts(self) -> None:
         entry = real_node(state="CREATING")
         [node] = run(Script([ok(nodes=[entry])]), list_nodes)
-        assert (node.state, node.endpoints, node.health) == ("CREATING", (), None)
+        assert (node.state, node.endpoints) == ("CREATING", ())
 
 
 class TestDeleting:
@@ -230,7 +230,7 @@ class TestHostKeys:
     def keys(self, *answers: Answer) -> list[str | None]:
         self.script = Script(list(answers))
         node = ListedNode("n", ZONE, "READY", "v4-16", {})
-        return run(self.script, lambda api: api.host_keys(placements.combined(None, [node])))
+        return run(self.script, lambda api: api.host_keys(placements.combine(None, [node])))
 
     def test_are_in_worker_order(self) -> None:
         first = guest(("ssh-rsa", "BBBB"), ("ssh-ed25519", "AAAA1"))

@@ -21,8 +21,8 @@ import uvicorn
 
 from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
+from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
 from drumline.cloud.protocol import Cloud
-from drumline.cloud.visits import LAST_CALLERS, Visits
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.controller.supervisor import Supervisor
@@ -118,10 +118,10 @@ async def serve(config: Config, stay: bool = False) -> None:
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(
-        service, stop.set, lambda: visits.leaves_in(), lambda: start_emulator(supervisor.config)
+        service, stop.set, lambda: visits.seconds_left(), lambda: start_emulator(supervisor.config)
     )
     patience = None if stay else config.idle_seconds
-    visits = Visits(api.application(), supervisor.busy, patience, unnoticed={"/status"})
+    visits = IdleExit(api.application(), supervisor.busy, patience, ignored_paths={"/status"})
     folders.socket.unlink(missing_ok=True)
     door = socket.socket(socket.AF_UNIX)
     door.bind(str(folders.socket))
@@ -135,14 +135,14 @@ async def serve(config: Config, stay: bool = False) -> None:
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(stop.wait())
     homeless = asyncio.create_task(_home_is_gone(folders.socket))
-    needless = asyncio.create_task(visits.over())
+    needless = asyncio.create_task(visits.wait_until_idle())
     try:
         ways_out = {listening, supervising, stopping, homeless, needless}
         await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
         if needless.done():
             log.info("nothing to do for %.0f min: leaving", config.idle_seconds / 60)
             folders.socket.unlink(missing_ok=True)
-            await asyncio.sleep(LAST_CALLERS)
+            await asyncio.sleep(SHUTDOWN_SECONDS)
     finally:
         web.should_exit = True
         web.force_exit = True
