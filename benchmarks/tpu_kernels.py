@@ -30,10 +30,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.chips import Slice, slice_of
+from drumline.errors import UserError
 from drumline.inspect.compiled import compiled_for
 from drumline.inspect.compiling.programs import InspectedProgram
 from drumline.inspect.cost.machines import machine
-from drumline.inspect.mistakes import Mistake
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
 from drumline.parallel.fused.scattering import pieces_of
 from drumline.parallel.fused.tours import Tour
@@ -191,7 +191,7 @@ def main() -> None:
         started = time.perf_counter()
         try:
             program = compiled_for(machine(given.on), fn, args, mesh=case.mesh, compiler="tpu")
-        except Mistake as wrong:
+        except UserError as wrong:
             print(f"{case.name:42} not compiled: {wrong}", flush=True)
             continue
         seconds = time.perf_counter() - started

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.targets import Mistake, load_target
+from drumline.errors import UserError
+from drumline.targets import load_target
 
 SAMPLER = """
 import math
@@ -85,7 +86,7 @@ def test_a_mistake_is_one_sentence(given: str, sentence: str, sampler: Path) -> 
     (folder / "nulls.py").write_bytes(b"x = 1\0")
     (folder / "failing.py").write_text("def inputs():\n    1 / 0\n\ndef f(x):\n    pass\n")
     (folder / "bare.py").write_text("def f(x):\n    return x\n")
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UserError) as told:
         load_target(given)
     assert sentence in str(told.value)
     assert "\n" not in str(told.value)

@@ -18,12 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from drumline import deprecated
+from drumline.errors import UserError
+
 INPUTS = "inputs"
 """The function of a module that makes the arguments, where no other is named."""
-
-
-class Mistake(Exception):
-    """A mistake in what the user named: what was wrong, where, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def load_function(given: str) -> Callable[..., Any]:
     """The function that `MODULE:FUNCTION` names.
 
     Raises:
-        Mistake: there is no such module or function.
+        UserError: there is no such module or function.
     """
     return _named(given)[1]
 
@@ -48,7 +47,7 @@ def load_function(given: str) -> Callable[..., Any]:
 def _named(given: str) -> tuple[ModuleType, Callable[..., Any], str]:
     where, colon, name = given.rpartition(":")
     if not colon or not where or not name:
-        raise Mistake(f"{given}: write it as MODULE:FUNCTION, such as sampler.py:step")
+        raise UserError(f"{given}: write it as MODULE:FUNCTION, such as sampler.py:step")
     module = _module(where)
     return module, _function(module, where, name), where
 
@@ -62,7 +61,7 @@ def load_target(given: str, inputs: str | None = None, *, hint: str = "") -> Tar
         hint: how else the command takes arguments.
 
     Raises:
-        Mistake: there is no such module or function, or its arguments are nowhere to be found.
+        UserError: there is no such module or function, or its arguments are nowhere to be found.
     """
     module, function, where = _named(given)
     try:
@@ -74,7 +73,7 @@ def load_target(given: str, inputs: str | None = None, *, hint: str = "") -> Tar
     if inputs is None and not takes and not takes_any:
         return Target(given, function, ())
     if inputs is None and not hasattr(module, INPUTS):
-        raise Mistake(
+        raise UserError(
             f"{given} takes {', '.join(takes)}: {hint and f'give {hint}, '}define {INPUTS}() in "
             f"{where}, which returns them as a tuple, or name another function there with --inputs"
         )
@@ -83,7 +82,7 @@ def load_target(given: str, inputs: str | None = None, *, hint: str = "") -> Tar
     try:
         made = make()
     except Exception as wrong:  # whatever the user's code raises
-        raise Mistake(f"{where}:{name}() fails: {_told(wrong)}") from wrong
+        raise UserError(f"{where}:{name}() fails: {_told(wrong)}") from wrong
     return Target(given, function, tuple(made) if isinstance(made, tuple | list) else (made,))
 
 
@@ -97,27 +96,27 @@ def _module(where: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if where.startswith("."):
-        raise Mistake(f"{where}: write the module's whole name, or the file's path with .py")
+        raise UserError(f"{where}: write the module's whole name, or the file's path with .py")
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as missing:
         if missing.name is not None and f"{where}.".startswith(f"{missing.name}."):
-            raise Mistake(
+            raise UserError(
                 f"{where}: there is no such module here; a file is named with its path and .py"
             ) from None
-        raise Mistake(_why_not(where, missing)) from None
+        raise UserError(_why_not(where, missing)) from None
     except (Exception, SystemExit) as wrong:  # whatever the user's code raises
-        raise Mistake(_why_not(where, wrong)) from wrong
+        raise UserError(_why_not(where, wrong)) from wrong
 
 
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise Mistake(f"{path}: there is no such file")
+        raise UserError(f"{path}: there is no such file")
     # Not under a name that stands for something else already: a user's file may be called json.py.
     name = path.stem if path.stem not in sys.modules else f"target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Mistake(f"{path}: not a Python file; its name must end in .py")
+        raise UserError(f"{path}: not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     # As Python does for a script: what lies beside it can be imported, and finds it by name.
     sys.path.insert(0, str(path.parent.resolve()))
@@ -126,7 +125,7 @@ def _file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as wrong:  # whatever the user's code raises
         del sys.modules[name]
-        raise Mistake(_why_not(str(path), wrong)) from wrong
+        raise UserError(_why_not(str(path), wrong)) from wrong
     return module
 
 
@@ -154,11 +153,15 @@ def _function(module: ModuleType, where: str, name: str) -> Callable[..., Any]:
     if callable(found):
         return found  # type: ignore[no-any-return]
     if found is not None:
-        raise Mistake(f"{where}:{name} is no function")
+        raise UserError(f"{where}:{name} is no function")
     own = [
         other
         for other, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
     listed = f"; it has {', '.join(own)}" if own else ""
-    raise Mistake(f"{where} has no {name}{listed}")
+    raise UserError(f"{where} has no {name}{listed}")
+
+
+def __getattr__(name: str) -> Any:
+    return deprecated.lookup(__name__, name, {"Mistake": "drumline.errors:UserError"})

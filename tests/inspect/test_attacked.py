@@ -14,9 +14,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from drumline.errors import UserError
 from drumline.inspect import (
     Layout,
-    Mistake,
     UnexpectedCommunication,
     communication,
     compare,
@@ -99,7 +99,7 @@ def test_narrow_types_are_sent_as_they_are(dtype: Any, bits: int) -> None:
 @pytest.mark.parametrize("mesh", ["X=2,Y=2", "X=4,Y=4", "P=2,Q=4", {"X": 4, "Y": 2}])
 def test_a_mesh_that_is_not_the_arguments_is_refused(mesh: Any) -> None:
     for fn, args in ((product, (A, B)), (jax.jit(product).lower(A, B), ())):
-        with pytest.raises(Mistake, match=r"mesh=.* but .* on X=2,Y=4"):
+        with pytest.raises(UserError, match=r"mesh=.* but .* on X=2,Y=4"):
             communication(fn, *args, mesh=mesh)
 
 
@@ -189,9 +189,9 @@ def test_a_process_that_is_killed_is_replaced() -> None:
 
 def test_layouts_that_make_no_sense_are_told() -> None:
     one = Layout("one", (A, B))
-    with pytest.raises(Mistake, match="two layouts have one name"):
+    with pytest.raises(UserError, match="two layouts have one name"):
         compare(product, [one, one], on=["v5litepod-8"])
-    with pytest.raises(Mistake, match="is no Layout"):
+    with pytest.raises(UserError, match="is no Layout"):
         compare(product, [1, 2], on=["v5litepod-8"])  # type: ignore[list-item]
 
     def broken(devices: int) -> Any:

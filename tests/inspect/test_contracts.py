@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect import Mistake, UnexpectedCommunication, expect_communication
+from drumline.errors import UserError
+from drumline.inspect import UnexpectedCommunication, expect_communication
 from tests.inspect.expected import Built
 from tests.inspect.meshes import mesh_of, shape_on
 
@@ -166,7 +167,7 @@ def test_the_turns_of_a_loop_are_added_up() -> None:
     ],
 )
 def test_a_contract_that_makes_no_sense_is_refused(contract: dict[str, Any], says: str) -> None:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         expect(GATHERS, **contract)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -17,7 +17,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.chips import UnknownName, places, price, slice_of
-from drumline.inspect import Estimate, Layout, Mistake, compare, estimate
+from drumline.errors import UserError
+from drumline.inspect import Estimate, Layout, compare, estimate
 
 MESH = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
 shape = jax.ShapeDtypeStruct
@@ -250,7 +251,7 @@ REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
 def test_a_refusal_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drumline.inspect.compiling.programs.has_tpu_compiler", lambda: False)
     call, says = REFUSALS[name]
-    with pytest.raises((Mistake, UnknownName)) as refusal:
+    with pytest.raises((UserError, UnknownName)) as refusal:
         call()
     said = str(refusal.value)
     assert says in said
@@ -259,7 +260,7 @@ def test_a_refusal_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_function_that_does_not_trace_is_told_with_its_own_line() -> None:
-    with pytest.raises(Mistake, match=r"at .*test_estimate\.py:\d+$"):
+    with pytest.raises(UserError, match=r"at .*test_estimate\.py:\d+$"):
         one_chip(wrong, shape((4, 4), jnp.float32))
 
 
@@ -373,6 +374,6 @@ def test_a_layout_that_fits_one_slice_alone_is_told_so() -> None:
 def test_a_comparison_that_makes_no_sense_is_refused(
     layouts: dict[str, Any], on: list[str], tier: str, says: str
 ) -> None:
-    with pytest.raises((Mistake, UnknownName), match=says) as refusal:
+    with pytest.raises((UserError, UnknownName), match=says) as refusal:
         compare(product, layouts, on, tier=tier)
     assert "\n" not in str(refusal.value)

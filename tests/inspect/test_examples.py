@@ -16,7 +16,8 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 
-from drumline.inspect import Communication, Estimate, Mistake, communication, estimate
+from drumline.errors import UserError
+from drumline.inspect import Communication, Estimate, communication, estimate
 from drumline.inspect.examples import Example, example, examples
 from drumline.inspect.examples.program import Built
 from tests.inspect.expected import (
@@ -390,12 +391,12 @@ def test_examples_are_listed_with_one_line_each() -> None:
     ],
 )
 def test_a_name_that_is_none_is_told_with_the_nearest(typed: str, meant: str) -> None:
-    with pytest.raises(Mistake, match=f"there is no example '{typed}'; nearest: .*{meant}"):
+    with pytest.raises(UserError, match=f"there is no example '{typed}'; nearest: .*{meant}"):
         example(typed)
 
 
 def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
-    with pytest.raises(Mistake, match="drumline inspect --list"):
+    with pytest.raises(UserError, match="drumline inspect --list"):
         example("%%%")
 
 
@@ -408,10 +409,10 @@ def test_an_example_takes_another_mesh_of_the_same_axes() -> None:
 
 
 def test_an_example_refuses_a_mesh_of_other_axes() -> None:
-    with pytest.raises(Mistake, match="written for the axes X, Y, and the mesh is data=8"):
+    with pytest.raises(UserError, match="written for the axes X, Y, and the mesh is data=8"):
         chapter("collective-matmul-jit").program({"data": 8})
 
 
 def test_an_example_refuses_a_mesh_that_does_not_divide_it() -> None:
-    with pytest.raises(Mistake, match="models/mlp-fsdp does not fit data=3: "):
+    with pytest.raises(UserError, match="models/mlp-fsdp does not fit data=3: "):
         example("models/mlp-fsdp").program("data=3")

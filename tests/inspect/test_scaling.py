@@ -14,7 +14,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect import Communication, Estimate, Mistake, communication, estimate
+from drumline.errors import UserError
+from drumline.inspect import Communication, Estimate, communication, estimate
 from drumline.inspect.compiling import programs
 from drumline.inspect.compiling.scaling import shorter_meshes
 from tests.inspect.expected import told_counts
@@ -97,7 +98,7 @@ def test_it_is_told_as_if_it_had_been_compiled(
 
 
 def refused(function: Any, *arguments: Any) -> str:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         communication(function, *arguments, compiler="cpu")
     said = str(refusal.value)
     assert "\n" not in said
@@ -149,7 +150,7 @@ def test_the_longest_axis_is_shortened_to_what_divides_it() -> None:
         {"X": 512, "Y": 4},
     ]
     assert [mesh["X"] for mesh in shorter_meshes({"X": 4480}, 2048)] == [640, 896, 1120]
-    with pytest.raises(Mistake, match="no axis that can be shortened enough"):
+    with pytest.raises(UserError, match="no axis that can be shortened enough"):
         shorter_meshes({"X": 4099}, 2048)
 
 

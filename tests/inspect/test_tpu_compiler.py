@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect import Mistake, communication, estimate
+from drumline.errors import UserError
+from drumline.inspect import communication, estimate
 from drumline.inspect.compiling import workers
 from drumline.inspect.compiling.workers import TPU_PYTHON, Worker, has_tpu_compiler
 
@@ -138,7 +139,7 @@ def asked(path: Path) -> list[dict[str, Any]]:
 
 
 def refusal(**how: Any) -> str:
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8", **how)
     said = str(refused.value)
     assert "\n" not in said
@@ -221,7 +222,7 @@ def test_it_is_asked_only_where_a_slice_is_named(stand_in: StandIn) -> None:
 
 
 def _refused_without_slice() -> str:
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         communication(product, *chapter(), mesh="X=2,Y=4", compiler="tpu")
     return str(refused.value)
 
@@ -247,7 +248,7 @@ def test_a_process_that_has_died_before_is_told(size: int, stand_in: StandIn) ->
     worker = Worker([str(python)], ["tpu"], dict(os.environ))
     worker._process.wait()
     assert not worker.alive
-    with pytest.raises(Mistake, match="ended with 7 while it compiled"):
+    with pytest.raises(UserError, match="ended with 7 while it compiled"):
         worker.compile({"partitions": 1}, b"c" * size)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from drumline.errors import UserError
 from drumline.inspect.cost.machines import machine
 from drumline.inspect.cost.memory import Memory
 from drumline.inspect.cost.operations import Cost
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Timeline, TimelineEvent
 from drumline.inspect.estimate import BOUNDS, Estimate
 from drumline.inspect.hlo.places import SourcePlace
-from drumline.inspect.mistakes import Mistake
 from drumline.inspect.views.canvas import width
 from drumline.inspect.views.colours import WAITING, Colours
 from drumline.inspect.views.panels import COMPUTING, LEFT, LINK, RIGHT, WIDTH, longest, ticks
@@ -241,11 +241,11 @@ class TestPicture:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "PIL", None)
-        with pytest.raises(Mistake, match=r"pip install 'drumline\[inspect\]'"):
+        with pytest.raises(UserError, match=r"pip install 'drumline\[inspect\]'"):
             told(line()).save_png(tmp_path / "nothing.png")
 
     def test_another_ending_is_a_mistake(self, tmp_path: Path) -> None:
-        with pytest.raises(Mistake, match=r"drawn as PNG; name it step\.png"):
+        with pytest.raises(UserError, match=r"drawn as PNG; name it step\.png"):
             told(line()).save_png(tmp_path / "step.svg")
 
 
@@ -381,7 +381,7 @@ class TestPathsThatCannotBeWritten:
     @staticmethod
     def save(path: Path) -> str:
         estimate = told(WAITING_LINE)
-        with pytest.raises(Mistake) as caught:
+        with pytest.raises(UserError) as caught:
             (estimate.save_png if path.suffix == ".png" else estimate.save_trace)(path)
         return str(caught.value)
 

@@ -6,12 +6,14 @@
 need not have; `compare(step, layouts, on=[…])` several of them.
 """
 
+from typing import Any
+
+from drumline import deprecated
 from drumline.inspect.collectives import Collective
 from drumline.inspect.communication import Communication, communication
 from drumline.inspect.compare import Layout, LayoutComparison, compare
 from drumline.inspect.contracts import UnexpectedCommunication, expect_communication
 from drumline.inspect.estimate import Estimate, estimate
-from drumline.inspect.mistakes import Mistake
 
 __all__ = [
     "Collective",
@@ -19,10 +21,15 @@ __all__ = [
     "Estimate",
     "Layout",
     "LayoutComparison",
-    "Mistake",
     "UnexpectedCommunication",
     "communication",
     "compare",
     "estimate",
     "expect_communication",
 ]
+
+_OLD_NAMES = {"Mistake": "drumline.errors:UserError"}
+
+
+def __getattr__(name: str) -> Any:
+    return deprecated.lookup(__name__, name, _OLD_NAMES)

@@ -138,7 +138,7 @@ def communication(
             process's GPUs or TPUs, or else the CPU's with emulated devices.
 
     Raises:
-        Mistake: the function does not trace, or the mesh does not divide its arguments.
+        UserError: the function does not trace, or the mesh does not divide its arguments.
         UnknownName: there is no such slice.
     """
     target = None if on is None else machine(on)

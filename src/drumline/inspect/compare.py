@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.chips import TIERS, Price, UnknownName, places, price
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import shown
 from drumline.inspect.compiling.lowering import told
 from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler
 from drumline.inspect.cost.machines import Machine, machine
 from drumline.inspect.estimate import Estimate, estimate
-from drumline.inspect.mistakes import Mistake
 from drumline.inspect.views.words import duration, size, table
 
 
@@ -135,7 +135,7 @@ def compare(
 
     Raises:
         UnknownName: there is no such slice, or no such tier.
-        Mistake: there is nothing to compare. A layout that does not go on a slice is told of in
+        UserError: there is nothing to compare. A layout that does not go on a slice is told of in
             the table.
     """
     if isinstance(on, str):
@@ -145,7 +145,7 @@ def compare(
     ways = _by_name(layouts)
     targets = [machine(name) for name in on]
     if not ways or not targets:
-        raise Mistake("there is nothing to compare: name a layout and a slice at least")
+        raise UserError("there is nothing to compare: name a layout and a slice at least")
     choices = [
         _choice(fn, (name, way), target, tier, compiler)
         for name, way in ways.items()
@@ -160,10 +160,10 @@ def _by_name(layouts: Iterable[Layout] | Mapping[str, Any]) -> Mapping[str, Any]
     listed = list(layouts)
     for way in listed:
         if not isinstance(way, Layout):
-            raise Mistake(f"{way!r} is no Layout; give those, or arguments by the layout's name")
+            raise UserError(f"{way!r} is no Layout; give those, or arguments by the layout's name")
     names = [way.name for way in listed]
     if len(set(names)) < len(names):
-        raise Mistake(f"two layouts have one name; they are {', '.join(names)}")
+        raise UserError(f"two layouts have one name; they are {', '.join(names)}")
     return {way.name: way for way in listed}
 
 
@@ -174,7 +174,9 @@ def _layout(name: str, given: Any, target: Machine) -> Layout:
         try:
             made = given(target.devices)
         except Exception as wrong:  # whatever the user's function raises
-            raise Mistake(f"cannot be made for {target.devices} devices: {told(wrong)}") from wrong
+            raise UserError(
+                f"cannot be made for {target.devices} devices: {told(wrong)}"
+            ) from wrong
     if isinstance(made, Layout):
         return made
     return Layout(name, made if isinstance(made, tuple) else (made,))
@@ -193,7 +195,7 @@ def _choice(
         found = estimate(
             way.function or fn, *way.arguments, on=target.name, mesh=way.mesh, compiler=compiler
         )
-    except Mistake as why:
+    except UserError as why:
         return ComparedLayout(name, target.name, None, str(why))
     rate = _dollars_per_second(target, tier)
     dollars = None if rate is None else rate * found.seconds

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from drumline.errors import UserError
 from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compiled_program
 from drumline.inspect.cost.machines import Machine
-from drumline.inspect.mistakes import Mistake
 
 
 def compiled_for(
@@ -34,11 +34,11 @@ def compiled_for(
         options: the TPU compiler's own, by name, as `compile(compiler_options=…)` takes them.
 
     Raises:
-        Mistake: as `compiled_program`, and where a compiler is asked for what it cannot do.
+        UserError: as `compiled_program`, and where a compiler is asked for what it cannot do.
     """
     one_slice = None if target is None or target.slices > 1 else target.slice
     if compiler == "tpu" and target is not None and one_slice is None:
-        raise Mistake(f"the TPU's compiler knows single slices of TPUs, and not {target.name}")
+        raise UserError(f"the TPU's compiler knows single slices of TPUs, and not {target.name}")
     if compiler == "auto" and target is not None and target.slice is not None and not one_slice:
         compiler = "cpu"
     return compiled_program(fn, args, mesh=mesh, on=one_slice, compiler=compiler, options=options)

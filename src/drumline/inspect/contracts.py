@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from drumline.errors import UserError
 from drumline.inspect.collectives import KINDS, Collective
 from drumline.inspect.communication import Communication, communication
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.mistakes import Mistake
 from drumline.inspect.views.words import read_size, size
 
 Limit = str | int | None
@@ -43,12 +43,12 @@ def expect_communication(
 
     Raises:
         UnexpectedCommunication: with the lines that broke the contract, and the table.
-        Mistake: the contract itself makes no sense.
+        UserError: the contract itself makes no sense.
     """
     limits = _limits(allow)
     forbidden = set(KINDS.values()) if forbid == "all" else set(_kinds(forbid))
     if limits and forbidden:
-        raise Mistake("give either allow= or forbid=: what is not allowed is forbidden")
+        raise UserError("give either allow= or forbid=: what is not allowed is forbidden")
     report = communication(fn, *args, mesh=mesh)
     broken = (
         [_line(one, "is forbidden") for one in report.collectives if one.kind in forbidden]
@@ -62,12 +62,12 @@ def expect_communication(
 
 def _kinds(given: str | Iterable[str]) -> list[str]:
     if not isinstance(given, Iterable):
-        raise Mistake(f"{given!r} names no kinds of collectives; give a list of them")
+        raise UserError(f"{given!r} names no kinds of collectives; give a list of them")
     names = [given] if isinstance(given, str) else list(given)
     known = sorted(set(KINDS.values()))
     for name in names:
         if name not in known:
-            raise Mistake(f"{name!r} is no kind of collective; there are {', '.join(known)}")
+            raise UserError(f"{name!r} is no kind of collective; there are {', '.join(known)}")
     return names
 
 
@@ -99,7 +99,7 @@ def _bytes(what: str, limit: Any) -> int | None:
     try:
         return read_size(limit)
     except ValueError:
-        raise Mistake(f"{what}: {limit!r} is no size; write it as '8 MiB' or in bytes") from None
+        raise UserError(f"{what}: {limit!r} is no size; write it as '8 MiB' or in bytes") from None
 
 
 def _beyond(report: Communication, limits: dict[str, dict[_Key, int | None]]) -> list[str]:

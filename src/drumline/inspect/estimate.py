@@ -196,7 +196,7 @@ def estimate(
         compiler: whose compiler to ask; by itself the TPU's where it is installed.
 
     Raises:
-        Mistake: the function does not trace, or the mesh fits neither its arguments nor the slice.
+        UserError: the function does not trace, or the mesh fits neither its arguments nor the slice.
         UnknownName: there is no such slice.
     """
     target = machine(on)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.chips import UnknownName, chip
+from drumline.errors import UserError
 from drumline.inspect.cost.constants import constants_of
 from drumline.inspect.cost.machines import TorusLine, check_fits, machine
 from drumline.inspect.cost.network import Laid, Network, lay
-from drumline.inspect.mistakes import Mistake
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 MIB = 2**20
@@ -112,7 +112,7 @@ def test_a_mesh_of_chips_takes_both_cores_as_one_device() -> None:
     ("on", "devices"), [("v5litepod-8", 16), ("8xH200", 4), ("2xv6e-256", 256)]
 )
 def test_a_mesh_of_another_size_is_refused(on: str, devices: int) -> None:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         check_fits(machine(on), {"X": devices}, devices)
     said = str(refusal.value)
     assert f"the mesh X={devices} has {devices} devices" in said
@@ -128,7 +128,9 @@ def test_a_mesh_of_another_size_is_refused(on: str, devices: int) -> None:
     ],
 )
 def test_an_axis_that_does_not_fit_is_refused(on: str, mesh: dict[str, int], axis: str) -> None:
-    with pytest.raises(Mistake, match=f"mesh axis {axis} of .* does not fit on {on}, whose chips"):
+    with pytest.raises(
+        UserError, match=f"mesh axis {axis} of .* does not fit on {on}, whose chips"
+    ):
         lay(mesh, machine(on))
 
 
@@ -148,7 +150,7 @@ def test_an_axis_lies_where_it_is_told_to() -> None:
     "told", [{"X": (0,)}, {"X": (1, 2)}, {"X": (7,)}, {"X": (0, 1), "Y": (1,)}, {"Q": (0,)}]
 )
 def test_what_is_told_must_hold_the_axis(told: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(Mistake, match="mesh axis"):
+    with pytest.raises(UserError, match="mesh axis"):
         lay({"X": 8, "Y": 4}, machine("v5p-64"), told)
 
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from drumline.cli.inspect.profile import profile as command
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.inspect.profiles import (
     MeasuredCollective,
     MeasuredDevice,
@@ -32,7 +32,7 @@ def run(*arguments: object) -> Result:
 def sentence(*arguments: object) -> str:
     """What is wrong, which the command line prints before it exits with 2."""
     found = run(*arguments).exception
-    assert isinstance(found, Mistake), found
+    assert isinstance(found, UserError), found
     assert "\n" not in str(found)
     return str(found)
 

@@ -90,19 +90,19 @@ def _check(
     inputs: str | None,
 ) -> None:
     """Refuse what makes no sense before anything is imported."""
-    from drumline.inspect.mistakes import Mistake
+    from drumline.errors import UserError
 
     if listed == (target is not None or example is not None):
-        raise Mistake(
+        raise UserError(
             "name a function as MODULE:FUNCTION, or one of ours with --example NAME: --list lists "
             "them"
         )
     if shapes and (inputs or example):
-        raise Mistake("--shapes gives the arguments: leave out --inputs and --example")
+        raise UserError("--shapes gives the arguments: leave out --inputs and --example")
     if compiler not in ("auto", "cpu", "tpu", "here"):
-        raise Mistake(f"--compiler {compiler}: it can be auto, cpu, tpu or here")
+        raise UserError(f"--compiler {compiler}: it can be auto, cpu, tpu or here")
     if draws and len(on or []) != 1:
-        raise Mistake("--png and --trace draw an estimate: name one slice with --on")
+        raise UserError("--png and --trace draw an estimate: name one slice with --on")
 
 
 def _emulate(mesh: str) -> None:

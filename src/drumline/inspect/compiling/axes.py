@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 
 Axes = dict[str, int]
 """Names and sizes, in the order in which devices are numbered."""
@@ -16,15 +16,15 @@ def read_mesh(text: str) -> Axes:
     """The axes of `X=2,Y=4`.
 
     Raises:
-        Mistake: it is written otherwise, names an axis twice, or has a size below 1.
+        UserError: it is written otherwise, names an axis twice, or has a size below 1.
     """
     axes: Axes = {}
     for part in text.split(","):
         found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", part)
         if found is None:
-            raise Mistake(f"the mesh {text!r}: write each axis as NAME=SIZE, such as X=2,Y=4")
+            raise UserError(f"the mesh {text!r}: write each axis as NAME=SIZE, such as X=2,Y=4")
         if found[1] in axes:
-            raise Mistake(f"the mesh {text!r} names the axis {found[1]} twice")
+            raise UserError(f"the mesh {text!r} names the axis {found[1]} twice")
         axes[found[1]] = int(found[2])
     return checked(axes)
 
@@ -33,12 +33,12 @@ def checked(axes: Mapping[Any, Any]) -> Axes:
     """The axes, if each has a name and a size.
 
     Raises:
-        Mistake: one has not.
+        UserError: one has not.
     """
     for name, size in axes.items():
         whole = isinstance(size, SupportsIndex) and not isinstance(size, bool)
         if not isinstance(name, str) or not whole or size < 1:
-            raise Mistake(
+            raise UserError(
                 f"the mesh axis {name!r} has the size {size!r}; it must be a number from 1 on"
             )
     return {name: int(size) for name, size in axes.items()}

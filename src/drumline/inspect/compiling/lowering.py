@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import Axes
 from drumline.inspect.compiling.meshes import (
     MeshLike,
@@ -27,7 +28,6 @@ from drumline.inspect.compiling.meshes import (
     place,
     same_mesh,
 )
-from drumline.inspect.mistakes import Mistake
 from drumline.parallel.rings.ring import written_for
 
 
@@ -69,7 +69,7 @@ def lower(
         kind: which TPU, where the platform is that: rings are written, and chosen, for the chip.
 
     Raises:
-        Mistake: it does not trace, or the mesh does not divide an argument.
+        UserError: it does not trace, or the mesh does not divide an argument.
     """
     given = () if mesh is None else (axes_of_mesh(mesh),)
     if isinstance(function, jax.stages.Traced):
@@ -79,7 +79,9 @@ def lower(
         same_mesh(list(program.meshes), given, "the lowered program is")
         return replace(program, meshes=_unique((*given, *program.meshes)))
     if not callable(function):
-        raise Mistake(f"{function!r} is no function; give one, jitted or not, or a lowered program")
+        raise UserError(
+            f"{function!r} is no function; give one, jitted or not, or a lowered program"
+        )
     name = getattr(function, "__name__", type(function).__name__)
     meshes = [None] if mesh is None else as_jax_meshes(mesh)
     refusals = []
@@ -92,13 +94,13 @@ def lower(
             with context, written_for("tpu" if platform == "tpu" else "other", kind):
                 traced = _jitted(function).trace(*placed)
                 lowered = traced.lower(lowering_platforms=platform and (platform,))
-        except Mistake:
+        except UserError:
             raise
         except (Exception, SystemExit) as wrong:  # whatever the user's code or JAX raises
             refusals.append(wrong)
             continue
         return _read(name, lowered, (*given, *meshes_in(placed)))
-    raise Mistake(f"{name} does not trace: {told(refusals[0])}") from refusals[0]
+    raise UserError(f"{name} does not trace: {told(refusals[0])}") from refusals[0]
 
 
 def _jitted(function: Callable[..., Any]) -> Any:

@@ -10,8 +10,8 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from drumline.chips import Slice, lay_mesh
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import Axes, checked, read_mesh, shown
-from drumline.inspect.mistakes import Mistake
 
 MeshLike = Mesh | AbstractMesh | Mapping[str, int] | str
 
@@ -23,7 +23,7 @@ def axes_of_mesh(mesh: MeshLike) -> Axes:
     if isinstance(mesh, Mesh | AbstractMesh):
         return {str(name): int(size) for name, size in mesh.shape.items()}
     if not isinstance(mesh, Mapping):
-        raise Mistake(f"the mesh is {mesh!r}; give a jax Mesh, or a text such as 'X=2,Y=4'")
+        raise UserError(f"the mesh is {mesh!r}; give a jax Mesh, or a text such as 'X=2,Y=4'")
     return checked(mesh)
 
 
@@ -46,14 +46,14 @@ def places_on(on: Slice, axes: Axes) -> list[list[int]]:
     """The chip, x, y and z, and the core of it, for each device of a mesh, as a run lays it.
 
     Raises:
-        Mistake: the slice has more or fewer devices.
+        UserError: the slice has more or fewer devices.
     """
     devices = prod(axes.values())
     cores = 1 if devices <= on.chips else on.chip.cores or 1
     try:
         laid = lay_mesh(on.topology, on.wraps, tuple(axes.values()), cores)
     except ValueError as wrong:
-        raise Mistake(f"{on.name}: {wrong}") from wrong
+        raise UserError(f"{on.name}: {wrong}") from wrong
     return [[*chip, *(0,) * (3 - len(chip)), core] for chip, core in laid]
 
 
@@ -93,7 +93,7 @@ def check_mesh(arguments: Any, given: tuple[Axes, ...]) -> None:
     """Refuse arguments that lie on another mesh than the one that is given.
 
     Raises:
-        Mistake: with both meshes.
+        UserError: with both meshes.
     """
     same_mesh(meshes_in(arguments), given, "the arguments lie")
 
@@ -102,11 +102,11 @@ def same_mesh(found: list[Axes], given: tuple[Axes, ...], what: str) -> None:
     """Refuse a given mesh that is none of those that were found, if any were.
 
     Raises:
-        Mistake: with both.
+        UserError: with both.
     """
     for axes in given:
         if found and axes not in found:
-            raise Mistake(
+            raise UserError(
                 f"mesh={shown(axes)}, but {what} on {' and '.join(shown(one) for one in found)}"
             )
 
@@ -115,7 +115,7 @@ def check_divides(arguments: tuple[Any, ...]) -> None:
     """Refuse arguments whose dimensions their mesh does not divide.
 
     Raises:
-        Mistake: with the argument, the dimension and the axes.
+        UserError: with the argument, the dimension and the axes.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
         sharding = _sharding(leaf)
@@ -128,7 +128,7 @@ def check_divides(arguments: tuple[Any, ...]) -> None:
             size = leaf.shape[number] if number < len(leaf.shape) else 1
             if size % parts:
                 where = jax.tree_util.keystr(path[1:])
-                raise Mistake(
+                raise UserError(
                     f"argument {path[0].idx + 1}{where} of shape {tuple(leaf.shape)}: dimension "
                     f"{number} of {size} does not divide by the {parts} devices along "
                     f"{' and '.join(str(name) for name in used)}"

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from drumline.chips import Slice
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.compiling.lowering import LoweredProgram, lower
 from drumline.inspect.compiling.meshes import MeshLike, axes_of_mesh, meshes_in, places_on
@@ -23,7 +24,6 @@ from drumline.inspect.compiling.workers import (
 )
 from drumline.inspect.hlo.inlining import without_fusions
 from drumline.inspect.hlo.text import Module, parse_module
-from drumline.inspect.mistakes import Mistake
 
 Compiler = Literal["auto", "cpu", "tpu", "here"]
 """Whose compiler: that of emulated CPU devices, the TPU's own, that of this process's devices."""
@@ -80,18 +80,18 @@ def compiled_program(
     """Compile a function, or take what is compiled.
 
     Raises:
-        Mistake: it does not trace or compile, or the mesh does not fit the arguments or the slice.
+        UserError: it does not trace or compile, or the mesh does not fit the arguments or the slice.
     """
     if isinstance(function, jax.stages.Compiled):
         return _of_compiled(function, mesh)
     if compiler not in get_args(Compiler):
-        raise Mistake(f"{compiler!r} is no compiler; there are {', '.join(get_args(Compiler))}")
+        raise UserError(f"{compiler!r} is no compiler; there are {', '.join(get_args(Compiler))}")
     chosen = _choose(compiler, on, mesh, arguments)
     kind = None if on is None else f"TPU {on.generation}"
     if chosen == "cpu" and on is not None:
         # JAX writes some things in another way for CPUs, random numbers for one. What it writes for
         # TPUs alone, such as kernels, the CPU's compiler may refuse.
-        with suppress(Mistake):
+        with suppress(UserError):
             program = lower(function, arguments, mesh=mesh, platform="tpu", kind=kind)
             # A kernel is a closed box to it: what it stands for on other platforms can be read.
             if b"tpu_custom_call" not in program.code:
@@ -146,9 +146,11 @@ def _choose(
 ) -> str:
     if compiler != "auto":
         if compiler == "tpu" and on is None:
-            raise Mistake("the TPU's compiler has to know the slice: name one, such as v5litepod-8")
+            raise UserError(
+                "the TPU's compiler has to know the slice: name one, such as v5litepod-8"
+            )
         if compiler == "tpu" and not has_tpu_compiler():
-            raise Mistake(
+            raise UserError(
                 "the TPU's compiler is not installed here: pip install 'drumline[tpu]', on x86_64 "
                 "Linux, or name a Python that has it in DRUMLINE_TPU_PYTHON"
             )
@@ -158,7 +160,7 @@ def _choose(
     try:
         here = jax.default_backend()
     except RuntimeError as wrong:
-        raise Mistake(f"JAX does not start: {str(wrong).splitlines()[0]}") from wrong
+        raise UserError(f"JAX does not start: {str(wrong).splitlines()[0]}") from wrong
     if here == "cpu":
         return "cpu"
     wanted = [prod(axes.values()) for axes in meshes_in(arguments)]
@@ -210,7 +212,7 @@ def _known_to_tpus(options: Mapping[str, Any]) -> dict[str, Any]:
 def _of_compiled(compiled: jax.stages.Compiled, mesh: MeshLike | None) -> InspectedProgram:
     text = compiled.as_text()
     if text is None:
-        raise Mistake("this compiled program has no text: give the function, or what was lowered")
+        raise UserError("this compiled program has no text: give the function, or what was lowered")
     module = parse_module(text)
     placed = [] if mesh is None else [axes_of_mesh(mesh)]
     for shardings in (compiled.input_shardings, compiled.output_shardings):
@@ -218,7 +220,7 @@ def _of_compiled(compiled: jax.stages.Compiled, mesh: MeshLike | None) -> Inspec
     devices = module.partitions
     fitting = [axes for axes in placed if prod(axes.values()) == devices]
     if mesh is not None and not fitting[:1] == placed[:1]:
-        raise Mistake(
+        raise UserError(
             f"the mesh {shown(placed[0])} has {prod(placed[0].values())} devices, and the compiled "
             f"program runs on {devices}"
         )

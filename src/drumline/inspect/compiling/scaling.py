@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape
-from drumline.inspect.mistakes import Mistake
 
 SIZES = 3
 """How many lengths are compiled: two to take the rule from, one to check it."""
@@ -27,13 +27,13 @@ def shorter_meshes(axes: Axes, most: int) -> list[Axes]:
     """The mesh with its longest axis made shorter, in as many ways as are needed, shortest first.
 
     Raises:
-        Mistake: the mesh cannot be made small enough.
+        UserError: the mesh cannot be made small enough.
     """
     longest = max(axes, key=lambda name: axes[name])
     others = prod(axes.values()) // axes[longest]
     lengths = [n for n in range(2, axes[longest]) if axes[longest] % n == 0 and n * others <= most]
     if len(lengths) < SIZES:
-        raise Mistake(
+        raise UserError(
             f"the mesh {shown(axes)} has {prod(axes.values()):,} devices, more than the {most:,} "
             "that can be compiled for, and no axis that can be shortened enough; install the TPU's "
             "own compiler, or split the longest axis in two"
@@ -45,10 +45,10 @@ def on_mesh(text: str, axes: Axes) -> str:
     """StableHLO with the mesh of these names made this large.
 
     Raises:
-        Mistake: the program fixes what one device has, as `shard_map` does.
+        UserError: the program fixes what one device has, as `shard_map` does.
     """
     if "sdy.manual_computation" in text or "mhlo.num_replicas = 1" not in text:
-        raise Mistake(
+        raise UserError(
             f"for {prod(axes.values()):,} devices and more a program must be sharded by jit alone: "
             "shard_map fixes what each device has; install the TPU's own compiler for it"
         )
@@ -71,14 +71,14 @@ def carried_on(modules: list[Module], meshes: list[Axes], axes: Axes) -> Module:
     """The program on the mesh `axes`, from the same program on shorter ones.
 
     Raises:
-        Mistake: the programs differ in more than their sizes.
+        UserError: the programs differ in more than their sizes.
     """
     longest = next(name for name in axes if meshes[0][name] != axes[name])
     lengths = [mesh[longest] for mesh in meshes]
     told = f"{shown(meshes[0])} and {shown(meshes[-1])}"
     checked = _carry(modules[0], modules[1], lengths[0], lengths[1], lengths[2], told)
     if not _alike(checked, modules[2], lambda one: one.shape):
-        raise Mistake(
+        raise UserError(
             f"XLA shards the program in another way at {shown(meshes[-1])} than its sizes at "
             f"{shown(meshes[0])} and {shown(meshes[1])} tell, so that {shown(axes)} cannot be told"
         )
@@ -99,7 +99,7 @@ def _carry(
     small: Module, large: Module, length: int, longer: int, wanted: int, told: str
 ) -> Module:
     if not _alike(small, large, lambda one: (one.opcode, len(one.operands))):
-        raise Mistake(
+        raise UserError(
             f"XLA makes different programs for {told}, so that a larger one cannot be told from "
             "them; install the TPU's own compiler"
         )
@@ -134,7 +134,7 @@ def _dimension(small: int, large: int, length: int, longer: int, wanted: int) ->
         return -(-large * longer // wanted)  # sharded; the last device's part may be padded
     if small * longer == large * length:
         return large * wanted // longer
-    raise Mistake(
+    raise UserError(
         f"a dimension of {small} at {length} devices along the longest axis and {large} at "
         f"{longer} follows no rule that tells it at {wanted}"
     )

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 
 MOST_DEVICES = 2048
 """The CPU backend has no more."""
@@ -69,7 +69,7 @@ class Worker:
         """Have a program compiled.
 
         Raises:
-            Mistake: the compiler refused it, or died of it.
+            UserError: the compiler refused it, or died of it.
         """
         with self._lock:
             try:
@@ -83,11 +83,11 @@ class Worker:
         if "error" not in answer:
             return Answer(text, answer.get("memory", {}))
         if answer["error"]:
-            raise Mistake(f"the compiler refuses the program: {_sentence(answer['error'])}")
+            raise UserError(f"the compiler refuses the program: {_sentence(answer['error'])}")
         ended = self._process.poll()
         self.stop()
         how = "gave no answer" if ended is None else f"ended with {ended}"
-        raise Mistake(f"the compiler's process {how} while it compiled the program")
+        raise UserError(f"the compiler's process {how} while it compiled the program")
 
     def _ask(self, request: dict[str, Any], code: bytes) -> tuple[dict[str, Any], str]:
         assert self._process.stdin is not None
@@ -130,7 +130,7 @@ _starting = threading.Lock()
 def cpu_worker(devices: int) -> Worker:
     """A process with at least so many emulated CPU devices."""
     if devices > MOST_DEVICES:
-        raise Mistake(
+        raise UserError(
             f"{devices:,} devices are more than the CPU backend can stand for, which is "
             f"{MOST_DEVICES:,}"
         )
@@ -145,7 +145,7 @@ def tpu_worker() -> Worker:
     """A process with the TPU's compiler.
 
     Raises:
-        Mistake: the Python that is named for it cannot be run.
+        UserError: the Python that is named for it cannot be run.
     """
     python = os.environ.get(TPU_PYTHON)
     environment = {
@@ -160,7 +160,7 @@ def tpu_worker() -> Worker:
     try:
         return _worker("tpu", 0, [python or sys.executable], ["tpu"], environment)
     except OSError as wrong:
-        raise Mistake(
+        raise UserError(
             f"{python} cannot be run ({wrong.strerror}): name a Python that has libtpu in "
             f"{TPU_PYTHON}, or none"
         ) from wrong

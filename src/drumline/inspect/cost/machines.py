@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 
 from drumline.chips import Chip, Slice, UnknownName, chip, slice_of
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.cost.constants import Constants, constants_of
-from drumline.inspect.mistakes import Mistake
 from drumline.inspect.views.words import plural
 
 _CORES_ARE_DEVICES = {"v2", "v3", "7x"}
@@ -117,7 +117,7 @@ def check_fits(target: Machine, mesh: Axes, devices: int) -> Machine:
     """The machine with as many devices to a chip as the program's mesh takes it to have.
 
     Raises:
-        Mistake: the mesh has more or fewer devices than the machine.
+        UserError: the mesh has more or fewer devices than the machine.
     """
     for per_chip in dict.fromkeys((target.per_chip, 1, target.chip.cores or 1)):
         if target.chip.kind == "tpu" and devices == target.chips * per_chip:
@@ -125,7 +125,7 @@ def check_fits(target: Machine, mesh: Axes, devices: int) -> Machine:
     if devices == target.devices:
         return target
     over = f"the mesh {shown(mesh)}" if mesh else "the program"
-    raise Mistake(
+    raise UserError(
         f"{over} has {plural(devices, 'device')} and {target.name} has {target.devices:,}: change "
         "the mesh, or name another slice"
     )

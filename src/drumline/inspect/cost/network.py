@@ -15,9 +15,9 @@ from math import gcd, prod
 from typing import Literal
 
 from drumline.chips.meshes import share_out
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.cost.machines import Machine, TorusLine
-from drumline.inspect.mistakes import Mistake
 
 DCN = "dcn"
 TOURS = "tours"
@@ -168,14 +168,16 @@ def lay(mesh: Axes, target: Machine, laid: LaidAs | None = None) -> Network:
             for a mesh of all devices as `drumline.train.make_mesh` lays it.
 
     Raises:
-        Mistake: an axis does not fit, or one is told of that the mesh has not.
+        UserError: an axis does not fit, or one is told of that the mesh has not.
     """
     if isinstance(laid, str) and laid != TOURS:
-        raise Mistake(f"laid= is {laid!r}; it can be 'tours', or dimensions by the mesh axis")
+        raise UserError(f"laid= is {laid!r}; it can be 'tours', or dimensions by the mesh axis")
     told = {} if laid is None or isinstance(laid, str) else laid
     for name in told:
         if name not in mesh:
-            raise Mistake(f"laid= tells where mesh axis {name} lies, and the mesh is {shown(mesh)}")
+            raise UserError(
+                f"laid= tells where mesh axis {name} lies, and the mesh is {shown(mesh)}"
+            )
     sizes = {name: size for name, size in mesh.items() if size > 1}
     if not target.torus:
         whole = {name: Laid((TorusLine(size, True),)) for name, size in sizes.items()}
@@ -195,7 +197,7 @@ def lay(mesh: Axes, target: Machine, laid: LaidAs | None = None) -> Network:
         if name in told:
             lines = tuple(free.pop(number) for number in told[name] if number in free)
             if prod(line.length for line in lines) != size:
-                raise Mistake(
+                raise UserError(
                     f"the dimensions told for mesh axis {name} do not hold {size} devices"
                 )
             found[name] = Laid(lines, closes=all(line.wraps for line in lines))
@@ -207,7 +209,7 @@ def lay(mesh: Axes, target: Machine, laid: LaidAs | None = None) -> Network:
         rest, cores = rest // inner, cores // inner
         if rest > 1:
             torus = "×".join(str(line.length) for line in target.torus)
-            raise Mistake(
+            raise UserError(
                 f"mesh axis {name}={sizes[name]} of {shown(mesh)} does not fit on {target.name}, "
                 f"whose chips are {torus}"
             )

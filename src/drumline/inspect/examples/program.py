@@ -12,9 +12,9 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType
 
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.compiling.meshes import MeshLike, axes_of_mesh
-from drumline.inspect.mistakes import Mistake
 
 Built = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function, and its arguments as `jax.ShapeDtypeStruct`s with their shardings."""
@@ -40,11 +40,11 @@ class Example:
         """The function and its arguments, on the example's own mesh or on another.
 
         Raises:
-            Mistake: the other mesh has other axes, or sizes that the example cannot be divided by.
+            UserError: the other mesh has other axes, or sizes that the example cannot be divided by.
         """
         axes: Axes = dict(self.mesh) if mesh is None else axes_of_mesh(mesh)
         if axes.keys() != self.mesh.keys():
-            raise Mistake(
+            raise UserError(
                 f"the example {self.name} is written for the axes {', '.join(self.mesh)}, and the "
                 f"mesh is {shown(axes)}: give it those names, such as {shown(dict(self.mesh))}"
             )
@@ -53,7 +53,7 @@ class Example:
             return self.build(AbstractMesh(tuple(axes.values()), tuple(axes), kinds))
         except Exception as wrong:  # whatever JAX or a model says of sizes that do not divide
             said = (str(wrong).splitlines() or [""])[0]
-            raise Mistake(
+            raise UserError(
                 f"the example {self.name} does not fit {shown(axes)}: {said}; its own mesh is "
                 f"{shown(dict(self.mesh))}"
             ) from wrong

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from drumline.chips.names import nearest
+from drumline.errors import UserError
 from drumline.inspect.examples.chapter import CHAPTER
 from drumline.inspect.examples.models import MODELS
 from drumline.inspect.examples.program import Example
-from drumline.inspect.mistakes import Mistake
 
 
 @cache
@@ -21,7 +21,7 @@ def example(name: str) -> Example:
     """The example of that name.
 
     Raises:
-        Mistake: there is none, with the names that look most like it.
+        UserError: there is none, with the names that look most like it.
     """
     known = examples()
     if name in known:
@@ -30,4 +30,4 @@ def example(name: str) -> Example:
     folded = name.strip().casefold()
     near = [each for each in known if folded and folded in each][:3] or nearest(name, known)
     hint = f"nearest: {', '.join(near)}" if near else "drumline inspect --list names them all"
-    raise Mistake(f"there is no example {name!r}; {hint}")
+    raise UserError(f"there is no example {name!r}; {hint}")

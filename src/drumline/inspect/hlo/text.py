@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from drumline.errors import UserError
 from drumline.inspect.hlo.places import Places, SourcePlace, read_places
-from drumline.inspect.mistakes import Mistake
 
 BITS = {
     "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
@@ -178,12 +178,12 @@ def parse_module(text: str) -> Module:
     """Read a module.
 
     Raises:
-        Mistake: the text is no HLO module.
+        UserError: the text is no HLO module.
     """
     text = _KERNEL.sub(lambda found: found[0].replace("\n", ""), text)
     head = next((line for line in text.splitlines() if line.startswith("HloModule")), "")
     if not head:
-        raise Mistake("this is no HLO text: it has no line that begins with HloModule")
+        raise UserError("this is no HLO text: it has no line that begins with HloModule")
     places = read_places(text)
     computations: dict[str, Computation] = {}
     entry = None
@@ -207,7 +207,7 @@ def parse_module(text: str) -> Module:
                 name, instructions = header["name"], []
                 is_entry = header["entry"] is not None
     if entry is None:
-        raise Mistake("this HLO text has no ENTRY computation: it is cut short")
+        raise UserError("this HLO text has no ENTRY computation: it is cut short")
     title = head.split(",")[0].removeprefix("HloModule").strip()
     return Module(title, entry, computations, "is_scheduled=true" in head, head)
 

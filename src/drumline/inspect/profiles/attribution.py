@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.inspect.profiles.intervals import Cover, Stretches, exposed, own_stretches
 from drumline.inspect.profiles.operations import Role, TraceOperation
 from drumline.inspect.profiles.reading import DeviceTrace, Trace, count_runs, read_trace
@@ -183,7 +183,7 @@ def read_profile(path: Path, device: int | None = None) -> Profile:
     devices = [each for each in trace.devices if device in (None, each.ordinal)]
     if not devices:
         known = sorted({each.ordinal for each in trace.devices})
-        raise Mistake(
+        raise UserError(
             f"--device {device}: the trace has {_ordinals(known)}; name one of them, or none"
         )
     return attribute(trace, devices)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.inspect.profiles.attribution import Profile
 
 WRITER = "drumline inspect MODULE:FUNCTION --on SLICE --json"
@@ -79,16 +79,16 @@ def read_estimate(file: Path) -> EstimatedStep:
     try:
         content = json.loads(file.read_text())
     except OSError as problem:
-        raise Mistake(
+        raise UserError(
             f"--estimate {file} cannot be read ({problem.strerror}); write it with {WRITER}"
         ) from None
     except (ValueError, RecursionError):
-        raise Mistake(f"--estimate {file} is no JSON; write it with {WRITER}") from None
+        raise UserError(f"--estimate {file} is no JSON; write it with {WRITER}") from None
     try:
         return _estimate(content)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         missing = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
-        raise Mistake(
+        raise UserError(
             f"--estimate {file} is no estimate of a step: {missing}; write it with {WRITER}"
         ) from None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.inspect.profiles.intervals import ROUNDING, Stretches
 from drumline.inspect.profiles.operations import (
     Role,
@@ -81,12 +81,12 @@ def trace_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.exists():
-        raise Mistake(f"{path} does not exist; name the folder that jax.profiler.trace wrote to")
+        raise UserError(f"{path} does not exist; name the folder that jax.profiler.trace wrote to")
     runs: dict[Path, list[Path]] = defaultdict(list)
     for file in path.rglob(f"*{SUFFIX}"):
         runs[file.parent].append(file)
     if not runs:
-        raise Mistake(
+        raise UserError(
             f"{path} holds no trace, which would be a file *{SUFFIX} under plugins/profile; "
             "make one with jax.profiler.trace(folder) around a few steps"
         )
@@ -107,7 +107,7 @@ def read_trace(path: Path) -> Trace:
     for file in files:
         _read_file(trace, file, file.name.removesuffix(SUFFIX) if len(files) > 1 else "")
     if not any(len(track.starts) for device in trace.devices for track in device.events()):
-        raise Mistake(
+        raise UserError(
             f"{trace.path} has no operation of any device: trace a few steps that jax.jit "
             "compiled, and block_until_ready before the trace ends"
         )
@@ -119,7 +119,7 @@ def _read_file(trace: Trace, file: Path, host: str) -> None:
     try:
         data = file.read_bytes()
     except OSError as problem:
-        raise Mistake(
+        raise UserError(
             f"{file} cannot be read ({problem.strerror}); see to it that you may read it"
         ) from None
     # From Python 3.12 on, the first look at jaxlib's types warns that they name no module; where
@@ -136,7 +136,7 @@ def _devices(trace: Trace, data: bytes, file: Path, host: str) -> list[DeviceTra
         read = ProfileData.from_serialized_xspace(data)
         metadata = read_metadata(memoryview(data))
     except (RuntimeError, ValueError, IndexError):
-        raise Mistake(
+        raise UserError(
             f"{file} is no whole trace: it may be cut short; copy it again, or make it anew and "
             "let the program end the trace before it exits"
         ) from None

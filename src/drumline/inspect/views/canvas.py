@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 
 SCALE = 2
 INK = "#1f2933"
@@ -23,12 +23,12 @@ def pillow() -> Any:
     """Pillow's modules that draw.
 
     Raises:
-        Mistake: it is not installed.
+        UserError: it is not installed.
     """
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "pictures are drawn with Pillow, which is not installed: "
             "pip install 'drumline[inspect]'"
         ) from None
@@ -152,7 +152,7 @@ class Canvas:
         """Write it as PNG.
 
         Raises:
-            Mistake: it cannot be written there.
+            UserError: it cannot be written there.
         """
         image = pillow()[0]
         small = self._image.resize(self.size, image.Resampling.BOX)
@@ -161,4 +161,4 @@ class Canvas:
         try:
             few.save(path, format="PNG", optimize=True)
         except OSError as trouble:
-            raise Mistake(f"{path}: cannot be written: {trouble.strerror or trouble}") from None
+            raise UserError(f"{path}: cannot be written: {trouble.strerror or trouble}") from None

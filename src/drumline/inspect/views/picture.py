@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import shown
 from drumline.inspect.cost.timeline import COPIES, DEVICE, TimelineEvent
-from drumline.inspect.mistakes import Mistake
 from drumline.inspect.views.canvas import INK, Canvas, width
 from drumline.inspect.views.colours import (
     COPYING,
@@ -56,12 +56,12 @@ def draw(told: Estimate, path: Path) -> None:
     """Draw an estimate into a PNG file.
 
     Raises:
-        Mistake: it is not named .png or cannot be written, or Pillow is missing.
+        UserError: it is not named .png or cannot be written, or Pillow is missing.
     """
     if path.suffix.lower() != ".png":
-        raise Mistake(f"{path}: the timeline is drawn as PNG; name it {path.stem}.png")
+        raise UserError(f"{path}: the timeline is drawn as PNG; name it {path.stem}.png")
     if not path.parent.is_dir():
-        raise Mistake(f"{path}: there is no folder {path.parent}; make it first")
+        raise UserError(f"{path}: there is no folder {path.parent}; make it first")
     Picture(told).drawn().save(path)
 
 

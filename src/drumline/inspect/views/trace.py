@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drumline.errors import UserError
 from drumline.inspect.compiling.axes import shown
 from drumline.inspect.cost.timeline import DEVICE, Timeline, TimelineEvent
-from drumline.inspect.mistakes import Mistake
 from drumline.inspect.views.tracks import (
     COLLECTIVES,
     exposed,
@@ -62,16 +62,16 @@ def write_trace(told: Estimate, path: Path) -> None:
     """Write a trace file, compressed where it is named .gz.
 
     Raises:
-        Mistake: it cannot be written.
+        UserError: it cannot be written.
     """
     if not path.parent.is_dir():
-        raise Mistake(f"{path}: there is no folder {path.parent}; make it first")
+        raise UserError(f"{path}: there is no folder {path.parent}; make it first")
     text = json.dumps(trace_of(told), ensure_ascii=False, separators=(",", ":")).encode()
     try:
         # Without the time of writing: equal estimates make equal files.
         path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
     except OSError as trouble:
-        raise Mistake(f"{path}: cannot be written: {trouble.strerror or trouble}") from None
+        raise UserError(f"{path}: cannot be written: {trouble.strerror or trouble}") from None
 
 
 def trace_of(told: Estimate) -> dict[str, Any]:
