@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drumline.inspect.collectives import collectives_of
-from drumline.inspect.compiled import compiled_for
+from drumline.inspect.compiling.programs import compiled_for
 from drumline.inspect.cost.machines import machine
 from drumline.inspect.cost.timeline import DEVICE
 from drumline.inspect.estimate import Estimate, estimate_program

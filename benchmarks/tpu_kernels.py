@@ -31,8 +31,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.chips import Slice, slice_of
 from drumline.errors import UserError
-from drumline.inspect.compiled import compiled_for
-from drumline.inspect.compiling.programs import InspectedProgram
+from drumline.inspect.compiling.programs import InspectedProgram, compiled_for
 from drumline.inspect.cost.machines import machine
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
 from drumline.parallel.fused.scattering import pieces_of

@@ -13,16 +13,25 @@ from typing import Any
 import pytest
 
 from drumline.errors import UserError
+from drumline.inspect.canvas import width
+from drumline.inspect.cost.kernels import Cost
 from drumline.inspect.cost.machines import machine
 from drumline.inspect.cost.memory import Memory
-from drumline.inspect.cost.operations import Cost
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Timeline, TimelineEvent
 from drumline.inspect.estimate import BOUNDS, Estimate
-from drumline.inspect.hlo.places import SourcePlace
-from drumline.inspect.views.canvas import width
-from drumline.inspect.views.colours import WAITING, Colours
-from drumline.inspect.views.panels import COMPUTING, LEFT, LINK, RIGHT, WIDTH, longest, ticks
-from drumline.inspect.views.tracks import lanes, spread, waits
+from drumline.inspect.hlo.source import SourcePlace
+from drumline.inspect.lanes import lanes, spread, waits
+from drumline.inspect.picture import (
+    COMPUTING,
+    LEFT,
+    LINK,
+    RIGHT,
+    WAITING,
+    WIDTH,
+    Colours,
+    longest,
+    ticks,
+)
 
 MS = 1e-3
 BOTH = "ici X up+ici X down"

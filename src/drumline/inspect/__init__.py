@@ -10,9 +10,13 @@ from typing import Any
 
 from drumline import deprecated
 from drumline.inspect.collectives import Collective
-from drumline.inspect.communication import Communication, communication
+from drumline.inspect.communication import (
+    Communication,
+    UnexpectedCommunication,
+    communication,
+    expect_communication,
+)
 from drumline.inspect.compare import Layout, LayoutComparison, compare
-from drumline.inspect.contracts import UnexpectedCommunication, expect_communication
 from drumline.inspect.estimate import Estimate, estimate
 
 __all__ = [

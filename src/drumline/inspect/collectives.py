@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-from drumline.inspect.hlo.executions import Found, walk
 from drumline.inspect.hlo.groups import axes_of, read_groups, read_pairs
-from drumline.inspect.hlo.places import SourcePlace
+from drumline.inspect.hlo.loops import Found, walk
+from drumline.inspect.hlo.source import SourcePlace
 from drumline.inspect.hlo.text import BITS, Computation, Instruction, Module, Shape, dtype_name
 
 KINDS = {

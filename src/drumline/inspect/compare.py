@@ -17,7 +17,7 @@ from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler
 from drumline.inspect.cost.machines import Machine, machine
 from drumline.inspect.estimate import Estimate, estimate
-from drumline.inspect.views.words import duration, size, table
+from drumline.inspect.formatting import duration, size, table
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from drumline.inspect.collectives import KINDS
-from drumline.inspect.compiled import compiled_for
-from drumline.inspect.compiling.axes import Axes
+from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.compiling.programs import Compiler, InspectedProgram
+from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compiled_for
 from drumline.inspect.cost.machines import Machine, check_fits, machine
 from drumline.inspect.cost.memory import Memory, as_told, needed
 from drumline.inspect.cost.network import LaidAs, Network, lay
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Player, Timeline, TimelineEvent
+from drumline.inspect.formatting import duration, plural, share, size
 
 BOUNDS = ("compute", "memory", "network", "overhead")
 
@@ -159,19 +159,18 @@ class Estimate:
 
     def __str__(self) -> str:
         """The summary."""
-        from drumline.inspect.views.summary import summary
 
         return "\n".join(summary(self))
 
     def save_png(self, path: str | Path) -> None:
         """Draw the timeline."""
-        from drumline.inspect.views.picture import draw
+        from drumline.inspect.picture import draw
 
         draw(self, Path(path))
 
     def save_trace(self, path: str | Path) -> None:
         """Write the timeline as a trace file that Perfetto opens."""
-        from drumline.inspect.views.trace import write_trace
+        from drumline.inspect.trace import write_trace
 
         write_trace(self, Path(path))
 
@@ -196,7 +195,7 @@ def estimate(
         compiler: whose compiler to ask; by itself the TPU's where it is installed.
 
     Raises:
-        UserError: the function does not trace, or the mesh fits neither its arguments nor the slice.
+        UserError: the function does not trace, or does not fit the mesh or the slice.
         UnknownName: there is no such slice.
     """
     target = machine(on)
@@ -323,3 +322,86 @@ class _Totals:
                 )
             )
         return tuple(sorted(found, key=lambda one: -one.seconds))
+
+
+def summary(told: Estimate) -> list[str]:
+    """At most ten lines."""
+    return list(_lines(told))[:10]
+
+
+def _lines(told: Estimate) -> Iterator[str]:
+    least = "at least " if told.at_least else ""
+    mesh = f" on {shown(told.mesh)}" if told.mesh else ""
+    yield (
+        f"{told.name}: {least}{duration(told.seconds)} a call on {told.on}{mesh}, "
+        f"MFU {100 * told.mfu:.1f} %, bound by {told.bound}"
+    )
+    parts = ", ".join(
+        f"{name} {share(seconds / told.seconds)}"
+        for name, seconds in sorted(told.bounds.items(), key=lambda item: -item[1])
+        if told.seconds and seconds / told.seconds >= 0.005
+    )
+    yield f"  time: {parts}" if parts else "  time: none"
+    yield f"  {_communication(told)}"
+    for one in told.communication[:2]:
+        if told.seconds and one.exposed / told.seconds >= 0.01:
+            yield f"  {_waits(told, one)}"
+    for operation in told.operations[:2]:
+        if operation.seconds > 0:  # a copy that is hidden keeps nothing waiting
+            yield f"  {_operation(told, operation)}"
+    yield f"  {_memory(told)}"
+    if told.laid:
+        laid = "; ".join(f"{axis} {where}" for axis, where in told.laid.items())
+        yield f"  links: {laid}"
+    yield f"  compiled by {told.compiled_by}; times are the model's, not measured"
+
+
+def _communication(told: Estimate) -> str:
+    if not told.communication:
+        return "no communication"
+    hidden, exposed = told.hidden, told.exposed
+    count = sum(one.count for one in told.communication)
+    if exposed <= 0.01 * told.seconds:
+        return f"communication: {plural(count, 'collective')}, {duration(hidden)}, all hidden"
+    return (
+        f"communication: {plural(count, 'collective')}, {duration(hidden + exposed)}, of which the "
+        f"device waits for {duration(exposed)} ({share(exposed / told.seconds)} of the step)"
+    )
+
+
+def _waits(told: Estimate, one: Waiting) -> str:
+    where = one.source.rpartition("/")[2] or one.scope or "an unknown line"
+    axes = " and ".join(one.axes) or "the devices"
+    # Hidden, it still has to be sent: the links' own time is the least that is left.
+    links = max((s for r, s in told.busy.items() if r != "device"), default=0.0)
+    left = max(told.seconds - one.exposed, links)
+    saved = (told.seconds - left) / told.seconds
+    gain = f"; overlapping it would save up to {share(saved)}" if saved >= 0.01 else ""
+    part = share(one.exposed / told.seconds)
+    return f"{part} of the step waits for {one.kind} over {axes} at {where}{gain}"
+
+
+def _operation(told: Estimate, one: EstimatedOperation) -> str:
+    where = one.source.rpartition("/")[2] or one.scope or "an unknown line"
+    part = share(one.seconds / told.seconds) if told.seconds else "0 %"
+    rate = ""
+    if one.flops:
+        used = one.flops / one.seconds / told.machine.peak_flops
+        rate = f", {share(used)} of peak"
+    elif one.bytes:
+        used = one.bytes / one.seconds / told.machine.memory_bandwidth
+        rate = f", {share(used)} of the memory's bandwidth"
+    return f"{part} is {one.kind} at {where}, bound by {one.bound}{rate}"
+
+
+def _memory(told: Estimate) -> str:
+    memory = told.memory
+    verdict = "fits" if told.fits else "does NOT fit"
+    text = (
+        f"memory: {size(memory.total)} of {size(told.memory_limit)} a device, {verdict}: "
+        f"arguments {size(memory.arguments)}, temporaries {size(memory.temporaries)}"
+    )
+    if memory.largest:
+        first = memory.largest[0]
+        text += f"; largest: {first.what} ({size(first.bytes)})"
+    return text

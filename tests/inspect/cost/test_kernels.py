@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.inspect.cost.constants import constants_of
+from drumline.inspect.cost.machines import constants_of
 from drumline.inspect.cost.work import MatrixProduct
 from tests.inspect.cost.modules import DOT, compiled_kernels_of, computation, kernels_of, only
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from drumline.chips import UnknownName, chip
 from drumline.errors import UserError
-from drumline.inspect.cost.constants import constants_of
-from drumline.inspect.cost.machines import TorusLine, check_fits, machine
+from drumline.inspect.cost.machines import TorusLine, check_fits, constants_of, machine
 from drumline.inspect.cost.network import Laid, Network, lay
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")

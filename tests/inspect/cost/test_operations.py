@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.inspect.cost.kernels import Kernel
+from drumline.inspect.cost.kernels import Kernel, kernel_cost
 from drumline.inspect.cost.machines import machine
-from drumline.inspect.cost.operations import kernel_cost
 from drumline.inspect.cost.work import MatrixProduct
 from tests.inspect.cost.modules import DOT, compiled_kernels_of, kernels_of, only
 

@@ -15,8 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.inspect.profiles import Profile, read_profile
-from drumline.inspect.profiles.comparison import compare, read_estimate
-from drumline.inspect.profiles.report import summary
+from drumline.inspect.profiles.report import compare, read_estimate, summary
 from tests.inspect.profiles.traces import Plane, Ran, Stats, write
 
 RUNS = 3

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from drumline.inspect.profiles import Profile, read_profile
-from drumline.inspect.profiles.operations import collective_kind, named_operation
-from drumline.inspect.profiles.programs import CompiledInstruction, CompiledProgram
+from drumline.inspect.profiles.metadata import CompiledInstruction, CompiledProgram
+from drumline.inspect.profiles.reading import collective_kind, named_operation
 from tests.inspect.profiles.traces import Plane, Ran, Stats, write
 
 NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from drumline.cli.inspect.profile import profile as command
+from drumline.cli.inspect import profile as command
 from drumline.errors import UserError
 from drumline.inspect.profiles import (
     MeasuredCollective,
@@ -16,9 +16,8 @@ from drumline.inspect.profiles import (
     MeasuredOperation,
     Profile,
 )
-from drumline.inspect.profiles.comparison import EstimatedStep, compare
 from drumline.inspect.profiles.reading import trace_files
-from drumline.inspect.profiles.report import duration, summary
+from drumline.inspect.profiles.report import EstimatedStep, compare, duration, summary
 from tests.inspect.profiles.test_tpu import DOT, REDUCE, tpu
 from tests.inspect.profiles.traces import Ran, write
 

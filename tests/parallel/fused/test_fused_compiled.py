@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect.compiled import compiled_for
+from drumline.inspect.compiling.programs import compiled_for
 from drumline.inspect.compiling.workers import TPU_PYTHON, has_tpu_compiler
 from drumline.inspect.cost.machines import machine
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter

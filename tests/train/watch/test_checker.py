@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from drumline.health import HardwareFault
-from drumline.inspect.compiled import compiled_for
+from drumline.inspect.compiling.programs import compiled_for
 from drumline.inspect.compiling.workers import TPU_PYTHON, has_tpu_compiler
 from drumline.inspect.cost.machines import machine
 from drumline.inspect.examples.models import training_step

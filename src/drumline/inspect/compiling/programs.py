@@ -22,8 +22,8 @@ from drumline.inspect.compiling.workers import (
     has_tpu_compiler,
     tpu_worker,
 )
-from drumline.inspect.hlo.inlining import without_fusions
-from drumline.inspect.hlo.text import Module, parse_module
+from drumline.inspect.cost.machines import Machine
+from drumline.inspect.hlo.text import Module, parse_module, without_fusions
 
 Compiler = Literal["auto", "cpu", "tpu", "here"]
 """Whose compiler: that of emulated CPU devices, the TPU's own, that of this process's devices."""
@@ -80,7 +80,7 @@ def compiled_program(
     """Compile a function, or take what is compiled.
 
     Raises:
-        UserError: it does not trace or compile, or the mesh does not fit the arguments or the slice.
+        UserError: it does not trace or compile, or does not fit the mesh or the slice.
     """
     if isinstance(function, jax.stages.Compiled):
         return _of_compiled(function, mesh)
@@ -241,3 +241,36 @@ def _backend(text: str) -> str:
         return "tpu"
     gpu = ("__cublas", "__cudnn", "gpu_backend_config", '"triton', "fusion_backend_config")
     return "gpu" if any(mark in text for mark in gpu) else "cpu"
+
+
+def compiled_for(
+    target: Machine | None,
+    fn: Any,
+    args: tuple[Any, ...],
+    *,
+    mesh: MeshLike | None,
+    compiler: Compiler,
+    options: Mapping[str, Any] | None = None,
+) -> InspectedProgram:
+    """The program that a compiler makes of a function for a machine.
+
+    A GPU's compiler is that of this process, if it has one. The TPU's knows one slice alone: for
+    several, and where there is neither, emulated CPU devices stand in.
+
+    Args:
+        target: the machine, None for what is here.
+        fn: the function, or what was lowered or compiled of it.
+        args: its arguments, or their shapes.
+        mesh: the mesh, where the arguments do not bring it.
+        compiler: whose.
+        options: the TPU compiler's own, by name, as `compile(compiler_options=…)` takes them.
+
+    Raises:
+        UserError: as `compiled_program`, and where a compiler is asked for what it cannot do.
+    """
+    one_slice = None if target is None or target.slices > 1 else target.slice
+    if compiler == "tpu" and target is not None and one_slice is None:
+        raise UserError(f"the TPU's compiler knows single slices of TPUs, and not {target.name}")
+    if compiler == "auto" and target is not None and target.slice is not None and not one_slice:
+        compiler = "cpu"
+    return compiled_program(fn, args, mesh=mesh, on=one_slice, compiler=compiler, options=options)

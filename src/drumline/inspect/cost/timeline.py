@@ -20,12 +20,11 @@ from drumline.inspect.collectives import (
     is_scattered,
     operand_shapes,
 )
-from drumline.inspect.cost.kernels import FREE, Kernel, as_compiled, fused
+from drumline.inspect.cost.kernels import FREE, Cost, Kernel, as_compiled, fused, kernel_cost
 from drumline.inspect.cost.network import Network
-from drumline.inspect.cost.operations import Cost, kernel_cost
 from drumline.inspect.hlo.groups import read_pairs
 from drumline.inspect.hlo.loops import trips
-from drumline.inspect.hlo.places import SourcePlace
+from drumline.inspect.hlo.source import SourcePlace
 from drumline.inspect.hlo.text import Computation, Instruction, Module
 
 DEVICE = "device"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil, log2, prod
 
-from drumline.inspect.cost.constants import Constants
+from drumline.inspect.cost.machines import Constants
 from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape
 
 # Operations whose units multiply in float32 do so in several passes of bfloat16, or slower units.

@@ -40,7 +40,7 @@ class Example:
         """The function and its arguments, on the example's own mesh or on another.
 
         Raises:
-            UserError: the other mesh has other axes, or sizes that the example cannot be divided by.
+            UserError: the other mesh has other axes or sizes that do not divide the example.
         """
         axes: Axes = dict(self.mesh) if mesh is None else axes_of_mesh(mesh)
         if axes.keys() != self.mesh.keys():

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
 from drumline.errors import UserError
-from drumline.inspect.hlo.places import Places, SourcePlace, read_places
+from drumline.inspect.hlo.source import Places, SourcePlace, read_places
 
 BITS = {
     "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
@@ -305,3 +305,55 @@ def split(text: str) -> list[str]:
             begin = found.end()
     parts.append(text[begin:])
     return [part for part in parts if part.strip()]
+
+
+def without_fusions(module: Module) -> Module:
+    """The same program with the instructions of every fusion in the fusion's place."""
+    if not any(
+        one.opcode == "fusion" for c in module.computations.values() for one in c.instructions
+    ):
+        return module
+    done: dict[str, Computation] = {}
+    for name in module.computations:
+        _inline(name, module, done)
+    return replace(module, computations=done, entry=done[module.entry.name])
+
+
+def _inline(name: str, module: Module, done: dict[str, Computation]) -> Computation:
+    if name in done:
+        return done[name]
+    given = module.computations[name]
+    instructions: list[Instruction] = []
+    for one in given.instructions:
+        called = (one.called().get("calls") or ("",))[0] if one.opcode == "fusion" else ""
+        if called in module.computations:
+            instructions += _in_place(one, _inline(called, module, done))
+        else:
+            instructions.append(one)
+    done[name] = Computation(name, tuple(instructions))
+    return done[name]
+
+
+def _in_place(fusion: Instruction, inner: Computation) -> list[Instruction]:
+    """The fusion's instructions under names of their own; its root has the fusion's name."""
+    names = {
+        one.name: fusion.operands[int(one.literal)]
+        if one.opcode == "parameter"
+        else f"{fusion.name}/{one.name}"
+        for one in inner.instructions
+    }
+    root = inner.root
+    if root.opcode == "parameter":
+        return [replace(fusion, opcode="bitcast", operands=(names[root.name],))]
+    names[root.name] = fusion.name
+    return [
+        replace(
+            one,
+            name=names[one.name],
+            operands=tuple(names.get(operand, operand) for operand in one.operands),
+            is_root=one is root and fusion.is_root,
+            place=one.place if one.place.op_name else fusion.place,
+        )
+        for one in inner.instructions
+        if one.opcode != "parameter"
+    ]

@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 
 from drumline.errors import UserError
 from drumline.inspect.profiles.intervals import Cover, Stretches, exposed, own_stretches
-from drumline.inspect.profiles.operations import Role, TraceOperation
-from drumline.inspect.profiles.reading import DeviceTrace, Trace, count_runs, read_trace
+from drumline.inspect.profiles.reading import (
+    DeviceTrace,
+    Role,
+    Trace,
+    TraceOperation,
+    count_runs,
+    read_trace,
+)
 
 NANOSECOND = 1e-9
 

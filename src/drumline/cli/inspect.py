@@ -1,4 +1,4 @@
-"""`drumline inspect MODULE:FUNCTION`: its communication, and what it takes on a slice."""
+"""`drumline inspect profile`: where the time of a traced step went."""
 
 from __future__ import annotations
 
@@ -9,13 +9,177 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from drumline.cli.options import AsJson, InputsName, need_jax, prints_aside
 from drumline.cli.rendering.table import print_table
-from drumline.cli.rendering.text import harmless_lines
+from drumline.cli.rendering.text import harmless, harmless_lines
 
 if TYPE_CHECKING:
     from drumline.inspect.compiling.axes import Axes
+    from drumline.inspect.profiles import Profile
+    from drumline.inspect.profiles.report import ProfileComparison
+
+SHOWN_DEVICES = 8
+SHOWN_OPERATIONS = 10
+
+
+def profile(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="What jax.profiler.trace wrote: its folder, or an .xplane.pb."
+        ),
+    ],
+    device: Annotated[
+        int | None, typer.Option("--device", metavar="N", help="Only this device.")
+    ] = None,
+    estimate: Annotated[
+        Path | None,
+        typer.Option("--estimate", metavar="FILE", help="An estimate as JSON, to compare with."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the time of a traced step went."""
+    need_jax()
+    from drumline.inspect.profiles import read_profile
+    from drumline.inspect.profiles.report import compare, read_estimate, summary
+
+    estimated = read_estimate(estimate) if estimate else None
+    measured = read_profile(folder, device)
+    comparison = compare(measured, estimated) if estimated else None
+    sentences = summary(measured, comparison)
+    if as_json:
+        told = {**measured.to_dict(), "summary": sentences}
+        if comparison:
+            told["estimate"] = comparison.to_dict()
+        typer.echo(json.dumps(told, indent=2))
+        return
+    _show(measured, comparison)
+    typer.echo("")
+    for sentence in sentences:
+        typer.echo(harmless(sentence))
+
+
+def _show(measured: Profile, comparison: ProfileComparison | None) -> None:
+    from drumline.inspect.profiles.report import duration
+
+    count = len(measured.devices)
+    ran = f"{measured.module} · " if measured.module else ""
+    steps = "1 step" if measured.steps == 1 else f"{measured.steps:,} steps"
+    devices = f"{count} {measured.platform} device{'s' if count > 1 else ''}"
+    typer.secho(
+        harmless(
+            f"{ran}{steps} on {devices} · {duration(measured.seconds)} a step "
+            f"(counted by {measured.steps_from})"
+        ),
+        bold=True,
+    )
+    _show_devices(measured)
+    if measured.communication:
+        _show_communication(measured)
+    _show_operations(measured)
+    if comparison:
+        _show_comparison(comparison)
+
+
+def _show_devices(measured: Profile) -> None:
+    from drumline.inspect.profiles.report import duration, percent
+
+    typer.echo("")
+    print_table(
+        ["DEVICE", "STEP", "BUSY", "COMPUTES", "EXPOSED", "HIDDEN", "IDLE"],
+        [
+            [
+                each.name,
+                duration(each.span),
+                percent(each.busy, each.span),
+                percent(each.computing, each.span),
+                percent(each.exposed, each.span),
+                percent(each.hidden, each.span),
+                percent(each.idle, each.span),
+            ]
+            for each in measured.devices[:SHOWN_DEVICES]
+        ],
+        right=" rrrrrr",
+    )
+    more = len(measured.devices) - SHOWN_DEVICES
+    if more > 0:
+        typer.echo(f"and {more:,} more devices: see --json")
+
+
+def _show_communication(measured: Profile) -> None:
+    from drumline.inspect.profiles.report import duration, percent, short_source
+
+    typer.echo("")
+    print_table(
+        ["COLLECTIVE", "SOURCE", "RUNS", "TIME", "EXPOSED", "", "HIDDEN", "COULD SAVE"],
+        [
+            [
+                each.kind,
+                short_source(each.source) or "–",
+                f"{each.count:,.3g}",
+                duration(each.seconds),
+                duration(each.exposed),
+                percent(each.exposed, measured.seconds),
+                duration(each.hidden),
+                percent(measured.saving(each), measured.seconds),
+            ]
+            for each in measured.communication[:SHOWN_OPERATIONS]
+        ],
+        right="  rrrrrr",
+    )
+    _more(len(measured.communication))
+
+
+def _show_operations(measured: Profile) -> None:
+    from drumline.inspect.profiles.report import duration, percent, short_source
+
+    typer.echo("")
+    print_table(
+        ["OPERATION", "KIND", "SOURCE", "RUNS", "TIME", ""],
+        [
+            [
+                each.name if each.instructions == 1 else f"{each.name} +{each.instructions - 1}",
+                each.kind if each.kind != each.name else "–",
+                short_source(each.source) or "–",
+                f"{each.count:,.3g}",
+                duration(each.seconds),
+                percent(each.seconds, measured.seconds),
+            ]
+            for each in measured.operations[:SHOWN_OPERATIONS]
+        ],
+        right="   rrr",
+    )
+    _more(len(measured.operations))
+
+
+def _show_comparison(comparison: ProfileComparison) -> None:
+    from drumline.inspect.profiles.report import duration
+
+    typer.echo("")
+    parts = (comparison.whole, *comparison.parts[:SHOWN_OPERATIONS])
+    print_table(
+        ["AGAINST THE ESTIMATE", "SOURCE", "MEASURED", "ESTIMATED", "DIFFERENCE"],
+        [
+            [
+                part.what,
+                part.source or "–",
+                duration(part.measured),
+                duration(part.estimated),
+                f"{'+' if part.seconds > 0 else ''}{duration(part.seconds)}",
+            ]
+            for part in parts
+        ],
+        right="  rrr",
+    )
+    _more(len(comparison.parts))
+
+
+def _more(count: int) -> None:
+    if count > SHOWN_OPERATIONS:
+        typer.echo(f"and {count - SHOWN_OPERATIONS:,} more: see --json")
+
 
 MOST_EMULATED = 2048
 """Devices that the CPU backend can stand for."""
@@ -137,7 +301,7 @@ def _load(
 ) -> tuple[Any, tuple[Any, ...], Axes | None]:
     """The function, its arguments, and the mesh to trace it under."""
     from drumline.inspect.compiling.axes import read_mesh
-    from drumline.inspect.compiling.shapes import read_shapes
+    from drumline.inspect.compiling.meshes import read_shapes
     from drumline.targets import load_function, load_target
 
     axes = None if mesh is None else read_mesh(mesh)
@@ -198,3 +362,26 @@ def _tell(
 def _print(report: Any, as_json: bool) -> None:
     text = json.dumps(report.to_dict(), indent=2) if as_json else str(report)
     typer.echo(harmless_lines(text))
+
+
+PROGRAM = "program"
+
+
+class _Programs(TyperGroup):
+    """Takes what names no command as the name of a program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] not in (["--help"], *([name] for name in self.commands)):
+            args = [PROGRAM, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    help="What XLA made of a program, and what it will cost.",
+    cls=_Programs,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(PROGRAM)(program)
+app.command("profile")(profile)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from drumline.errors import UserError
 from drumline.inspect.compiling.axes import shown
 from drumline.inspect.cost.timeline import DEVICE, Timeline, TimelineEvent
-from drumline.inspect.views.tracks import (
+from drumline.inspect.formatting import duration
+from drumline.inspect.lanes import (
     COLLECTIVES,
     exposed,
     is_loop,
@@ -25,7 +26,6 @@ from drumline.inspect.views.tracks import (
     turns_unknown,
     waits,
 )
-from drumline.inspect.views.words import duration
 
 if TYPE_CHECKING:
     from drumline.inspect.estimate import Estimate
