@@ -70,7 +70,7 @@ def measured(case: Case, on: str) -> Row:
     compiled = compiled_for(
         target, case.fn, case.args, mesh=case.mesh, compiler="tpu", options=case.options
     )
-    told = estimate_program(compiled, target, "tours")
+    told = estimate_program(compiled, target, "rings")
     clock = told.machine.constants.clock or 0.0
     own, moved = _cycles(told, clock)
     flat = list(told.timeline.flat())

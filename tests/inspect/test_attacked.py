@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.errors import UserError
 from drumline.inspect import (
-    Layout,
     UnexpectedCommunication,
+    Variant,
     communication,
     compare,
     estimate,
@@ -54,14 +54,14 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_programs() -> None:
     right = communication(product, A, B).sentence
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        ask = workers.Worker._ask
+        ask = workers.Worker._send
 
         def slow(self: Any, request: Any, code: bytes) -> Any:
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             return ask(self, request, code)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(workers.Worker, "_ask", slow)
+            patch.setattr(workers.Worker, "_send", slow)
             with pytest.raises(KeyboardInterrupt):
                 communication(mapped, A)
     finally:
@@ -188,10 +188,10 @@ def test_a_process_that_is_killed_is_replaced() -> None:
 
 
 def test_layouts_that_make_no_sense_are_told() -> None:
-    one = Layout("one", (A, B))
-    with pytest.raises(UserError, match="two layouts have one name"):
+    one = Variant("one", (A, B))
+    with pytest.raises(UserError, match="two variants have one name"):
         compare(product, [one, one], on=["v5litepod-8"])
-    with pytest.raises(UserError, match="is no Layout"):
+    with pytest.raises(UserError, match="is no Variant"):
         compare(product, [1, 2], on=["v5litepod-8"])  # type: ignore[list-item]
 
     def broken(devices: int) -> Any:

@@ -18,13 +18,13 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.chips import UnknownName, places, price, slice_of
 from drumline.errors import UserError
-from drumline.inspect import Estimate, Layout, compare, estimate
+from drumline.inspect import Estimate, Variant, compare, estimate
 
 MESH = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
 shape = jax.ShapeDtypeStruct
 
 
-def on_mesh(dims: tuple[int, ...], spec: P, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+def resize_mesh(dims: tuple[int, ...], spec: P, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return shape(dims, dtype, sharding=NamedSharding(MESH, spec))
 
 
@@ -41,7 +41,7 @@ def told_of_gathered() -> Estimate:
     function = jax.shard_map(
         gathered, mesh=MESH, in_specs=(P("Y"), P()), out_specs=P(), check_vma=False
     )
-    x, w = on_mesh((4096, 4096), P("Y")), on_mesh((4096, 4096), P())
+    x, w = resize_mesh((4096, 4096), P("Y")), resize_mesh((4096, 4096), P())
     return estimate(function, x, w, on="v5litepod-8", compiler="cpu")
 
 
@@ -86,7 +86,7 @@ def test_a_gather_that_a_product_needs_is_exposed() -> None:
     assert told.exposed == pytest.approx(gather)
     assert told.bounds["network"] == pytest.approx(gather)
     assert told.seconds == pytest.approx(sum(told.bounds.values()))
-    assert told.laid == {"X": "line of 2", "Y": "line of 4"}
+    assert told.axis_links == {"X": "line of 2", "Y": "line of 4"}
     assert "waits for all-gather over Y at test_estimate.py" in str(told)
 
 
@@ -97,7 +97,7 @@ def test_a_gather_that_nothing_needs_is_hidden() -> None:
     function = jax.shard_map(
         beside, mesh=MESH, in_specs=(P("Y"), P()), out_specs=(P(), P()), check_vma=False
     )
-    x, w = on_mesh((512, 512), P("Y")), on_mesh((8192, 8192), P())
+    x, w = resize_mesh((512, 512), P("Y")), resize_mesh((8192, 8192), P())
     told = estimate(function, x, w, on="v5litepod-8", compiler="cpu")
     assert told.exposed == 0
     assert told.hidden > 0
@@ -215,7 +215,7 @@ REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
     "unknown slice": (lambda: estimate(jnp.sin, 1.0, on="v9-8"), "v9-8"),
     "no number of slices": (lambda: estimate(jnp.sin, 1.0, on="0xv6e-8"), "1 or more"),
     "a mesh that the slice has no room for": (
-        lambda: estimate(jnp.sin, on_mesh((8, 8), P("X")), on="v5litepod-4", compiler="cpu"),
+        lambda: estimate(jnp.sin, resize_mesh((8, 8), P("X")), on="v5litepod-4", compiler="cpu"),
         "the mesh X=2,Y=4 has 8 devices and v5litepod-4 has 4",
     ),
     "one device on a slice of eight": (
@@ -235,7 +235,7 @@ REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
         lambda: one_chip(wrong, shape((4, 4), jnp.float32)),
         "wrong does not trace: TypeError",
     ),
-    "no function": (lambda: one_chip(3, shape((4,), jnp.float32)), "3 is no function"),
+    "no function": (lambda: one_chip(3, shape((4,), jnp.float32)), "3 is not a function"),
     "a mesh that is none": (
         lambda: estimate(jnp.sin, 1.0, on="v5litepod-8", mesh="2x4"),
         "the mesh '2x4': write each axis as NAME=SIZE",
@@ -290,8 +290,8 @@ def test_layouts_made_for_a_number_of_devices_are_ordered_by_time() -> None:
     seconds = [choice.estimate.seconds for choice in told.choices if choice.estimate is not None]
     assert seconds == sorted(seconds)
     assert told.best is not None
-    assert (told.best.layout, told.best.on) == ("data", "v5litepod-8")
-    exposed = {c.layout: c.estimate.exposed for c in told.choices if c.estimate is not None}
+    assert (told.best.variant, told.best.on) == ("data", "v5litepod-8")
+    exposed = {c.variant: c.estimate.exposed for c in told.choices if c.estimate is not None}
     assert exposed["data"] == 0
     assert exposed["contracted"] > 0
     lines = str(told).splitlines()
@@ -304,7 +304,7 @@ def test_the_cheapest_is_by_the_dollars_of_a_call() -> None:
     found = slice_of("v5litepod-8")
     listed = [price(found, place.zone, "spot") for place in places(found)]
     rate = min(one.per_chip_hour for one in listed if one is not None) * 8 / 3600
-    by_name = {(choice.layout, choice.on): choice for choice in told.choices}
+    by_name = {(choice.variant, choice.on): choice for choice in told.choices}
     one = by_name["data", "v5litepod-8"]
     assert one.estimate is not None
     assert one.dollars is not None
@@ -331,19 +331,19 @@ def test_what_does_not_fit_comes_behind_what_does_and_what_does_not_go_last() ->
     told = compare(
         jnp.add,
         {
-            "broken": Layout("broken", small, function=fails),
+            "broken": Variant("broken", small, function=fails),
             "large": large,
             "small": small,
         },
         "v5litepod-1",
         compiler="cpu",
     )
-    assert [choice.layout for choice in told.choices] == ["small", "large", "broken"]
+    assert [choice.variant for choice in told.choices] == ["small", "large", "broken"]
     assert told.best is told.choices[0]
     assert told.choices[1].estimate is not None
     assert not told.choices[1].estimate.fits
     assert told.choices[2].estimate is None
-    assert "this layout has none" in told.choices[2].why
+    assert "this layout has none" in told.choices[2].reason
     assert "broken on v5litepod-1: fails does not trace" in str(told)
 
 
@@ -356,10 +356,10 @@ def test_where_nothing_fits_there_is_no_best() -> None:
 
 def test_a_layout_that_fits_one_slice_alone_is_told_so() -> None:
     told = compare(
-        product, [Layout("four", data_parallel(4))], ["v5litepod-8", "v5litepod-4"], compiler="cpu"
+        product, [Variant("four", data_parallel(4))], ["v5litepod-8", "v5litepod-4"], compiler="cpu"
     )
     assert [choice.on for choice in told.choices] == ["v5litepod-4", "v5litepod-8"]
-    assert "has 4 devices and v5litepod-8 has 8" in told.choices[1].why
+    assert "has 4 devices and v5litepod-8 has 8" in told.choices[1].reason
 
 
 @pytest.mark.parametrize(

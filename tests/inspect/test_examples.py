@@ -18,8 +18,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from drumline.errors import UserError
 from drumline.inspect import Communication, Estimate, communication, estimate
-from drumline.inspect.examples import Example, example, examples
-from drumline.inspect.examples.program import Built
+from drumline.inspect.examples import Example, examples, find_example
+from drumline.inspect.examples.program import Program
 from tests.inspect.expected import (
     Expected,
     all_gather,
@@ -190,13 +190,13 @@ XLA_CHOOSES = {"problem-2-2-jit"}
 
 
 def chapter(name: str) -> Example:
-    return example(f"chapter/{name}")
+    return find_example(f"chapter/{name}")
 
 
 @cache
-def program(name: str) -> Built:
-    """Built once: JAX then traces it once, too."""
-    return example(name).program()
+def program(name: str) -> Program:
+    """Program once: JAX then traces it once, too."""
+    return find_example(name).program()
 
 
 def report_of(name: str) -> Communication:
@@ -207,7 +207,7 @@ def report_of(name: str) -> Communication:
 @cache
 def estimate_of(name: str) -> Estimate:
     function, arguments = program(name)
-    return estimate(function, *arguments, on=example(name).on)
+    return estimate(function, *arguments, on=find_example(name).on)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -376,9 +376,9 @@ def test_a_training_step_needs_room_for_its_gradients() -> None:
 def test_examples_are_listed_with_one_line_each() -> None:
     for name, one in examples().items():
         assert one.name == name
-        assert one.what
-        assert "\n" not in one.what
-        assert len(f"{name}  {one.what}") < 140
+        assert one.description
+        assert "\n" not in one.description
+        assert len(f"{name}  {one.description}") < 140
         assert one.on.rpartition("-")[2] == str(math.prod(one.mesh.values()))
 
 
@@ -392,12 +392,12 @@ def test_examples_are_listed_with_one_line_each() -> None:
 )
 def test_a_name_that_is_none_is_told_with_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(UserError, match=f"there is no example '{typed}'; nearest: .*{meant}"):
-        example(typed)
+        find_example(typed)
 
 
 def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
     with pytest.raises(UserError, match="drumline inspect --list"):
-        example("%%%")
+        find_example("%%%")
 
 
 def test_an_example_takes_another_mesh_of_the_same_axes() -> None:
@@ -415,4 +415,4 @@ def test_an_example_refuses_a_mesh_of_other_axes() -> None:
 
 def test_an_example_refuses_a_mesh_that_does_not_divide_it() -> None:
     with pytest.raises(UserError, match="models/mlp-fsdp does not fit data=3: "):
-        example("models/mlp-fsdp").program("data=3")
+        find_example("models/mlp-fsdp").program("data=3")

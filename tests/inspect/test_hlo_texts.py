@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.inspect.collectives import Collective, collectives_of
+from drumline.inspect.collectives import Collective, find_collectives
 from drumline.inspect.hlo.text import parse_module
 from tests.inspect.expected import expected_counts, tally
 from tests.inspect.hlo_async_texts import ASYNCHRONOUS
 from tests.inspect.hlo_looped_texts import LOOPS, SOURCES
-from tests.inspect.hlo_texts import GROUPS, KINDS, Text
+from tests.inspect.hlo_texts import COLLECTIVE_KINDS, GROUPS, Text
 
-TEXTS = (*GROUPS, *KINDS, *ASYNCHRONOUS, *LOOPS, *SOURCES)
+TEXTS = (*GROUPS, *COLLECTIVE_KINDS, *ASYNCHRONOUS, *LOOPS, *SOURCES)
 
 
 def read(text: Text) -> list[Collective]:
-    return list(collectives_of(parse_module(text.module), dict(text.mesh)))
+    return list(find_collectives(parse_module(text.module), dict(text.mesh)))
 
 
 def named(text: Text) -> str:

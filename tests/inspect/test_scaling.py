@@ -81,10 +81,10 @@ def test_it_is_told_as_if_it_had_been_compiled(
     direct_told: Estimate
     direct, direct_told = both(build, mesh)
     assert direct.collectives
-    assert "and told from there" not in direct.compiled_by
-    monkeypatch.setattr(programs, "MOST_DEVICES", 64)
+    assert "and extrapolated" not in direct.compiled_by
+    monkeypatch.setattr(programs, "MAX_DEVICES", 64)
     carried, told = both(build, mesh)
-    assert "and told from there" in carried.compiled_by
+    assert "and extrapolated" in carried.compiled_by
     assert (carried.devices, carried.mesh) == (direct.devices, direct.mesh)
     found, expected = (report.to_dict()["collectives"] for report in (carried, direct))
     assert told_counts(found) == told_counts(expected)
@@ -107,7 +107,7 @@ def refused(function: Any, *arguments: Any) -> str:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "MOST_DEVICES", 64)
+    monkeypatch.setattr(programs, "MAX_DEVICES", 64)
 
 
 @pytest.mark.usefixtures("few")
@@ -157,7 +157,7 @@ def test_the_longest_axis_is_shortened_to_what_divides_it() -> None:
 @pytest.mark.parametrize("wanted", [4096, 8960])
 def test_a_whole_pod_is_told(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the data's layout fixes: the sum of a gradient over every device."""
-    monkeypatch.setattr(programs, "MOST_DEVICES", 256)
+    monkeypatch.setattr(programs, "MAX_DEVICES", 256)
     mesh = mesh_of(X=wanted)
 
     def product(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -218,7 +218,7 @@ def test_it_is_asked_only_where_a_slice_is_named(stand_in: StandIn) -> None:
     told = communication(product, *chapter(), mesh="X=2,Y=4", compiler="cpu", on="v5litepod-8")
     assert told.compiled_by.startswith("the CPU backend")
     assert not notes.exists()
-    assert "has to know the slice" in _refused_without_slice()
+    assert "needs a slice" in _refused_without_slice()
 
 
 def _refused_without_slice() -> str:
@@ -256,7 +256,7 @@ def test_an_answer_that_is_none_is_told(stand_in: StandIn) -> None:
     stand_in(instead='answers.write(b"hello\\n"); answers.flush(); continue')
     assert "the compiler's process gave no answer" in refusal()
     stand_in(text="hello")
-    assert "this is no HLO text" in refusal()
+    assert "the text is not HLO" in refusal()
 
 
 @pytest.mark.parametrize("mode", [None, 0o644])

@@ -13,24 +13,24 @@ from typing import Any
 import pytest
 
 from drumline.errors import UserError
-from drumline.inspect.canvas import width
+from drumline.inspect.canvas import text_width
 from drumline.inspect.cost.kernels import Cost
-from drumline.inspect.cost.machines import machine
+from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.cost.memory import Memory
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Timeline, TimelineEvent
 from drumline.inspect.estimate import BOUNDS, Estimate
-from drumline.inspect.hlo.source import SourcePlace
-from drumline.inspect.lanes import lanes, spread, waits
+from drumline.inspect.hlo.source import SourceLocation
+from drumline.inspect.lanes import find_lanes, find_waits, flatten_calls
 from drumline.inspect.picture import (
-    COMPUTING,
+    DEVICE_HEIGHT,
     LEFT,
-    LINK,
+    LINK_HEIGHT,
     RIGHT,
-    WAITING,
+    WAIT_COLOUR,
     WIDTH,
     Colours,
-    longest,
-    ticks,
+    axis_ticks,
+    longest_loops,
 )
 
 MS = 1e-3
@@ -40,21 +40,21 @@ BOTH = "ici X up+ici X down"
 def computes(start: float, end: float, kind: str = "matmul", line: int = 7) -> TimelineEvent:
     cost = Cost(kind, end - start, "compute", flops=3e9, bytes=2e6)
     return TimelineEvent(
-        f"{kind}.{line}", kind, DEVICE, start, end, SourcePlace(f"src/model.py:{line}"), cost
+        f"{kind}.{line}", kind, DEVICE, start, end, SourceLocation(f"src/model.py:{line}"), cost
     )
 
 
 def sends(
     start: float, end: float, exposed: float = 0.0, kind: str = "all-gather", over: str = BOTH
 ) -> TimelineEvent:
-    place, cost = SourcePlace("src/model.py:9", "jit(f)/attention/gather"), Cost(kind, bytes=1e6)
+    place, cost = SourceLocation("src/model.py:9", "jit(f)/attention/gather"), Cost(kind, bytes=1e6)
     return TimelineEvent(f"{kind}.1", kind, over, start, end, place, cost, ("X",), exposed)
 
 
 def loops(start: float, turns: int, inside: Timeline, kind: str = "loop") -> TimelineEvent:
     end = start + turns * inside.seconds
-    place = SourcePlace("src/model.py:3", "jit(f)/while")
-    return TimelineEvent("while.1", kind, DEVICE, start, end, place, inside=inside, turns=turns)
+    place = SourceLocation("src/model.py:3", "jit(f)/while")
+    return TimelineEvent("while.1", kind, DEVICE, start, end, place, body=inside, trip_count=turns)
 
 
 def line(*events: TimelineEvent) -> Timeline:
@@ -63,7 +63,7 @@ def line(*events: TimelineEvent) -> Timeline:
 
 def told(timeline: Timeline) -> Estimate:
     busy: dict[str, float] = {}
-    for event, times in timeline.flat():
+    for event, times in timeline.leaf_events():
         for resource in event.resource.split("+"):
             busy[resource] = busy.get(resource, 0.0) + event.seconds * times
     return Estimate(
@@ -81,9 +81,9 @@ def told(timeline: Timeline) -> Estimate:
         memory_limit=1.0,
         communication=(),
         operations=(),
-        laid={},
+        axis_links={},
         timeline=timeline,
-        machine=machine("v5litepod-8"),
+        machine=parse_machine("v5litepod-8"),
     )
 
 
@@ -97,36 +97,36 @@ LOOPED = line(computes(0, 2 * MS), loops(2 * MS, 1000, TURN), computes(3.002, 3.
 
 class TestWhatIsShown:
     def test_both_ways_of_a_link_are_one_lane_where_they_are_always_busy_together(self) -> None:
-        assert [lane.name for lane in lanes(WAITING_LINE)] == ["computing", "links X"]
+        assert [lane.name for lane in find_lanes(WAITING_LINE)] == ["computing", "links X"]
 
     def test_both_ways_are_two_lanes_where_one_is_busy_alone(self) -> None:
         timeline = line(sends(0, 1), sends(1, 2, over="ici X down"), sends(2, 3, over="dcn"))
-        names = [lane.name for lane in lanes(timeline)]
+        names = [lane.name for lane in find_lanes(timeline)]
         assert names == ["computing", "links X, up", "links X, down", "DCN"]
 
     def test_the_lanes_of_what_runs_in_loops_are_shown_too(self) -> None:
-        assert [lane.name for lane in lanes(LOOPED)] == ["computing", "links X"]
+        assert [lane.name for lane in find_lanes(LOOPED)] == ["computing", "links X"]
 
     def test_the_device_waits_where_it_computes_nothing_and_a_collective_runs(self) -> None:
-        (wait,) = waits(WAITING_LINE.events, WAITING_LINE.seconds)
+        (wait,) = find_waits(WAITING_LINE.events, WAITING_LINE.seconds)
         assert (wait.start, wait.end, wait.event.kind) == (4 * MS, 6 * MS, "all-gather")
 
     def test_a_gap_is_laid_to_each_collective_once_and_then_to_the_copies(self) -> None:
         copy = replace(computes(0, 9, "copy-start"), resource=COPIES)
         events = [computes(0, 1), sends(1, 4), sends(2, 3, over="dcn"), copy, computes(9, 10)]
-        found = waits(events, 10)
+        found = find_waits(events, 10)
         assert sum(wait.seconds for wait in found if wait.on_network) == 3
         assert sum(wait.seconds for wait in found if not wait.on_network) == 5
 
     def test_of_two_collectives_the_device_waits_for_the_first_to_end_first(self) -> None:
         events = [computes(0, 1), sends(0, 4), sends(0.5, 3, over="dcn", kind="all-reduce")]
-        found = [(wait.event.kind, wait.start, wait.end) for wait in waits(events, 4)]
+        found = [(wait.event.kind, wait.start, wait.end) for wait in find_waits(events, 4)]
         assert found == [("all-reduce", 1, 3), ("all-gather", 3, 4)]
 
     def test_what_is_called_once_stands_in_its_caller(self) -> None:
         called = line(computes(0, 2), sends(1, 3))
         timeline = line(computes(0, 5), loops(5, 1, called, "call"))
-        assert [(e.kind, e.start) for e in spread(timeline)] == [
+        assert [(e.kind, e.start) for e in flatten_calls(timeline)] == [
             ("matmul", 0),
             ("matmul", 5),
             ("all-gather", 6),
@@ -138,40 +138,42 @@ class TestWhatIsShown:
         for body in bodies:
             events.append(loops(at, 10, body))
             at = events[-1].end
-        chosen = [event.seconds for event, _ in longest(line(*events)).values()]
+        chosen = [event.seconds for event, _ in longest_loops(line(*events)).values()]
         assert chosen == [20.0, 50.0, 40.0]
 
     def test_a_loop_within_a_loop_counts_with_all_its_turns(self) -> None:
         inner = loops(0, 32, line(computes(0, 1 * MS)))
-        ((_, outer_times), (_, inner_times)) = longest(line(loops(0, 8, line(inner)))).values()
+        ((_, outer_times), (_, inner_times)) = longest_loops(
+            line(loops(0, 8, line(inner)))
+        ).values()
         assert (outer_times, inner_times) == (1, 8)
 
     def test_a_computation_looped_over_at_two_places_is_enlarged_once(self) -> None:
         body = line(computes(0, 1 * MS))
         timeline = line(loops(0, 5, body), loops(5 * MS, 5, replace(body)))
-        ((_, times),) = longest(timeline).values()
+        ((_, times),) = longest_loops(timeline).values()
         assert times == 2
 
     def test_ticks_are_round_and_in_the_unit_of_the_whole(self) -> None:
-        assert [words for _, words in ticks(311e-6)][:3] == ["0 µs", "50 µs", "100 µs"]
-        assert [words for _, words in ticks(3.43)][-1] == "3.0 s"
+        assert [words for _, words in axis_ticks(311e-6)][:3] == ["0 µs", "50 µs", "100 µs"]
+        assert [words for _, words in axis_ticks(3.43)][-1] == "3.0 s"
         for seconds in (1e-9, 7.3e-7, 1e-6, 0.02, 1.0, 5000.0):
-            assert 3 <= len(ticks(seconds)) <= 16
-            assert ticks(seconds)[-1][0] <= seconds * (1 + 1e-6)
+            assert 3 <= len(axis_ticks(seconds)) <= 16
+            assert axis_ticks(seconds)[-1][0] <= seconds * (1 + 1e-6)
 
     def test_the_kernel_that_a_scope_names_has_its_own_colour(self) -> None:
         plain = computes(0, 1, "flash_attention")
         named = replace(
-            plain, place=SourcePlace("m.py:1", "jit(f)/kernel[flash_attention work=1]/dot")
+            plain, location=SourceLocation("m.py:1", "jit(f)/kernel[flash_attention work=1]/dot")
         )
-        assert Colours.of([(plain, 1)]).shown_as(plain) == "other operations"
-        colours = Colours.of([(named, 1), (plain, 1)])
-        assert colours.shown_as(plain) == "flash_attention"
+        assert Colours.from_events([(plain, 1)]).legend_name(plain) == "other operations"
+        colours = Colours.from_events([(named, 1), (plain, 1)])
+        assert colours.legend_name(plain) == "flash_attention"
         assert len({colours["flash_attention"], colours["matmul"], colours["reduce"]}) == 3
 
     def test_signs_that_the_font_lacks_take_the_room_of_what_they_are_made_of(self) -> None:
-        assert width("×32 in 5 µs", 15) == width("x32 in 5 us", 15)
-        assert width("ö", 15) == width("o", 15)
+        assert text_width("×32 in 5 µs", 15) == text_width("x32 in 5 us", 15)
+        assert text_width("ö", 15) == text_width("o", 15)
 
 
 def near(pixel: tuple[int, ...], colour: str) -> bool:
@@ -206,8 +208,10 @@ class TestPicture:
         assert image.width == WIDTH
         # Beside the words in the middle of each bar.
         for at, kind in ((1, "matmul"), (7, "elementwise")):
-            assert len(rows_of(image, self.x(at * MS, 10 * MS), colours[kind])) >= COMPUTING - 4
-        assert len(rows_of(image, self.x(3.3 * MS, 10 * MS), colours["all-gather"])) >= LINK - 4
+            assert len(rows_of(image, self.x(at * MS, 10 * MS), colours[kind])) >= DEVICE_HEIGHT - 4
+        assert (
+            len(rows_of(image, self.x(3.3 * MS, 10 * MS), colours["all-gather"])) >= LINK_HEIGHT - 4
+        )
         assert not rows_of(image, self.x(1 * MS, 10 * MS), colours["all-gather"])
         ends = self.x(4 * MS, 10 * MS)
         assert rows_of(image, ends - 3, colours["matmul"])
@@ -221,21 +225,23 @@ class TestPicture:
 
         def red(at: float) -> int:
             middle = self.x(at * MS, 10 * MS)
-            found = {y for x in range(middle - 4, middle + 5) for y in rows_of(image, x, WAITING)}
+            found = {
+                y for x in range(middle - 4, middle + 5) for y in rows_of(image, x, WAIT_COLOUR)
+            }
             return len(found)
 
-        assert red(4.3) >= COMPUTING - 4
+        assert red(4.3) >= DEVICE_HEIGHT - 4
         assert red(2) == red(8) == 0
 
     def test_a_loop_is_one_frame_and_one_turn_of_it_is_enlarged(self, tmp_path: Path) -> None:
         told(WAITING_LINE).save_png(tmp_path / "plain.png")
         told(LOOPED).save_png(tmp_path / "looped.png")
         plain, looped = opened(tmp_path / "plain.png"), opened(tmp_path / "looped.png")
-        assert looped.height > plain.height + COMPUTING + LINK
+        assert looped.height > plain.height + DEVICE_HEIGHT + LINK_HEIGHT
         # In the frame a third of the turn is red and two thirds are products; in the turn below,
         # the device computes first.
         computing = rows_of(looped, self.x(0.1, 1.0), Colours(())["matmul"])
-        assert len(computing) == pytest.approx(COMPUTING * (2 / 3 + 1), abs=6)
+        assert len(computing) == pytest.approx(DEVICE_HEIGHT * (2 / 3 + 1), abs=6)
 
     def test_a_program_that_does_nothing_is_drawn(self, tmp_path: Path) -> None:
         told(line()).save_png(tmp_path / "nothing.png")
@@ -368,7 +374,7 @@ class TestTrace:
         assert busy(both) == pytest.approx(told(timeline).busy["ici X up"], rel=1e-4)
 
     def test_a_loop_of_unknown_turns_says_so(self, tmp_path: Path) -> None:
-        body = replace(line(computes(0, MS)), unknown_turns=True)
+        body = replace(line(computes(0, MS)), unknown_trip_count=True)
         _, tracks = written(line(loops(0, 1, body)), tmp_path / "step.json")
         assert tracks["computing"][0]["name"] == "loop ×? model.py:3"
         assert busy(tracks["computing"]) == pytest.approx(MS)

@@ -1,7 +1,7 @@
-"""A sheet to draw bars and words on, twice as large as it is saved, so that edges are smooth.
+"""A canvas for bars and text, drawn at twice the size of the saved picture for smooth edges.
 
-Words are set in the font that comes with Pillow, so that a picture looks the same everywhere. That
-font has no `µ` and no `×`: they are made of the letters `u` and `x` here.
+Text uses Pillow's built-in font, so that pictures look the same on every machine. The font has no
+`µ` and no `×`. They are drawn with the letters `u` and `x`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from drumline.errors import UserError
 
 SCALE = 2
 INK = "#1f2933"
-_DASHES = str.maketrans({"–": "-", "—": "-", "−": "-", "‑": "-", "→": ">", "μ": "µ"})
-_KEPT = "µ×…·°±©«»‘’“”™"
+_SUBSTITUTES = str.maketrans({"–": "-", "—": "-", "−": "-", "‑": "-", "→": ">", "μ": "µ"})
+_IN_FONT = "µ×…·°±©«»‘’“”™"
 
 
 def pillow() -> Any:
-    """Pillow's modules that draw.
+    """Return Pillow's modules Image, ImageDraw and ImageFont.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Pillow is not installed.
     """
     try:
         from PIL import Image, ImageDraw, ImageFont
@@ -41,124 +41,128 @@ def _font(size: int) -> Any:
 
 
 @cache
-def width(words: str, size: int) -> float:
-    """How wide words are set."""
-    return float(sum(_font(size).getlength(piece) for piece, _ in _pieces(words))) / SCALE
+def text_width(text: str, size: int) -> float:
+    """Return the width of a text."""
+    return float(sum(_font(size).getlength(run) for run, _ in _text_runs(text))) / SCALE
 
 
 @cache
-def _pieces(words: str) -> tuple[tuple[str, str], ...]:
-    """What is set of a font's own letters, and which sign is to be made of it."""
-    pieces: list[tuple[str, str]] = []
-    plain = ""
-    for letter in words.translate(_DASHES):
-        if letter in "µ×":
-            pieces += [(plain, "")] if plain else []
-            pieces.append(("u" if letter == "µ" else "x", letter))
-            plain = ""
-        elif letter.isascii() or letter in _KEPT:
-            plain += letter
+def _text_runs(text: str) -> tuple[tuple[str, str], ...]:
+    """Split a text into runs in the font. The second element is the sign to draw with a run."""
+    runs: list[tuple[str, str]] = []
+    run = ""
+    for char in text.translate(_SUBSTITUTES):
+        if char in "µ×":
+            runs += [(run, "")] if run else []
+            runs.append(("u" if char == "µ" else "x", char))
+            run = ""
+        elif char.isascii() or char in _IN_FONT:
+            run += char
         else:
-            # `ö` without its dots is better than an empty box.
-            bare = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
-            plain += bare or "?"
-    return (*pieces, (plain, "")) if plain else tuple(pieces)
+            # Drop the accent of a letter that the font does not have.
+            base = unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode()
+            run += base or "?"
+    return (*runs, (run, "")) if run else tuple(runs)
 
 
 class Canvas:
-    """A white sheet; places and sizes are those of the picture that is saved."""
+    """A white canvas. All coordinates are in pixels of the saved picture."""
 
-    def __init__(self, across: int, down: int) -> None:
-        """An empty one."""
+    def __init__(self, width: int, height: int) -> None:
+        """Create an empty canvas."""
         image, draw, _ = pillow()
-        self.size = (across, down)
-        self._image = image.new("RGB", (across * SCALE, down * SCALE), "white")
-        self._pen = draw.Draw(self._image)
+        self.size = (width, height)
+        self._image = image.new("RGB", (width * SCALE, height * SCALE), "white")
+        self._draw = draw.Draw(self._image)
 
     def box(
         self,
         corners: tuple[float, float, float, float],
         fill: str | None,
         outline: str | None = None,
-        round_by: float = 0.0,
+        radius: float = 0.0,
     ) -> None:
-        """A rectangle; at least as wide as the finest line."""
-        left, top, right, bottom = (round(place * SCALE) for place in corners)
+        """Draw a rectangle, at least one pixel wide."""
+        left, top, right, bottom = (round(coordinate * SCALE) for coordinate in corners)
         right, bottom = max(left, right - 1), max(top, bottom - 1)
-        room = min(right - left, bottom - top) // 2
-        self._pen.rounded_rectangle(
+        max_radius = min(right - left, bottom - top) // 2
+        self._draw.rounded_rectangle(
             (left, top, right, bottom),
-            radius=min(round(round_by * SCALE), room),
+            radius=min(round(radius * SCALE), max_radius),
             fill=fill,
             outline=outline,
             width=SCALE if outline else 0,
         )
 
     def line(
-        self, ends: tuple[float, float, float, float], colour: str, thick: float = 1.0
+        self, ends: tuple[float, float, float, float], colour: str, width: float = 1.0
     ) -> None:
-        """A straight line."""
-        scaled = tuple(round(place * SCALE) for place in ends)
-        self._pen.line(scaled, fill=colour, width=max(1, round(thick * SCALE)))
+        """Draw a straight line."""
+        scaled = tuple(round(coordinate * SCALE) for coordinate in ends)
+        self._draw.line(scaled, fill=colour, width=max(1, round(width * SCALE)))
 
     def hatch(
-        self, corners: tuple[float, float, float, float], fill: str, colour: str, apart: float = 6.0
+        self,
+        corners: tuple[float, float, float, float],
+        fill: str,
+        colour: str,
+        spacing: float = 6.0,
     ) -> None:
-        """A rectangle of slanted lines."""
+        """Draw a rectangle filled with diagonal lines."""
         self.box(corners, fill)
         left, top, right, bottom = corners
         height = bottom - top
-        # From a grid of the whole sheet, so that the lines of neighbours meet.
-        slant = (left + top) // apart * apart - top
-        while slant - height < right:
-            # The line on which x + y is constant, cut off at both sides.
-            begin, end = max(left, slant - height), min(right, slant)
-            if end > begin:
-                self.line((begin, top + slant - begin, end, top + slant - end), colour, 1.5)
-            slant += apart
-        if right - left < apart / 2:  # too narrow for slanted lines to show
+        # All lines lie on one grid, so that those of adjacent rectangles meet.
+        offset = (left + top) // spacing * spacing - top
+        while offset - height < right:
+            # The line with constant x + y, clipped to the rectangle.
+            start, end = max(left, offset - height), min(right, offset)
+            if end > start:
+                self.line((start, top + offset - start, end, top + offset - end), colour, 1.5)
+            offset += spacing
+        if right - left < spacing / 2:  # too narrow for the lines to show
             self.box(corners, colour)
 
-    def words(
-        self, at: tuple[float, float], words: str, size: int, colour: str = INK, anchor: str = "lm"
+    def text(
+        self, at: tuple[float, float], text: str, size: int, colour: str = INK, anchor: str = "lm"
     ) -> None:
-        """Words beside a place; the anchor is Pillow's: `lm` has them to its right."""
+        """Draw text at a point. The anchor is Pillow's: `lm` puts the text right of the point."""
         x = at[0] * SCALE
         if anchor[0] != "l":
-            x -= width(words, size) * SCALE / (2 if anchor[0] == "m" else 1)
+            x -= text_width(text, size) * SCALE / (2 if anchor[0] == "m" else 1)
         y = at[1] * SCALE
-        # The middle of capital letters; Pillow's own depends on what is written.
+        # Centre capital letters. Pillow centres the text itself, which depends on its letters.
         baseline = round(y + 0.355 * size * SCALE) if anchor[1] == "m" else round(y)
-        for piece, sign in _pieces(words):
-            raised = round(0.05 * size * SCALE) if sign == "×" else 0
-            self._pen.text(
-                (round(x), baseline - raised), piece, font=_font(size), fill=colour, anchor="ls"
+        for run, sign in _text_runs(text):
+            rise = round(0.05 * size * SCALE) if sign == "×" else 0
+            self._draw.text(
+                (round(x), baseline - rise), run, font=_font(size), fill=colour, anchor="ls"
             )
             if sign == "µ":
-                self._stem(round(x), baseline, size, colour)
-            x += _font(size).getlength(piece)
+                self._extend_stem(round(x), baseline, size, colour)
+            x += _font(size).getlength(run)
 
-    def _stem(self, x: int, baseline: int, size: int, colour: str) -> None:
-        """What makes a `µ` of a `u`: its left stroke goes on below the line."""
-        letter = pillow()[0].new("L", (2 * size * SCALE, 2 * size * SCALE))
-        pillow()[1].Draw(letter).text((0, size * SCALE), "u", 255, _font(size), anchor="ls")
-        left, top, right, bottom = letter.getbbox()
-        thick = max(2, round((right - left) / 6))
-        below = round((bottom - top) * 0.38)
-        stroke = (x + left, baseline - thick, x + left + thick - 1, baseline + below)
-        self._pen.rectangle(stroke, fill=colour)
+    def _extend_stem(self, x: int, baseline: int, size: int, colour: str) -> None:
+        """Turn a `u` into a `µ` by extending its left stem below the baseline."""
+        glyph = pillow()[0].new("L", (2 * size * SCALE, 2 * size * SCALE))
+        pillow()[1].Draw(glyph).text((0, size * SCALE), "u", 255, _font(size), anchor="ls")
+        left, top, right, bottom = glyph.getbbox()
+        thickness = max(2, round((right - left) / 6))
+        descent = round((bottom - top) * 0.38)
+        stem = (x + left, baseline - thickness, x + left + thickness - 1, baseline + descent)
+        self._draw.rectangle(stem, fill=colour)
 
     def save(self, path: Path) -> None:
-        """Write it as PNG.
+        """Write the picture as PNG.
 
         Raises:
-            UserError: it cannot be written there.
+            UserError: the file cannot be written.
         """
         image = pillow()[0]
-        small = self._image.resize(self.size, image.Resampling.BOX)
-        # Few colours: a palette makes the file a third as large, and no eye sees it.
-        few = small.quantize(colors=128, dither=image.Dither.NONE)
+        scaled = self._image.resize(self.size, image.Resampling.BOX)
+        # A palette reduces the file to a third without a visible difference.
+        palette = scaled.quantize(colors=128, dither=image.Dither.NONE)
         try:
-            few.save(path, format="PNG", optimize=True)
-        except OSError as trouble:
-            raise UserError(f"{path}: cannot be written: {trouble.strerror or trouble}") from None
+            palette.save(path, format="PNG", optimize=True)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None

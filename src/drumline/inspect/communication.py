@@ -1,4 +1,7 @@
-"""`communication`: which collectives XLA put into a program, why, how large, over which axis."""
+"""`communication` lists the collectives of a program. `expect_communication` tests them.
+
+A test names kinds of collectives, mesh axes and bytes, which do not depend on the version of XLA.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.errors import UserError
-from drumline.inspect.collectives import KINDS, Collective, collectives_of
-from drumline.inspect.compiling.axes import Axes, shown
+from drumline.inspect.collectives import COLLECTIVE_KINDS, Collective, find_collectives
+from drumline.inspect.compiling.axes import MeshAxes, format_mesh
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compiled_for
-from drumline.inspect.cost.machines import machine
-from drumline.inspect.formatting import plural, read_size, size, table
+from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compile_for
+from drumline.inspect.cost.machines import parse_machine
+from drumline.inspect.formatting import format_bytes, format_count, format_table, parse_bytes
 
-LISTED = 40
-"""Rows of a printed table: a model without loops over its layers has hundreds."""
+MAX_ROWS = 40
+"""The number of rows that a table prints. A model without a scan over its layers has hundreds."""
 
 HEADINGS = ("KIND", "AXES", "DTYPE", "SENT", "TIMES", "TOTAL", "MEANWHILE", "SOURCE", "SCOPE")
 NO_OVERLAP = "The CPU's compiler overlaps nothing: estimate() says what a slice would hide."
@@ -24,44 +27,42 @@ NO_OVERLAP = "The CPU's compiler overlaps nothing: estimate() says what a slice 
 
 @dataclass(frozen=True)
 class Communication:
-    """The collectives of one program, as one device runs it."""
+    """The collectives of a program, as one device runs it."""
 
     name: str
-    mesh: Axes
+    mesh: MeshAxes
     devices: int
     compiled_by: str
     collectives: tuple[Collective, ...] = field(repr=False)
     overlap_known: bool = True
-    """Whether the compiler says what runs at the same time; the CPU's does not."""
+    """True if the program shows what runs during a collective. The CPU's compiler does not."""
 
     @property
     def sent(self) -> int:
-        """Bytes that one device sends in one call."""
+        """Bytes that one device sends per call."""
         return sum(collective.total for collective in self.collectives)
 
     @property
     def sentence(self) -> str:
-        """What there is, in one sentence."""
+        """A summary in one sentence."""
         if not self.collectives:
             return f"{self.name} does not communicate."
         counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
         for collective in self.collectives:
             counts[collective.kind, collective.axes] += collective.count
-        kinds = [
-            f"{plural(count, kind)} over {' and '.join(axes) or 'devices'}"
+        kinds = ", ".join(
+            f"{format_count(count, kind)} over {' and '.join(axes) or 'devices'}"
             for (kind, axes), count in sorted(counts.items(), key=lambda item: -item[1])
-        ]
-        return f"{self.name} sends {self._about}{size(self.sent)} a device: {', '.join(kinds)}."
-
-    @property
-    def _about(self) -> str:
-        """What is not known of the sum: loops of unknown length, branches that may not be taken."""
-        endless = any(collective.at_least for collective in self.collectives)
-        maybe = any(collective.conditional for collective in self.collectives)
-        return "about " if endless and maybe else "at least " if endless else "at most " * maybe
+        )
+        at_least = any(collective.at_least for collective in self.collectives)
+        at_most = any(collective.conditional for collective in self.collectives)
+        bound = "at least " if at_least else "at most " if at_most else ""
+        if at_least and at_most:
+            bound = "about "
+        return f"{self.name} sends {bound}{format_bytes(self.sent)} a device: {kinds}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return everything, for JSON."""
         return {
             "name": self.name,
             "mesh": dict(self.mesh),
@@ -73,9 +74,9 @@ class Communication:
         }
 
     def __str__(self) -> str:
-        """The sentence, and a table."""
-        where = f"on {shown(self.mesh)}, " if self.mesh else ""
-        lines = [self.sentence, f"{where}compiled by {self.compiled_by}"]
+        """Return the sentence and a table."""
+        mesh = f"on {format_mesh(self.mesh)}, " if self.mesh else ""
+        lines = [self.sentence, f"{mesh}compiled by {self.compiled_by}"]
         if not self.collectives:
             return "\n".join(lines)
         lines += ["", *self._table()]
@@ -84,39 +85,39 @@ class Communication:
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
-        rows: dict[tuple[str, ...], tuple[int, int]] = {}
-        for one in self.collectives:
+        totals: dict[tuple[str, ...], tuple[int, int]] = {}
+        for collective in self.collectives:
             key = (
-                one.kind,
-                " ".join(one.axes) or "–",
-                one.dtype,
-                size(one.sent),
-                _hidden(one) if self.overlap_known else "–",
-                "≥" if one.at_least else ("≤" if one.conditional else ""),
-                one.source or "–",
-                one.scope,
+                collective.kind,
+                " ".join(collective.axes) or "–",
+                collective.dtype,
+                format_bytes(collective.sent),
+                _overlap(collective) if self.overlap_known else "–",
+                "≥" if collective.at_least else ("≤" if collective.conditional else ""),
+                collective.source or "–",
+                collective.scope,
             )
-            count, total = rows.get(key, (0, 0))
-            rows[key] = (count + one.count, total + one.total)
-        ordered = sorted(rows.items(), key=lambda item: -item[1][1])
-        cells = [
-            [kind, axes, dtype, sent, f"{sign}{count:,}", size(total), hidden, source, scope]
-            for (kind, axes, dtype, sent, hidden, sign, source, scope), (count, total) in ordered
-        ]
-        lines = table(HEADINGS, cells[:LISTED], right="   rrr")
-        if len(cells) > LISTED:
-            lines.append(f"and {len(cells) - LISTED:,} more, which send less: see to_dict()")
+            count, sent = totals.get(key, (0, 0))
+            totals[key] = (count + collective.count, sent + collective.total)
+        rows = []
+        for key, (count, total) in sorted(totals.items(), key=lambda item: -item[1][1]):
+            kind, axes, dtype, sent_once, overlap, sign, source, scope = key
+            times = f"{sign}{count:,}"
+            total_sent = format_bytes(total)
+            rows.append([kind, axes, dtype, sent_once, times, total_sent, overlap, source, scope])
+        lines = format_table(HEADINGS, rows[:MAX_ROWS], alignment="   rrr")
+        if len(rows) > MAX_ROWS:
+            lines.append(f"and {len(rows) - MAX_ROWS:,} more, which send less: see to_dict()")
         return lines
 
 
-def _hidden(collective: Collective) -> str:
+def _overlap(collective: Collective) -> str:
     if not collective.asynchronous:
         return "waits"
-    count = len(collective.between)
-    if not count:
+    if not collective.between:
         return "nothing"
-    first = collective.between[0]
-    return first if count == 1 else f"{first} +{count - 1}"
+    first, *others = collective.between
+    return f"{first} +{len(others)}" if others else first
 
 
 def communication(
@@ -126,52 +127,56 @@ def communication(
     on: str | None = None,
     compiler: Compiler = "auto",
 ) -> Communication:
-    """The collectives that XLA compiles a function to.
+    """Compile a function and return its collectives.
 
     Args:
-        fn: a function, jitted or not; a `jax.stages.Lowered`; or a `jax.stages.Compiled`.
-        args: arrays, or `jax.ShapeDtypeStruct`s with shardings, which may lie on an `AbstractMesh`
-            of more devices than there are.
-        mesh: the mesh to trace under, as JAX has it or as `"X=2,Y=4"`; without one, that of the
-            arguments or of the context.
-        on: a slice, such as `"v5litepod-8"`, to ask the TPU's own compiler where it is installed.
-        compiler: whose compiler to ask; by itself the TPU's for a named slice, that of this
-            process's GPUs or TPUs, or else the CPU's with emulated devices.
+        fn: a function, jitted or not, a `jax.stages.Lowered` or a `jax.stages.Compiled`.
+        args: arrays, or `jax.ShapeDtypeStruct`s with shardings. These may refer to an
+            `AbstractMesh` of more devices than there are.
+        mesh: the mesh to trace under, a JAX mesh or a text such as `"X=2,Y=4"`. The default is the
+            mesh of the arguments or of the context.
+        on: a slice such as `"v5litepod-8"`, to use the TPU's own compiler if it is installed.
+        compiler: the compiler to use. The default is the TPU's for a named slice, else that of this
+            process's GPUs or TPUs, else the CPU's with emulated devices.
 
     Raises:
         UserError: the function does not trace, or the mesh does not divide its arguments.
         UnknownName: there is no such slice.
     """
-    target = None if on is None else machine(on)
-    return communication_of(compiled_for(target, fn, args, mesh=mesh, compiler=compiler))
+    machine = None if on is None else parse_machine(on)
+    return communication_of(compile_for(machine, fn, args, mesh=mesh, compiler=compiler))
 
 
 def communication_of(program: InspectedProgram) -> Communication:
-    """The collectives of a compiled program."""
+    """Return the collectives of a compiled program."""
+    collectives = find_collectives(
+        program.module,
+        program.mesh,
+        numbering_mesh=program.numbering_mesh,
+        other_meshes=program.other_meshes,
+        widened=program.widened,
+    )
     return Communication(
         name=program.name,
         mesh=program.mesh,
         devices=program.devices,
         compiled_by=program.compiled_by,
-        collectives=tuple(
-            collectives_of(
-                program.module,
-                program.mesh,
-                groups=program.groups,
-                others=program.other_meshes,
-                widened=program.widened,
-            )
-        ),
+        collectives=tuple(collectives),
         overlap_known=program.compiler != "cpu",
     )
 
 
+# Tests of a program's communication -------------------------------------------------------------
+
 Limit = str | int | None
 Allowed = Mapping[str, Limit | Mapping[str | tuple[str, ...], Limit]] | Iterable[str]
 
+_AxesKey = tuple[str, ...] | None
+"""Sorted axis names, or None for any axes."""
+
 
 class UnexpectedCommunication(AssertionError):
-    """A program communicates what its contract does not allow."""
+    """A program has collectives that its test does not allow."""
 
 
 def expect_communication(
@@ -181,109 +186,124 @@ def expect_communication(
     forbid: str | Iterable[str] = (),
     mesh: MeshLike | None = None,
 ) -> Communication:
-    """Check a program's collectives against what is allowed, and return them.
+    """Compare a program's collectives with the allowed ones, and return them.
 
     Args:
         fn: as for `communication`.
         args: as for `communication`.
-        allow: kinds, the axes each may run over, and how many bytes one device may send over them
-            in one call: `{"all-gather": {"Y": "8 MiB"}}`; `{"all-gather": "8 MiB"}` over any axes,
-            `["all-gather"]` without a limit. Several axes at once are `"X,Y"`. What is not
-            allowed is forbidden.
-        forbid: `"all"`, or kinds that must not appear, everything else being allowed.
+        allow: the allowed kinds, with their axes and the bytes that one device may send per call:
+            `{"all-gather": {"Y": "8 MiB"}}`. `{"all-gather": "8 MiB"}` allows any axes, and
+            `["all-gather"]` any size. Write several axes as `"X,Y"`. All else is forbidden.
+        forbid: `"all"`, or the forbidden kinds. All other kinds are allowed.
         mesh: as for `communication`.
 
     Raises:
-        UnexpectedCommunication: with the lines that broke the contract, and the table.
-        UserError: the contract itself makes no sense.
+        UnexpectedCommunication: a collective is not allowed. The message lists each violation and
+            the table of collectives.
+        UserError: `allow` or `forbid` is malformed.
     """
-    limits = _limits(allow)
-    forbidden = set(KINDS.values()) if forbid == "all" else set(_kinds(forbid))
+    limits = _parse_limits(allow)
+    forbidden = set(COLLECTIVE_KINDS.values()) if forbid == "all" else set(_check_kinds(forbid))
     if limits and forbidden:
-        raise UserError("give either allow= or forbid=: what is not allowed is forbidden")
+        raise UserError("give either allow= or forbid=: all that is not allowed is forbidden")
     report = communication(fn, *args, mesh=mesh)
-    broken = (
-        [_line(one, "is forbidden") for one in report.collectives if one.kind in forbidden]
-        if forbidden
-        else _beyond(report, limits)
-    )
-    if broken:
-        raise UnexpectedCommunication("\n".join([*broken, "", str(report)]))
+    if forbidden:
+        violations = [
+            _violation(collective, "is forbidden")
+            for collective in report.collectives
+            if collective.kind in forbidden
+        ]
+    else:
+        violations = _limit_violations(report, limits)
+    if violations:
+        raise UnexpectedCommunication("\n".join([*violations, "", str(report)]))
     return report
 
 
-def _kinds(given: str | Iterable[str]) -> list[str]:
-    if not isinstance(given, Iterable):
-        raise UserError(f"{given!r} names no kinds of collectives; give a list of them")
-    names = [given] if isinstance(given, str) else list(given)
-    known = sorted(set(KINDS.values()))
+def _check_kinds(kinds: str | Iterable[str]) -> list[str]:
+    if not isinstance(kinds, Iterable):
+        raise UserError(f"{kinds!r} is not a list of kinds of collectives")
+    names = [kinds] if isinstance(kinds, str) else list(kinds)
+    valid = sorted(set(COLLECTIVE_KINDS.values()))
     for name in names:
-        if name not in known:
-            raise UserError(f"{name!r} is no kind of collective; there are {', '.join(known)}")
+        if name not in valid:
+            raise UserError(f"{name!r} is no kind of collective; there are {', '.join(valid)}")
     return names
 
 
-_Key = tuple[str, ...] | None
-
-
-def _limits(allow: Allowed) -> dict[str, dict[_Key, int | None]]:
-    """Bytes by kind and axes; None as a key is any axes, None as a value no limit."""
+def _parse_limits(allow: Allowed) -> dict[str, dict[_AxesKey, int | None]]:
+    """Return the limit in bytes by kind and axes. None as a limit means no limit."""
     if isinstance(allow, str) or not isinstance(allow, Mapping):
-        return {kind: {None: None} for kind in _kinds(allow)}
-    _kinds(allow.keys())
-    return {kind: _by_axes(kind, given) for kind, given in allow.items()}
+        return {kind: {None: None} for kind in _check_kinds(allow)}
+    _check_kinds(allow.keys())
+    return {kind: _parse_kind_limits(kind, limits) for kind, limits in allow.items()}
 
 
-def _by_axes(kind: str, given: Any) -> dict[_Key, int | None]:
-    if not isinstance(given, Mapping):
-        return {None: _bytes(kind, given)}
-    found: dict[_Key, int | None] = {}
-    for axes, limit in given.items():
-        parts = axes if isinstance(axes, tuple) else str(axes).split(",")
-        names = tuple(str(name).strip() for name in parts)
-        found[tuple(sorted(names))] = _bytes(f"{kind} over {axes}", limit)
-    return found
+def _parse_kind_limits(
+    kind: str, limits: Limit | Mapping[str | tuple[str, ...], Limit]
+) -> dict[_AxesKey, int | None]:
+    if not isinstance(limits, Mapping):
+        return {None: _parse_limit(kind, limits)}
+    by_axes: dict[_AxesKey, int | None] = {}
+    for axes, limit in limits.items():
+        names = axes if isinstance(axes, tuple) else str(axes).split(",")
+        key = tuple(sorted(str(name).strip() for name in names))
+        by_axes[key] = _parse_limit(f"{kind} over {axes}", limit)
+    return by_axes
 
 
-def _bytes(what: str, limit: Any) -> int | None:
+def _parse_limit(subject: str, limit: Limit) -> int | None:
     if limit is None:
         return None
     try:
-        return read_size(limit)
+        return parse_bytes(limit)
     except ValueError:
-        raise UserError(f"{what}: {limit!r} is no size; write it as '8 MiB' or in bytes") from None
+        raise UserError(
+            f"{subject}: {limit!r} is no size; write it as '8 MiB' or in bytes"
+        ) from None
 
 
-def _beyond(report: Communication, limits: dict[str, dict[_Key, int | None]]) -> list[str]:
-    """A line for each collective that nothing allows, and for each sum beyond its limit."""
+def _limit_violations(
+    report: Communication, limits: dict[str, dict[_AxesKey, int | None]]
+) -> list[str]:
+    """Return a line for each collective that is not allowed and for each exceeded limit."""
     lines = []
-    sums: dict[tuple[str, _Key], list[Collective]] = {}
-    for one in report.collectives:
-        axes = tuple(sorted(one.axes))
-        allowed = limits.get(one.kind, {})
-        key: _Key = axes if axes in allowed else None
+    limited: dict[tuple[str, _AxesKey], list[Collective]] = {}
+    for collective in report.collectives:
+        axes = tuple(sorted(collective.axes))
+        allowed = limits.get(collective.kind, {})
+        key: _AxesKey = axes if axes in allowed else None
         if key not in allowed:
-            lines.append(_line(one, "is not allowed"))
+            lines.append(_violation(collective, "is not allowed"))
             continue
-        sums.setdefault((one.kind, key), []).append(one)
-    for (kind, key), members in sums.items():
-        limit, total = limits[kind][key], sum(one.total for one in members)
-        over = f" over {' and '.join(key)}" if key else ""
-        endless = [one for one in members if one.at_least]
-        if limit is not None and endless:
-            lines.append(f"{kind}{over}: within {size(limit)} only if its loop ends soon enough")
-            lines += [f"  {_line(one, 'may run more often')}" for one in endless]
-        elif limit is not None and total > limit:
-            lines.append(f"{kind}{over}: {size(total)} a device, and {size(limit)} are allowed")
-            lines += [f"  {_line(one, 'counts')}" for one in members]
+        limited.setdefault((collective.kind, key), []).append(collective)
+    for (kind, key), collectives in limited.items():
+        limit = limits[kind][key]
+        if limit is None:
+            continue
+        total = sum(collective.total for collective in collectives)
+        subject = f"{kind} over {' and '.join(key)}" if key else kind
+        unbounded = [collective for collective in collectives if collective.at_least]
+        if unbounded:
+            lines.append(
+                f"{subject}: within {format_bytes(limit)} only if its loop ends soon enough"
+            )
+            lines += [f"  {_violation(c, 'may run more often')}" for c in unbounded]
+        elif total > limit:
+            lines.append(
+                f"{subject}: {format_bytes(total)} a device, and {format_bytes(limit)} are allowed"
+            )
+            lines += [f"  {_violation(c, 'counts')}" for c in collectives]
     return lines
 
 
-def _line(one: Collective, verdict: str) -> str:
-    times = f" × {one.count:,}" if one.count != 1 else ""
-    least = "at least " if one.at_least else ""
-    where = f" at {one.source}" if one.source else ""
-    axes = " and ".join(one.axes) or "the devices"
+def _violation(collective: Collective, verdict: str) -> str:
+    axes = " and ".join(collective.axes) or "the devices"
+    at_least = "at least " if collective.at_least else ""
+    sent = format_bytes(collective.sent)
+    times = f" × {collective.count:,}" if collective.count != 1 else ""
+    source = f" at {collective.source}" if collective.source else ""
     return (
-        f"{one.kind} over {axes} of {one.dtype}, {least}{size(one.sent)}{times},{where} {verdict}"
+        f"{collective.kind} over {axes} of {collective.dtype}, {at_least}{sent}{times},"
+        f"{source} {verdict}"
     )

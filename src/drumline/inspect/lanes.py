@@ -1,32 +1,32 @@
-"""What the picture and the trace share: lanes, loops, and where the device waits for what."""
+"""Lanes, loops and waits of a timeline, as the picture and the trace show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from drumline.inspect.collectives import KINDS
+from drumline.inspect.collectives import COLLECTIVE_KINDS
 from drumline.inspect.cost.network import DCN
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Timeline, TimelineEvent
 
-COLLECTIVES = frozenset(KINDS.values())
+COLLECTIVES = frozenset(COLLECTIVE_KINDS.values())
 
 
 @dataclass(frozen=True)
-class TimelineLane:
-    """Resources that are shown as one, as they are always busy together."""
+class Lane:
+    """One resource, or both directions of a link if they are always busy together."""
 
     name: str
     resources: tuple[str, ...]
 
-    def holds(self, event: TimelineEvent) -> bool:
-        """Whether an event keeps this lane busy."""
+    def contains(self, event: TimelineEvent) -> bool:
+        """Return True if an event uses a resource of the lane."""
         return not set(self.resources).isdisjoint(event.resource.split("+"))
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A time in which the device does nothing until an event ends."""
+    """A time in which the device is idle until an event ends."""
 
     start: float
     end: float
@@ -34,43 +34,43 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """The duration."""
         return self.end - self.start
 
     @property
     def on_network(self) -> bool:
-        """Whether it is exposed communication."""
+        """True for exposed communication."""
         return self.event.kind in COLLECTIVES
 
 
-def lanes(timeline: Timeline) -> tuple[TimelineLane, ...]:
-    """Computing first, then the links, the data-centre network and the copies that are used."""
-    together = {
-        event.resource: frozenset(event.resource.split("+")) for event, _ in timeline.flat()
-    }
-    used = {resource for group in together.values() for resource in group} - {DEVICE}
-    found = [TimelineLane("computing", (DEVICE,))]
-    taken: set[str] = set()
-    for resource in sorted(used, key=_order):
-        if resource in taken:
+def find_lanes(timeline: Timeline) -> tuple[Lane, ...]:
+    """Return the lanes: the device, the links in use, the data-centre network, the copies."""
+    groups = {event.resource: set(event.resource.split("+")) for event, _ in timeline.leaf_events()}
+    resources = {resource for group in groups.values() for resource in group} - {DEVICE}
+    lanes = [Lane("computing", (DEVICE,))]
+    paired: set[str] = set()
+    for resource in sorted(resources, key=_sort_key):
+        if resource in paired:
             continue
-        pair = (resource, _other_way(resource))
-        if pair[1] and all((pair[0] in group) == (pair[1] in group) for group in together.values()):
-            taken |= set(pair)
-            found.append(TimelineLane(_named(resource.rpartition(" ")[0]), pair))
+        opposite = _opposite_direction(resource)
+        if opposite and all((resource in g) == (opposite in g) for g in groups.values()):
+            paired.add(opposite)
+            lanes.append(Lane(_lane_name(resource.rpartition(" ")[0]), (resource, opposite)))
         else:
-            found.append(TimelineLane(_named(resource), (resource,)))
-    return tuple(found)
+            lanes.append(Lane(_lane_name(resource), (resource,)))
+    return tuple(lanes)
 
 
-def _order(resource: str) -> tuple[int, str, bool]:
-    """Links by their axis, up before down; what goes farther after them."""
-    far = {DCN: 1, COPIES: 2}.get(resource, 0)
-    axis, _, way = resource.rpartition(" ")
-    return (far, axis, way == "down") if way in ("up", "down") else (far, resource, False)
+def _sort_key(resource: str) -> tuple[int, str, bool]:
+    """Sort links by axis, up before down, and the data-centre network and copies after them."""
+    rank = {DCN: 1, COPIES: 2}.get(resource, 0)
+    axis, _, direction = resource.rpartition(" ")
+    if direction in ("up", "down"):
+        return (rank, axis, direction == "down")
+    return (rank, resource, False)
 
 
-def _other_way(resource: str) -> str:
+def _opposite_direction(resource: str) -> str:
     if resource.endswith(" up"):
         return resource.removesuffix("up") + "down"
     if resource.endswith(" down"):
@@ -78,108 +78,110 @@ def _other_way(resource: str) -> str:
     return ""
 
 
-def _named(resource: str) -> str:
-    """`links X, up` for `ici X up`."""
+def _lane_name(resource: str) -> str:
+    """Return `links X, up` for `ici X up`."""
     if resource == DCN:
         return "DCN"
-    words = resource.split(" ")
-    if words[0] != "ici":
+    network, _, axis = resource.partition(" ")
+    if network != "ici":
         return resource
-    axis = " ".join(words[1:])
-    for way in (" up", " down"):
-        if axis.endswith(way):
-            axis = f"{axis.removesuffix(way)},{way}"
+    for direction in (" up", " down"):
+        if axis.endswith(direction):
+            axis = f"{axis.removesuffix(direction)},{direction}"
     return f"links {axis}".rstrip()
 
 
 def is_loop(event: TimelineEvent) -> bool:
-    """Whether an event stands for more than its contents: turns, or an unknown number of them."""
-    return event.inside is not None and (event.turns > 1 or turns_unknown(event))
+    """Return True for a loop with several iterations or an unknown trip count."""
+    return event.body is not None and (event.trip_count > 1 or has_unknown_trip_count(event))
 
 
-def turns_unknown(event: TimelineEvent) -> bool:
-    """Whether this loop, rather than one within it, runs an unknown number of times."""
-    inside = event.inside
-    if event.kind != "loop" or inside is None or not inside.unknown_turns or event.turns > 1:
+def has_unknown_trip_count(event: TimelineEvent) -> bool:
+    """Return True if the trip count of this loop is unknown, rather than of a nested one."""
+    body = event.body
+    if event.kind != "loop" or body is None or not body.unknown_trip_count or event.trip_count > 1:
         return False
-    return not any(e.inside is not None and e.inside.unknown_turns for e in inside.events)
+    return not any(e.body is not None and e.body.unknown_trip_count for e in body.events)
 
 
-def spread(timeline: Timeline, offset: float = 0.0) -> Iterator[TimelineEvent]:
-    """The events with those of calls in their callers' place; loops stay one event each."""
+def flatten_calls(timeline: Timeline, offset: float = 0.0) -> Iterator[TimelineEvent]:
+    """Yield the events of a timeline and of the calls in it. A loop stays one event."""
     for event in timeline.events:
-        if event.inside is not None and not is_loop(event):
-            yield from spread(event.inside, offset + event.start)
+        if event.body is not None and not is_loop(event):
+            yield from flatten_calls(event.body, offset + event.start)
         elif offset:
             yield replace(event, start=event.start + offset, end=event.end + offset)
         else:
             yield event
 
 
-def loops(timeline: Timeline, times: int = 1) -> Iterator[tuple[TimelineEvent, int]]:
-    """Every loop, those within loops too, with how often it is entered."""
-    for event in spread(timeline):
-        if is_loop(event) and event.inside is not None:
-            yield event, times
-            yield from loops(event.inside, times * event.turns)
+def nested_loops(timeline: Timeline, executions: int = 1) -> Iterator[tuple[TimelineEvent, int]]:
+    """Yield every loop, nested ones included, with its number of executions."""
+    for event in flatten_calls(timeline):
+        if is_loop(event) and event.body is not None:
+            yield event, executions
+            yield from nested_loops(event.body, executions * event.trip_count)
 
 
-def exposed(timeline: Timeline) -> float:
-    """Seconds that the device waits for the network, over all turns of all loops."""
-    return sum(e.exposed * times for e, times in timeline.flat() if e.kind in COLLECTIVES)
+def exposed_seconds(timeline: Timeline) -> float:
+    """Return the exposed communication, over all iterations of all loops."""
+    return sum(
+        event.exposed * executions
+        for event, executions in timeline.leaf_events()
+        if event.kind in COLLECTIVES
+    )
 
 
-def waits(events: Iterable[TimelineEvent], seconds: float) -> list[Wait]:
-    """The device's gaps, each laid to the collectives that run in it; else to the copies.
+def find_waits(events: Iterable[TimelineEvent], seconds: float) -> list[Wait]:
+    """Return the gaps of the device, each with the collective or else the copy that runs in it.
 
-    What a gap has of neither is no wait, and what loops wait for within is theirs.
+    A gap without either is not a wait. Waits inside a loop belong to the loop.
     """
-    every = list(events)
-    idle = _gaps(((e.start, e.end) for e in every if e.resource == DEVICE), 0.0, seconds)
-    found = _within(idle, [e for e in every if e.kind in COLLECTIVES])
-    left: list[tuple[float, float]] = []
-    covered = [(wait.start, wait.end) for wait in found]
-    at = 0
+    events = list(events)
+    idle = _gaps(((e.start, e.end) for e in events if e.resource == DEVICE), 0.0, seconds)
+    network_waits = _attribute_gaps(idle, [e for e in events if e.kind in COLLECTIVES])
+    rest: list[tuple[float, float]] = []
+    index = 0
     for start, end in idle:
-        inside = []
-        while at < len(covered) and covered[at][0] < end:
-            inside.append(covered[at])
-            at += 1
-        left += _gaps(inside, start, end)
-    copied = _within(left, [e for e in every if e.resource == COPIES])
-    return sorted([*found, *copied], key=lambda wait: wait.start)
+        covered = []
+        while index < len(network_waits) and network_waits[index].start < end:
+            covered.append((network_waits[index].start, network_waits[index].end))
+            index += 1
+        rest += _gaps(covered, start, end)
+    copy_waits = _attribute_gaps(rest, [e for e in events if e.resource == COPIES])
+    return sorted([*network_waits, *copy_waits], key=lambda wait: wait.start)
 
 
 def _gaps(
-    busy: Iterable[tuple[float, float]], begin: float, end: float
+    busy: Iterable[tuple[float, float]], start: float, end: float
 ) -> list[tuple[float, float]]:
-    gaps, at = [], begin
-    for start, stop in sorted(busy):
-        if start > at:
-            gaps.append((at, start))
-        at = max(at, stop)
-    if end > at:
-        gaps.append((at, end))
+    gaps, cursor = [], start
+    for busy_start, busy_end in sorted(busy):
+        if busy_start > cursor:
+            gaps.append((cursor, busy_start))
+        cursor = max(cursor, busy_end)
+    if end > cursor:
+        gaps.append((cursor, end))
     return gaps
 
 
-def _within(gaps: list[tuple[float, float]], events: list[TimelineEvent]) -> list[Wait]:
-    """What runs in each gap, one after another, the first to end first."""
+def _attribute_gaps(gaps: list[tuple[float, float]], events: list[TimelineEvent]) -> list[Wait]:
+    """Divide each gap among the events that run in it. Of several, the first to end comes first."""
     events = sorted(events, key=lambda event: event.start)
     running: list[TimelineEvent] = []
-    found, following = [], 0
+    waits, started_count = [], 0
     for start, end in gaps:
-        while following < len(events) and events[following].start < end:
-            running.append(events[following])
-            following += 1
+        while started_count < len(events) and events[started_count].start < end:
+            running.append(events[started_count])
+            started_count += 1
         running = [event for event in running if event.end > start]
         cursor = start
         while cursor < end and running:
-            here = [event for event in running if event.start <= cursor < event.end]
-            if here:
-                event = min(here, key=lambda event: event.end)
-                found.append(Wait(cursor, min(end, event.end), event))
+            active = [event for event in running if event.start <= cursor < event.end]
+            if active:
+                event = min(active, key=lambda event: event.end)
+                waits.append(Wait(cursor, min(end, event.end), event))
                 cursor = event.end
             else:
                 cursor = min((e.start for e in running if e.start > cursor), default=end)
-    return found
+    return waits

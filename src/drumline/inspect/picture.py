@@ -1,4 +1,9 @@
-"""Which colour each kind of operation has in a picture: the same kinds the same in all of them."""
+"""Draw a timeline: the whole call, and one iteration of each of the longest loops.
+
+There is a lane for the device and for each kind of link. Bars have a colour for each kind of
+operation. Red marks the time in which the device waits for the network. A loop is a frame with a
+band for each kind, whose height is its share of the loop's time.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +14,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.errors import UserError
-from drumline.inspect.canvas import INK, Canvas, width
-from drumline.inspect.compiling.axes import shown
+from drumline.inspect.canvas import INK, Canvas, text_width
+from drumline.inspect.compiling.axes import format_mesh
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Timeline, TimelineEvent
-from drumline.inspect.formatting import duration, share
+from drumline.inspect.formatting import format_seconds, format_share
 from drumline.inspect.lanes import (
     COLLECTIVES,
-    TimelineLane,
+    Lane,
     Wait,
-    exposed,
+    exposed_seconds,
+    find_lanes,
+    find_waits,
+    flatten_calls,
+    has_unknown_trip_count,
     is_loop,
-    lanes,
-    loops,
-    spread,
-    turns_unknown,
-    waits,
+    nested_loops,
 )
 
 if TYPE_CHECKING:
     from drumline.inspect.estimate import Estimate
 
-WAITING = "#d62839"
-"""No kind has it: red is where the device waits."""
-WAITING_PALE = "#fdeaec"
-COPYING = "#6b7785"
-"""Where it waits for a copy between its memories."""
+# Colours ----------------------------------------------------------------------------------------
+
+WAIT_COLOUR = "#d62839"
+"""Red, which no kind of operation has, for waits on the network."""
+WAIT_BACKGROUND = "#fdeaec"
+COPY_WAIT_COLOUR = "#6b7785"
+"""The colour of waits for copies between memories."""
+PALE, GRID, FAINT = "#f3f5f8", "#dfe4ea", "#5b6875"
 OTHER = "other operations"
 
-_FIXED = {
+_FIXED_COLOURS = {
     "matmul": "#2f6db5",
     "elementwise": "#93c0e8",
     OTHER: "#bcc5cf",
@@ -48,73 +56,76 @@ _FIXED = {
     "collective-permute": "#1f9aa3",
     "collective-broadcast": "#8f8436",
 }
-_WRITTEN = ("#6b4fa1", "#9b82cf", "#453a73", "#b9a5e3", "#7d5fc4", "#5a3d86")
-"""For kernels that somebody wrote, by how long they run; the last for all others."""
+_KERNEL_COLOURS = ("#6b4fa1", "#9b82cf", "#453a73", "#b9a5e3", "#7d5fc4", "#5a3d86")
+"""Colours of handwritten kernels, the longest first. The last serves all further ones."""
 
 
 @dataclass(frozen=True)
 class Colours:
-    """What is shown under a name of its own, and how."""
+    """The colours of the kinds of operations, equal in all pictures except for kernels."""
 
-    written: tuple[str, ...]
+    kernels: tuple[str, ...]
+    """The names of handwritten kernels, the longest first."""
 
     @staticmethod
-    def of(events: Iterable[tuple[TimelineEvent, int]]) -> Colours:
-        """For the events of a program, with how often each happens."""
+    def from_events(events: Iterable[tuple[TimelineEvent, int]]) -> Colours:
+        """Choose colours for the events of a program, given with their executions."""
         seconds: dict[str, float] = {}
-        marked = set()
-        for event, times in events:
-            seconds[event.kind] = seconds.get(event.kind, 0.0) + event.seconds * times
-            # A part of a kernel may have lost the scope that names it: one that has it suffices.
-            if f"kernel[{event.kind}" in event.place.op_name or event.kind == "custom-call":
-                marked.add(event.kind)
-        return Colours(tuple(sorted(marked, key=lambda kind: -seconds[kind])))
+        kernels = set()
+        for event, executions in events:
+            seconds[event.kind] = seconds.get(event.kind, 0.0) + event.seconds * executions
+            # Some instructions of a kernel may have lost their scope. One with it is enough.
+            if f"kernel[{event.kind}" in event.location.op_name or event.kind == "custom-call":
+                kernels.add(event.kind)
+        return Colours(tuple(sorted(kernels, key=lambda kind: -seconds[kind])))
 
-    def shown_as(self, event: TimelineEvent) -> str:
-        """The name under which an event stands in the legend."""
+    def legend_name(self, event: TimelineEvent) -> str:
+        """Return the name of an event in the legend."""
         if event.resource == COPIES:
             return COPIES
-        known = event.kind in COLLECTIVES or event.kind in _FIXED or event.kind in self.written
-        return event.kind if known else OTHER
+        named = (
+            event.kind in COLLECTIVES or event.kind in _FIXED_COLOURS or event.kind in self.kernels
+        )
+        return event.kind if named else OTHER
 
     def __getitem__(self, name: str) -> str:
-        """The colour of a name in the legend."""
-        if name in self.written and name not in _FIXED:
-            return _WRITTEN[min(self.written.index(name), len(_WRITTEN) - 1)]
-        return _FIXED.get(name, _FIXED[OTHER])
+        """Return the colour of a name in the legend."""
+        if name in self.kernels and name not in _FIXED_COLOURS:
+            return _KERNEL_COLOURS[min(self.kernels.index(name), len(_KERNEL_COLOURS) - 1)]
+        return _FIXED_COLOURS.get(name, _FIXED_COLOURS[OTHER])
 
 
-def is_dark(colour: str) -> bool:
-    """Whether words on it had better be white."""
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 150
+def _text_colour(background: str) -> str:
+    """Return white on dark colours and ink on others."""
+    red, green, blue = (int(background[start : start + 2], 16) for start in (1, 3, 5))
+    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 150 else INK
 
 
-def by_length(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The longest first; those that all pictures have in common stay comparable so."""
+def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
 
 
+# Geometry -----------------------------------------------------------------------------------------
+
 WIDTH, MARGIN = 1600, 36
 LEFT, RIGHT = 170, WIDTH - MARGIN
-"""Between them the time runs."""
-COMPUTING, LINK, BETWEEN = 66, 34, 6
-"""Heights of lanes and of the room between them."""
-HEADING, TABS, AXIS, APART = 34, 26, 32, 20
-"""Heights of a panel's title, the names of its loops, its axis, and the room to the next panel."""
+"""The ends of the time axis."""
+DEVICE_HEIGHT, LINK_HEIGHT, LANE_GAP = 66, 34, 6
+TITLE_HEIGHT, TAB_HEIGHT, AXIS_HEIGHT, PANEL_GAP = 34, 26, 32, 20
+"""The heights of a panel's title, of the labels of its loops and of its axis."""
 NARROW = 12
-"""A bar has no room for words."""
+"""A bar of this width has no space for text."""
 LABEL = 13
-"""The size of words in bars."""
-ENLARGED = 3
-"""Loops that get a panel of their own."""
-WORTH_A_PANEL = 0.01
-"""Of the call: a shorter loop is not enlarged."""
+"""The size of text in bars."""
+MAX_ENLARGED = 3
+"""The number of loops with a panel of their own."""
+MIN_ENLARGED_SHARE = 0.01
+"""The smallest share of the call for a loop with a panel of its own."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A stretch of time to draw."""
+    """A timeline to draw, with its title."""
 
     title: str
     note: str
@@ -123,33 +134,35 @@ class Panel:
     waits: tuple[Wait, ...]
 
     @staticmethod
-    def of(title: str, timeline: Timeline) -> Panel:
-        """A whole timeline."""
-        events = tuple(spread(timeline))
-        found = tuple(waits(events, timeline.seconds))
-        waited = exposed(timeline)
-        part = waited / timeline.seconds if timeline.seconds else 0.0
-        note = f"waits for the network {duration(waited)}, {share(part)}" if waited else ""
-        return Panel(title, note, events, timeline.seconds, found)
+    def from_timeline(title: str, timeline: Timeline) -> Panel:
+        """Make a panel of a whole timeline."""
+        events = tuple(flatten_calls(timeline))
+        waits = tuple(find_waits(events, timeline.seconds))
+        exposed = exposed_seconds(timeline)
+        note = ""
+        if exposed:
+            share = exposed / timeline.seconds if timeline.seconds else 0.0
+            note = f"waits for the network {format_seconds(exposed)}, {format_share(share)}"
+        return Panel(title, note, events, timeline.seconds, waits)
 
     @property
-    def tabs(self) -> int:
-        """The height that the names of loops take."""
-        return TABS if any(is_loop(event) for event in self.events) else 0
+    def tab_height(self) -> int:
+        """The height of the labels of its loops."""
+        return TAB_HEIGHT if any(is_loop(event) for event in self.events) else 0
 
-    def height(self, shown_lanes: Sequence[TimelineLane]) -> int:
-        """With its heading and its axis."""
-        rows = sum(lane_height(lane) + BETWEEN for lane in shown_lanes)
-        return HEADING + self.tabs + rows + AXIS
+    def height(self, lanes: Sequence[Lane]) -> int:
+        """Return the height with title and axis."""
+        rows = sum(lane_height(lane) + LANE_GAP for lane in lanes)
+        return TITLE_HEIGHT + self.tab_height + rows + AXIS_HEIGHT
 
     def x(self, seconds: float) -> float:
-        """Where a time stands."""
+        """Return the horizontal position of a time."""
         return LEFT + (RIGHT - LEFT) * (seconds / self.seconds if self.seconds else 0.0)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Events of one kind and one source line, one right after another."""
+    """Adjacent events of one kind and source line."""
 
     start: float
     end: float
@@ -158,12 +171,19 @@ class Bar:
     source: str
 
 
-def joined(events: Sequence[TimelineEvent], colours: Colours, narrow: float) -> Iterator[Bar]:
-    """Bars; parts of a written kernel are one, and so are neighbours too narrow to tell apart."""
+def lane_height(lane: Lane) -> int:
+    """Return the height of a lane."""
+    return DEVICE_HEIGHT if lane.resources == (DEVICE,) else LINK_HEIGHT
+
+
+def join_bars(events: Sequence[TimelineEvent], colours: Colours, narrow: float) -> Iterator[Bar]:
+    """Yield bars. Parts of one handwritten kernel are joined, and so are bars that are narrow."""
     last: Bar | None = None
     for event in sorted(events, key=lambda event: event.start):
-        bar = Bar(event.start, event.end, colours.shown_as(event), event.kind, event.place.short)
-        if last is not None and _is_more_of(last, bar, narrow, event.kind in colours.written):
+        bar = Bar(
+            event.start, event.end, colours.legend_name(event), event.kind, event.location.short
+        )
+        if last is not None and _can_join(last, bar, narrow, event.kind in colours.kernels):
             last = replace(last, end=max(last.end, bar.end))
             continue
         if last is not None:
@@ -173,18 +193,18 @@ def joined(events: Sequence[TimelineEvent], colours: Colours, narrow: float) -> 
         yield last
 
 
-def _is_more_of(last: Bar, bar: Bar, narrow: float, written: bool) -> bool:
+def _can_join(last: Bar, bar: Bar, narrow: float, is_kernel: bool) -> bool:
     if (last.kind, last.source) != (bar.kind, bar.source):
         return False
     if bar.start - last.end > 1e-9 * bar.end:  # more than rounding
         return False
-    return written or min(last.end - last.start, bar.end - bar.start) < narrow
+    return is_kernel or min(last.end - last.start, bar.end - bar.start) < narrow
 
 
-def together(found: Sequence[Wait]) -> Iterator[Wait]:
-    """One wait where the device waits for one collective after another."""
+def join_waits(waits: Sequence[Wait]) -> Iterator[Wait]:
+    """Join waits for one collective after another."""
     last: Wait | None = None
-    for wait in found:
+    for wait in waits:
         if last is not None and last.end == wait.start and last.on_network == wait.on_network:
             last = Wait(last.start, wait.end, last.event)
             continue
@@ -195,26 +215,26 @@ def together(found: Sequence[Wait]) -> Iterator[Wait]:
         yield last
 
 
-def longest(timeline: Timeline) -> dict[tuple[int, int], tuple[TimelineEvent, int]]:
-    """The loops to enlarge and how often each is entered, in the order in which they run."""
-    found: dict[tuple[int, int], tuple[TimelineEvent, int]] = {}
-    for event, times in loops(timeline):
-        if event.inside is not None and event.inside.events:
-            first, before = found.get(identity(event), (event, 0))
-            found[identity(event)] = first, before + times
-    seconds = {key: event.seconds * times for key, (event, times) in found.items()}
-    first_few = sorted(found, key=lambda key: -seconds[key])[:ENLARGED]
-    worth = WORTH_A_PANEL * timeline.seconds
-    return {k: found[k] for k in found if k in first_few and seconds[k] >= worth}
+def longest_loops(timeline: Timeline) -> dict[tuple[int, int], tuple[TimelineEvent, int]]:
+    """Return the loops to enlarge with their executions, in the order in which they run."""
+    loops: dict[tuple[int, int], tuple[TimelineEvent, int]] = {}
+    for event, executions in nested_loops(timeline):
+        if event.body is not None and event.body.events:
+            first, count = loops.get(loop_key(event), (event, 0))
+            loops[loop_key(event)] = first, count + executions
+    seconds = {key: event.seconds * count for key, (event, count) in loops.items()}
+    longest = sorted(loops, key=lambda key: -seconds[key])[:MAX_ENLARGED]
+    min_seconds = MIN_ENLARGED_SHARE * timeline.seconds
+    return {key: loops[key] for key in loops if key in longest and seconds[key] >= min_seconds}
 
 
-def identity(event: TimelineEvent) -> tuple[int, int]:
-    """Equal for loops at several places that make as many turns of the same computation."""
-    return (id(event.inside.events) if event.inside is not None else 0, event.turns)
+def loop_key(event: TimelineEvent) -> tuple[int, int]:
+    """Return a key that is equal for loops with the same body and trip count."""
+    return (id(event.body.events) if event.body is not None else 0, event.trip_count)
 
 
-def ticks(seconds: float) -> list[tuple[float, str]]:
-    """Some seven to fourteen round times from 0, each with its words."""
+def axis_ticks(seconds: float) -> list[tuple[float, str]]:
+    """Return about seven to fourteen round times from 0 on, with their labels."""
     if seconds <= 0:
         return [(0.0, "0 s")]
     step = seconds / 14
@@ -223,125 +243,132 @@ def ticks(seconds: float) -> list[tuple[float, str]]:
     count = floor(seconds / step * (1 + 1e-9))
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
         if seconds >= factor or unit == "ns":
-            places = max(0, ceil(-log10(step / factor) - 1e-9))
+            decimals = max(0, ceil(-log10(step / factor) - 1e-9))
             return [
-                (at * step, f"{at * step / factor:,.{places}f} {unit}") for at in range(count + 1)
+                (tick * step, f"{tick * step / factor:,.{decimals}f} {unit}")
+                for tick in range(count + 1)
             ]
     raise AssertionError
 
 
-def lane_height(lane: TimelineLane) -> int:
-    """Where most is written, most room."""
-    return COMPUTING if lane.resources == (DEVICE,) else LINK
+# Drawing ------------------------------------------------------------------------------------------
 
 
-PALE, GRID, FAINT = "#f3f5f8", "#dfe4ea", "#5b6875"
-
-
-def draw(told: Estimate, path: Path) -> None:
-    """Draw an estimate into a PNG file.
+def draw(estimate: Estimate, path: Path) -> None:
+    """Draw an estimate as a PNG file.
 
     Raises:
-        UserError: it is not named .png or cannot be written, or Pillow is missing.
+        UserError: the name does not end in .png, the file cannot be written, or Pillow is missing.
     """
     if path.suffix.lower() != ".png":
         raise UserError(f"{path}: the timeline is drawn as PNG; name it {path.stem}.png")
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.parent}; make it first")
-    Picture(told).drawn().save(path)
+    Picture(estimate).draw().save(path)
 
 
 class Picture:
-    """One estimate's picture, laid out before it is drawn."""
+    """The picture of one estimate."""
 
-    def __init__(self, told: Estimate) -> None:
-        """Decide on lanes, colours and the loops to enlarge."""
-        self.told = told
-        self.lanes = lanes(told.timeline)
-        self.colours = Colours.of(told.timeline.flat())
-        self.enlarged = longest(told.timeline)
+    def __init__(self, estimate: Estimate) -> None:
+        """Choose lanes, colours and the loops to enlarge."""
+        self.estimate = estimate
+        self.lanes = find_lanes(estimate.timeline)
+        self.colours = Colours.from_events(estimate.timeline.leaf_events())
+        self.enlarged = longest_loops(estimate.timeline)
         self.letters = dict(zip(self.enlarged, "ABC", strict=False))
-        self.legend = list(_rows(self._entries()))
+        self.legend = list(_legend_rows(self._legend_entries()))
 
-    def drawn(self) -> Canvas:
-        """Everything, on a sheet that is as high as it must be."""
+    def draw(self) -> Canvas:
+        """Draw everything on a canvas of the required height."""
         panels = list(self._panels())
-        above = 92 + 28 * len(self.legend) + 10
-        height = above + sum(panel.height(self.lanes) + APART for panel in panels) + 30
+        top = 92 + 28 * len(self.legend) + 10
+        height = top + sum(panel.height(self.lanes) + PANEL_GAP for panel in panels) + 30
         canvas = Canvas(WIDTH, height)
-        self._head(canvas)
-        y = above
+        self._draw_head(canvas)
         for panel in panels:
-            _Drawn(canvas, panel, self, y).draw()
-            y += panel.height(self.lanes) + APART
-        canvas.words((MARGIN, height - 24), self._foot(), 14, FAINT)
+            _PanelDrawing(canvas, panel, self, top).draw()
+            top += panel.height(self.lanes) + PANEL_GAP
+        canvas.text((MARGIN, height - 24), self._footer(), 14, FAINT)
         return canvas
 
     def _panels(self) -> Iterator[Panel]:
-        yield Panel.of("The whole call", self.told.timeline)
-        for event, times in self.enlarged.values():
-            if event.inside is not None:
-                yield Panel.of(self._titled(event, times), event.inside)
+        yield Panel.from_timeline("The whole call", self.estimate.timeline)
+        for event, executions in self.enlarged.values():
+            if event.body is not None:
+                yield Panel.from_timeline(self._loop_title(event, executions), event.body)
 
-    def _titled(self, event: TimelineEvent, times: int) -> str:
-        inside = event.inside
-        assert inside is not None
-        place = f" at {event.place.short}" if event.place.short else ""
-        again = f", entered {times:,} times" if times > 1 else ""
-        of = f"the {_pass(event)}loop{place}{again}"
-        part = share(event.seconds * times / self.told.seconds)
-        letter, each = self.letters[identity(event)], duration(inside.seconds)
-        if turns_unknown(event):
-            return f"{letter}:  one turn of {of}, {each}; how many it makes is unknown"
+    def _loop_title(self, event: TimelineEvent, executions: int) -> str:
+        assert event.body is not None
+        source = f" at {event.location.short}" if event.location.short else ""
+        entries = f", entered {executions:,} times" if executions > 1 else ""
+        loop = f"the {_pass_name(event)}loop{source}{entries}"
+        letter, seconds = self.letters[loop_key(event)], format_seconds(event.body.seconds)
+        if has_unknown_trip_count(event):
+            return f"{letter}:  one turn of {loop}, {seconds}; the number of turns is unknown"
+        share = format_share(event.seconds * executions / self.estimate.seconds)
         return (
-            f"{letter}:  one turn of {event.turns:,} of {of}, {each}; all turns: {part} of the call"
+            f"{letter}:  one turn of {event.trip_count:,} of {loop}, {seconds}; "
+            f"all turns: {share} of the call"
         )
 
-    def _head(self, canvas: Canvas) -> None:
-        told = self.told
-        mesh = f", mesh {shown(told.mesh)}" if told.mesh else ""
-        canvas.words((MARGIN, 40), _cut(f"{told.name} on {told.on}{mesh}", 28), 28)
-        least = "at least " if told.at_least else ""
-        facts = [f"{least}{duration(told.seconds)} a call", f"MFU {100 * told.mfu:.1f} %"]
-        facts.append(f"bound by {told.bound}")
-        canvas.words((MARGIN, 74), _cut("  ·  ".join(facts), 18), 18, FAINT)
+    def _draw_head(self, canvas: Canvas) -> None:
+        estimate = self.estimate
+        mesh = f", mesh {format_mesh(estimate.mesh)}" if estimate.mesh else ""
+        title = _truncate(f"{estimate.name} on {estimate.on}{mesh}", 28)
+        canvas.text((MARGIN, 40), title, 28)
+        at_least = "at least " if estimate.at_least else ""
+        results = "  ·  ".join(
+            (
+                f"{at_least}{format_seconds(estimate.seconds)} a call",
+                f"MFU {100 * estimate.mfu:.1f} %",
+                f"bound by {estimate.bound}",
+            )
+        )
+        canvas.text((MARGIN, 74), _truncate(results, 18), 18, FAINT)
         for row, entries in enumerate(self.legend):
-            self._legend_row(canvas, entries, 92 + 28 * row + 14)
+            self._draw_legend_row(canvas, entries, 92 + 28 * row + 14)
 
-    def _entries(self) -> list[tuple[str, str]]:
-        """Names in the legend and how long each takes, in words."""
+    def _legend_entries(self) -> list[tuple[str, str]]:
+        """Return the names in the legend and their texts."""
         seconds: dict[str, float] = {}
-        for event, times in self.told.timeline.flat():
-            name = self.colours.shown_as(event)
-            seconds[name] = seconds.get(name, 0.0) + event.seconds * times
-        entries = [(name, f"{name} {duration(took)}") for name, took in by_length(seconds)]
-        if waited := exposed(self.told.timeline):
-            entries.append((WAITING, f"waiting for the network {duration(waited)}"))
-        copied = sum(e.exposed * n for e, n in self.told.timeline.flat() if e.resource == COPIES)
-        if copied:
-            entries.append((COPYING, f"waiting for copies {duration(copied)}"))
+        copy_wait = 0.0
+        for event, executions in self.estimate.timeline.leaf_events():
+            name = self.colours.legend_name(event)
+            seconds[name] = seconds.get(name, 0.0) + event.seconds * executions
+            if event.resource == COPIES:
+                copy_wait += event.exposed * executions
+        entries = [
+            (name, f"{name} {format_seconds(total)}") for name, total in _longest_first(seconds)
+        ]
+        if exposed := exposed_seconds(self.estimate.timeline):
+            entries.append((WAIT_COLOUR, f"waiting for the network {format_seconds(exposed)}"))
+        if copy_wait:
+            entries.append((COPY_WAIT_COLOUR, f"waiting for copies {format_seconds(copy_wait)}"))
         return entries
 
-    def _legend_row(self, canvas: Canvas, entries: Sequence[tuple[str, str]], y: float) -> None:
+    def _draw_legend_row(
+        self, canvas: Canvas, entries: Sequence[tuple[str, str]], y: float
+    ) -> None:
         x: float = MARGIN
-        for name, words in entries:
+        for name, text in entries:
             swatch = (x, y - 8, x + 22, y + 8)
-            if name in (WAITING, COPYING):
-                canvas.hatch(swatch, WAITING_PALE if name == WAITING else PALE, name)
+            if name in (WAIT_COLOUR, COPY_WAIT_COLOUR):
+                canvas.hatch(swatch, WAIT_BACKGROUND if name == WAIT_COLOUR else PALE, name)
             else:
-                canvas.box(swatch, self.colours[name], round_by=3)
-            canvas.words((x + 30, y), words, 15)
-            x += _entry(words)
+                canvas.box(swatch, self.colours[name], radius=3)
+            canvas.text((x + 30, y), text, 15)
+            x += _entry_width(text)
 
-    def _foot(self) -> str:
+    def _footer(self) -> str:
         bands = "In a loop, a band's height is its share of a turn.  " if self.letters else ""
-        return _cut(
-            f"{bands}Compiled by {self.told.compiled_by}; times are the model's, not measured.", 14
-        )
+        compiler = self.estimate.compiled_by
+        text = f"{bands}Compiled by {compiler}; times are the model's, not measured."
+        return _truncate(text, 14)
 
 
-class _Drawn:
-    """One panel on a sheet."""
+class _PanelDrawing:
+    """Draws one panel on a canvas."""
 
     def __init__(self, canvas: Canvas, panel: Panel, picture: Picture, top: int) -> None:
         self.canvas = canvas
@@ -349,156 +376,156 @@ class _Drawn:
         self.picture = picture
         self.colours = picture.colours
         self.top = top
-        self.begin = top + HEADING + panel.tabs
-        self.waits = list(together(panel.waits))
-        self.rows: list[tuple[TimelineLane, int, int]] = []
-        y = self.begin
+        self.lanes_top = top + TITLE_HEIGHT + panel.tab_height
+        self.waits = list(join_waits(panel.waits))
+        self.rows: list[tuple[Lane, int, int]] = []
+        y = self.lanes_top
         for lane in picture.lanes:
             self.rows.append((lane, y, y + lane_height(lane)))
-            y += lane_height(lane) + BETWEEN
-        self.end = y - BETWEEN
+            y += lane_height(lane) + LANE_GAP
+        self.lanes_bottom = y - LANE_GAP
 
     def draw(self) -> None:
-        self._heading()
-        self._background()
+        self._draw_title()
+        self._draw_background()
         for wait in self.waits:
             if wait.on_network:
-                self._shade(wait)
+                self._shade_wait(wait)
         for lane, top, bottom in self.rows:
-            self._lane(lane, top, bottom)
+            self._draw_lane(lane, top, bottom)
         if not self.panel.events:
-            middle = ((LEFT + RIGHT) / 2, (self.rows[0][1] + self.rows[0][2]) / 2)
-            self.canvas.words(middle, "nothing here takes time", 15, FAINT, "mm")
+            _, top, bottom = self.rows[0]
+            middle = ((LEFT + RIGHT) / 2, (top + bottom) / 2)
+            self.canvas.text(middle, "nothing here takes time", 15, FAINT, "mm")
         for event in self.panel.events:
             if is_loop(event):
-                self._frame(event)
+                self._draw_frame(event)
 
-    def _heading(self) -> None:
+    def _draw_title(self) -> None:
         y, panel = self.top + 12, self.panel
-        self.canvas.words((MARGIN, y), _cut(panel.title, 18, width(panel.note, 15) + 24), 18)
-        self.canvas.words((RIGHT, y), panel.note, 15, WAITING, "rm")
+        title = _truncate(panel.title, 18, text_width(panel.note, 15) + 24)
+        self.canvas.text((MARGIN, y), title, 18)
+        self.canvas.text((RIGHT, y), panel.note, 15, WAIT_COLOUR, "rm")
 
-    def _background(self) -> None:
+    def _draw_background(self) -> None:
         for lane, top, bottom in self.rows:
             self.canvas.box((LEFT, top, RIGHT, bottom), PALE)
-            name = _cut(lane.name, 15, WIDTH - 2 * MARGIN - (LEFT - MARGIN - 12))
-            self.canvas.words((LEFT - 12, (top + bottom) / 2), name, 15, INK, "rm")
-        for at, words in ticks(self.panel.seconds):
-            x = self.panel.x(at)
-            self.canvas.line((x, self.begin, x, self.end + 6), GRID)
-            # The last one stays on the sheet.
-            x = min(x, WIDTH - 4 - width(words, LABEL) / 2)
-            self.canvas.words((x, self.end + 18), words, LABEL, FAINT, "mm")
+            name = _truncate(lane.name, 15, WIDTH - 2 * MARGIN - (LEFT - MARGIN - 12))
+            self.canvas.text((LEFT - 12, (top + bottom) / 2), name, 15, INK, "rm")
+        for time, label in axis_ticks(self.panel.seconds):
+            x = self.panel.x(time)
+            self.canvas.line((x, self.lanes_top, x, self.lanes_bottom + 6), GRID)
+            # Keep the last label on the canvas.
+            x = min(x, WIDTH - 4 - text_width(label, LABEL) / 2)
+            self.canvas.text((x, self.lanes_bottom + 18), label, LABEL, FAINT, "mm")
 
-    def _shade(self, wait: Wait) -> None:
+    def _shade_wait(self, wait: Wait) -> None:
         left, right = self.panel.x(wait.start), self.panel.x(wait.end)
         if right - left >= 1:
-            self.canvas.box((left, self.begin, right, self.end), WAITING_PALE)
+            self.canvas.box((left, self.lanes_top, right, self.lanes_bottom), WAIT_BACKGROUND)
 
-    def _lane(self, lane: TimelineLane, top: int, bottom: int) -> None:
-        held = [event for event in self.panel.events if event.inside or lane.holds(event)]
-        for event in held:
+    def _draw_lane(self, lane: Lane, top: int, bottom: int) -> None:
+        events = [event for event in self.panel.events if event.body or lane.contains(event)]
+        for event in events:
             if is_loop(event):
-                self._bands(event, lane, top, bottom)
-        bars = joined(
-            [event for event in held if not is_loop(event)],
+                self._draw_bands(event, lane, top, bottom)
+        bars = join_bars(
+            [event for event in events if not is_loop(event)],
             self.colours,
             NARROW / (RIGHT - LEFT) * self.panel.seconds,
         )
-        drawn: list[Bar | Wait] = [*bars, *(self.waits if lane is self.rows[0][0] else ())]
-        # The narrow first: what has room of its own must not lose it to them.
-        for each in sorted(drawn, key=lambda each: each.end - each.start):
-            if isinstance(each, Bar):
-                self._bar(each, top, bottom)
+        waits = self.waits if lane is self.rows[0][0] else ()
+        items: list[Bar | Wait] = [*bars, *waits]
+        # Wide items come last, so that narrow neighbours do not cover them.
+        for item in sorted(items, key=lambda item: item.end - item.start):
+            if isinstance(item, Bar):
+                self._draw_bar(item, top, bottom)
             else:
-                self._wait(each, top, bottom)
+                self._draw_wait(item, top, bottom)
 
-    def _bar(self, bar: Bar, top: int, bottom: int) -> None:
+    def _draw_bar(self, bar: Bar, top: int, bottom: int) -> None:
         left, right = self.panel.x(bar.start), self.panel.x(bar.end)
         colour = self.colours[bar.name]
-        wide = right - left
-        # A hair of white between neighbours, once both are wide enough to spare it.
-        gap = 0.5 if wide >= 3 else 0.0
-        self.canvas.box((left, top, right - gap, bottom), colour, round_by=3 if wide >= 12 else 0)
-        lines = _label(bar, wide - 8, bottom - top)
+        width = right - left
+        # Separate bars by a thin white line if they are wide enough.
+        gap = 0.5 if width >= 3 else 0.0
+        self.canvas.box((left, top, right - gap, bottom), colour, radius=3 if width >= 12 else 0)
+        lines = _bar_label(bar, width - 8, bottom - top)
         middle = (top + bottom) / 2 - 9 * (len(lines) - 1)
-        for number, words in enumerate(lines):
-            self.canvas.words(
-                ((left + right) / 2, middle + 18 * number), words, LABEL, _ink(colour), "mm"
-            )
+        for index, line in enumerate(lines):
+            point = ((left + right) / 2, middle + 18 * index)
+            self.canvas.text(point, line, LABEL, _text_colour(colour), "mm")
 
-    def _wait(self, wait: Wait, top: int, bottom: int) -> None:
-        left, right = self.panel.x(wait.start), self.panel.x(wait.end)
-        box = (left, top, right, bottom)
+    def _draw_wait(self, wait: Wait, top: int, bottom: int) -> None:
+        box = (self.panel.x(wait.start), top, self.panel.x(wait.end), bottom)
         if not wait.on_network:
-            self.canvas.hatch(box, PALE, COPYING)
+            self.canvas.hatch(box, PALE, COPY_WAIT_COLOUR)
             return
-        self.canvas.hatch(box, WAITING_PALE, WAITING)
-        self._say_waits("waits", box)
+        self.canvas.hatch(box, WAIT_BACKGROUND, WAIT_COLOUR)
+        self._label_wait("waits", box)
 
-    def _say_waits(self, words: str, box: tuple[float, float, float, float]) -> None:
-        """On white, as nobody can read words on slanted lines."""
+    def _label_wait(self, text: str, box: tuple[float, float, float, float]) -> None:
+        """Draw text on a white box, because it is illegible on hatching."""
         left, top, right, bottom = box
-        room = width(words, LABEL) + 10
-        if right - left < room + 6 or bottom - top < 22:
+        width = text_width(text, LABEL) + 10
+        if right - left < width + 6 or bottom - top < 22:
             return
-        middle, centre = (left + right) / 2, (top + bottom) / 2
-        chip = (middle - room / 2, centre - 10, middle + room / 2, centre + 10)
-        self.canvas.box(chip, "#ffffff", round_by=4)
-        self.canvas.words((middle, centre), words, LABEL, WAITING, "mm")
+        x, y = (left + right) / 2, (top + bottom) / 2
+        self.canvas.box((x - width / 2, y - 10, x + width / 2, y + 10), "#ffffff", radius=4)
+        self.canvas.text((x, y), text, LABEL, WAIT_COLOUR, "mm")
 
-    def _bands(self, event: TimelineEvent, lane: TimelineLane, top: int, bottom: int) -> None:
+    def _draw_bands(self, event: TimelineEvent, lane: Lane, top: int, bottom: int) -> None:
         left, right = self.panel.x(event.start), self.panel.x(event.end)
-        inside = event.inside
-        assert inside is not None
-        if not inside.seconds:
+        body = event.body
+        assert body is not None
+        if not body.seconds:
             return
         seconds: dict[str, float] = {}
-        for part, times in inside.flat():
-            if lane.holds(part):
-                name = self.colours.shown_as(part)
-                seconds[name] = seconds.get(name, 0.0) + part.seconds * times
+        for inner, executions in body.leaf_events():
+            if lane.contains(inner):
+                name = self.colours.legend_name(inner)
+                seconds[name] = seconds.get(name, 0.0) + inner.seconds * executions
         y: float = bottom
-        for name, took in by_length(seconds):
-            above = y - (bottom - top) * min(1.0, took / inside.seconds)
-            self.canvas.box((left, above, right, y), self.colours[name])
-            words = f"{name} {share(took / inside.seconds)}"
-            if y - above >= 15 and width(words, LABEL) + 8 <= right - left:
-                place = ((left + right) / 2, (above + y) / 2)
-                self.canvas.words(place, words, LABEL, _ink(self.colours[name]), "mm")
-            y = above
-        waited = exposed(inside)
-        if lane.resources == (DEVICE,) and waited:
-            above = y - (bottom - top) * waited / inside.seconds
-            box = (left, max(top, above), right, y)
-            self.canvas.hatch(box, WAITING_PALE, WAITING)
-            self._say_waits(f"waits {share(waited / inside.seconds)}", box)
+        for name, total in _longest_first(seconds):
+            band_top = y - (bottom - top) * min(1.0, total / body.seconds)
+            self.canvas.box((left, band_top, right, y), self.colours[name])
+            text = f"{name} {format_share(total / body.seconds)}"
+            if y - band_top >= 15 and text_width(text, LABEL) + 8 <= right - left:
+                point = ((left + right) / 2, (band_top + y) / 2)
+                self.canvas.text(point, text, LABEL, _text_colour(self.colours[name]), "mm")
+            y = band_top
+        exposed = exposed_seconds(body)
+        if lane.resources == (DEVICE,) and exposed:
+            band_top = y - (bottom - top) * exposed / body.seconds
+            box = (left, max(top, band_top), right, y)
+            self.canvas.hatch(box, WAIT_BACKGROUND, WAIT_COLOUR)
+            self._label_wait(f"waits {format_share(exposed / body.seconds)}", box)
 
-    def _frame(self, event: TimelineEvent) -> None:
+    def _draw_frame(self, event: TimelineEvent) -> None:
         left, right = self.panel.x(event.start), self.panel.x(event.end)
         if right - left < 4:
             return
-        top = self.begin - self.panel.tabs + 4
-        self.canvas.box((left, self.begin - 3, right, self.end + 3), None, INK, 3)
-        letter = self.picture.letters.get(identity(event), "")
-        turns = "×?" if turns_unknown(event) else f"×{event.turns:,}"
-        assert event.inside is not None
-        each = duration(event.inside.seconds)
-        named = f"{letter}  {turns}" if letter else turns
-        words = _first_fitting(
-            (f"{named},  {each} a turn", named, turns, letter), right - left - 12
+        top, bottom = self.lanes_top - self.panel.tab_height + 4, self.lanes_top - 2
+        self.canvas.box((left, self.lanes_top - 3, right, self.lanes_bottom + 3), None, INK, 3)
+        letter = self.picture.letters.get(loop_key(event), "")
+        count = "×?" if has_unknown_trip_count(event) else f"×{event.trip_count:,}"
+        assert event.body is not None
+        seconds = format_seconds(event.body.seconds)
+        name = f"{letter}  {count}" if letter else count
+        label = _first_fitting(
+            (f"{name},  {seconds} a turn", name, count, letter), right - left - 12
         )
-        if words:
-            wide = width(words, LABEL) + 14
-            self.canvas.box((left, top, left + wide, self.begin - 2), INK, round_by=3)
-            self.canvas.words((left + 7, (top + self.begin - 2) / 2), words, LABEL, "#ffffff")
+        if label:
+            width = text_width(label, LABEL) + 14
+            self.canvas.box((left, top, left + width, bottom), INK, radius=3)
+            self.canvas.text((left + 7, (top + bottom) / 2), label, LABEL, "#ffffff")
 
 
-def _rows(entries: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """As many in a row as have room."""
+def _legend_rows(entries: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Divide the legend into rows that fit on the canvas."""
     row: list[tuple[str, str]] = []
     for entry in entries:
-        if row and sum(_entry(words) for _, words in [*row, entry]) > RIGHT - MARGIN:
+        if row and sum(_entry_width(text) for _, text in [*row, entry]) > RIGHT - MARGIN:
             yield row
             row = []
         row.append(entry)
@@ -506,41 +533,37 @@ def _rows(entries: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
         yield row
 
 
-def _entry(words: str) -> float:
-    return 30 + width(words, 15) + 20
+def _entry_width(text: str) -> float:
+    return 30 + text_width(text, 15) + 20
 
 
-def _label(bar: Bar, room: float, height: int) -> list[str]:
-    """What a bar has room for: what it is and where it stands, or the one or the other."""
-    if room < 20:
+def _bar_label(bar: Bar, width: float, height: int) -> list[str]:
+    """Return the kind and source of a bar, as far as they fit."""
+    if width < 20:
         return []
     line = f":{bar.source.rpartition(':')[2]}" if bar.source else ""
-    if height >= COMPUTING and line and width(bar.kind, LABEL) <= room:
-        return [bar.kind, bar.source if width(bar.source, LABEL) <= room else line]
-    both = f"{bar.kind}  {bar.source}"
-    words = _first_fitting((both.strip(), bar.kind, line), room)
-    return [words] if words else []
+    if height >= DEVICE_HEIGHT and line and text_width(bar.kind, LABEL) <= width:
+        return [bar.kind, bar.source if text_width(bar.source, LABEL) <= width else line]
+    kind_and_source = f"{bar.kind}  {bar.source}".strip()
+    label = _first_fitting((kind_and_source, bar.kind, line), width)
+    return [label] if label else []
 
 
-def _first_fitting(choices: Sequence[str], room: float) -> str:
-    return next((words for words in choices if words and width(words, LABEL) <= room), "")
+def _first_fitting(labels: Sequence[str], width: float) -> str:
+    return next((label for label in labels if label and text_width(label, LABEL) <= width), "")
 
 
-def _cut(words: str, size: int, taken: float = 0.0) -> str:
-    """Words that fit across the sheet beside what is taken of it."""
-    room = WIDTH - 2 * MARGIN - taken
-    if width(words, size) <= room:
-        return words
-    shorter = (words[:long] + "…" for long in range(len(words) - 1, 0, -1))
-    return next((cut for cut in shorter if width(cut, size) <= room), "")
+def _truncate(text: str, size: int, used_width: float = 0.0) -> str:
+    """Shorten a text to the width of the canvas that is not yet used."""
+    width = WIDTH - 2 * MARGIN - used_width
+    if text_width(text, size) <= width:
+        return text
+    shorter = (text[:length] + "…" for length in range(len(text) - 1, 0, -1))
+    return next((candidate for candidate in shorter if text_width(candidate, size) <= width), "")
 
 
-def _ink(colour: str) -> str:
-    return "#ffffff" if is_dark(colour) else INK
-
-
-def _pass(event: TimelineEvent) -> str:
-    """Which of the two passes a loop belongs to, by what JAX writes into its name."""
-    if "transpose(" in event.place.op_name:
+def _pass_name(event: TimelineEvent) -> str:
+    """Return the pass that a loop belongs to, as far as JAX's name for it shows."""
+    if "transpose(" in event.location.op_name:
         return "backward "
-    return "forward " if "jvp(" in event.place.op_name else ""
+    return "forward " if "jvp(" in event.location.op_name else ""

@@ -21,7 +21,7 @@ from tests.inspect.cost.timelines import (
     played,
 )
 
-TURN = ON.constants.operation
+TURN = ON.constants.operation_seconds
 """To begin another turn of a loop."""
 
 
@@ -175,22 +175,22 @@ HOP = 3e-6 + SIDE**2 * 2 / (4.5e10 * 0.9) + 3e-6
 def test_a_loop_takes_as_long_as_all_its_turns() -> None:
     told = looped(10)
     assert told.seconds == pytest.approx(10 * (PRODUCT + TURN))
-    assert not told.unknown_turns
-    ((event, times),) = told.flat()
+    assert not told.unknown_trip_count
+    ((event, times),) = told.leaf_events()
     assert (event.kind, times) == ("matmul", 10)
 
 
 def test_what_waits_in_a_loop_waits_in_every_turn() -> None:
     told = looped(10, PERMUTE)
     assert told.seconds == pytest.approx(10 * (PRODUCT + HOP + TURN))
-    waits = sum(event.exposed * times for event, times in told.flat())
+    waits = sum(event.exposed * times for event, times in told.leaf_events())
     assert waits == pytest.approx(10 * HOP)
 
 
 def test_a_loop_of_unknown_length_counts_once_and_says_so() -> None:
     told = looped(None)
     assert told.seconds == pytest.approx(PRODUCT + TURN)
-    assert told.unknown_turns
+    assert told.unknown_trip_count
 
 
 @pytest.mark.parametrize(("over", "axis"), [(X, "X"), (Y, "Y")])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from drumline.inspect.cost.machines import machine
-from drumline.inspect.cost.network import lay
-from drumline.inspect.cost.timeline import Player, Timeline, TimelineEvent
+from drumline.inspect.cost.machines import parse_machine
+from drumline.inspect.cost.network import map_mesh
+from drumline.inspect.cost.timeline import Timeline, TimelineEvent, TimelineSimulator
 from tests.inspect.cost.modules import module
 
 MESH = {"X": 2, "Y": 4}
-ON = machine("v5litepod-8")
-NETWORK = lay(MESH, ON)
+ON = parse_machine("v5litepod-8")
+NETWORK = map_mesh(MESH, ON)
 
 
 def played(lines: str, *others: str, scheduled: bool = False) -> Timeline:
-    return Player(module(lines, *others), NETWORK, MESH, scheduled).play()
+    return TimelineSimulator(module(lines, *others), NETWORK, MESH, scheduled).simulate()
 
 
 def named(timeline: Timeline, name: str) -> TimelineEvent:

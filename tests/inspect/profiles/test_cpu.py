@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.inspect.profiles import Profile, read_profile
-from drumline.inspect.profiles.report import compare, read_estimate, summary
+from drumline.inspect.profiles.report import compare_profile, read_estimate, summarize
 from tests.inspect.profiles.traces import Plane, Ran, Stats, write
 
 RUNS = 3
@@ -130,18 +130,18 @@ def test_an_estimate_beside_it_shows_where_they_part(measured: Profile, tmp_path
     told["seconds"] -= permute.exposed
     file = tmp_path / "estimate.json"
     file.write_text(json.dumps(told))
-    found = compare(measured, read_estimate(file))
-    by_size = [part for part in found.parts if part.what != "nothing runs"]
-    assert (by_size[0].what, by_size[0].source) == (
+    found = compare_profile(measured, read_estimate(file))
+    by_size = [part for part in found.parts if part.subject != "nothing runs"]
+    assert (by_size[0].subject, by_size[0].source) == (
         "wait for collective-permute",
         line_of("the permute"),
     )
-    assert by_size[0].seconds == pytest.approx(found.whole.seconds)
+    assert by_size[0].seconds == pytest.approx(found.total.seconds)
     assert all(part.seconds == pytest.approx(0, abs=1e-12) for part in by_size[1:])
 
 
 def test_the_summary_fits_on_ten_lines(measured: Profile) -> None:
-    lines = summary(measured)
+    lines = summarize(measured)
     assert len(lines) <= 10
     assert "waits for communication" in lines[0]
     assert "cores" in lines[-1]

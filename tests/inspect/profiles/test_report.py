@@ -17,7 +17,12 @@ from drumline.inspect.profiles import (
     Profile,
 )
 from drumline.inspect.profiles.reading import trace_files
-from drumline.inspect.profiles.report import EstimatedStep, compare, duration, summary
+from drumline.inspect.profiles.report import (
+    EstimatedStep,
+    compare_profile,
+    format_duration,
+    summarize,
+)
 from tests.inspect.profiles.test_tpu import DOT, REDUCE, tpu
 from tests.inspect.profiles.traces import Ran, write
 
@@ -51,7 +56,7 @@ def measured(**changed: Any) -> Profile:
 
 
 def test_the_wait_the_line_and_the_saving_stand_in_one_sentence() -> None:
-    assert summary(measured()) == [
+    assert summarize(measured()) == [
         "a step takes 1 s: 38 % computes, 62 % waits for communication, 0 % runs nothing",
         "62 % of the time waits for all-gather at block.py:88; "
         "overlapping it would save up to 38 %",
@@ -60,7 +65,7 @@ def test_the_wait_the_line_and_the_saving_stand_in_one_sentence() -> None:
 
 
 def test_where_all_computation_hides_something_already_less_is_to_be_sent() -> None:
-    found = summary(measured(devices=(MeasuredDevice("TPU 0", 1.0, 1.0, 0.38, 0.62, 0.38),)))
+    found = summarize(measured(devices=(MeasuredDevice("TPU 0", 1.0, 1.0, 0.38, 0.62, 0.38),)))
     assert (
         "62 % of the time waits for all-gather at block.py:88; no computation is left to hide it "
         "behind: send less" in found
@@ -70,7 +75,7 @@ def test_where_all_computation_hides_something_already_less_is_to_be_sent() -> N
 
 def test_an_idle_device_points_at_the_host() -> None:
     idle = MeasuredDevice("TPU 0", 1.0, 0.7, 0.7, 0.0, 0.0)
-    found = summary(measured(devices=(idle,), communication=()))
+    found = summarize(measured(devices=(idle,), communication=()))
     assert any(line.startswith("30 % of the time the device has nothing to run") for line in found)
 
 
@@ -83,7 +88,7 @@ def test_never_more_than_ten_sentences() -> None:
     )
     given = measured(platform="CPU", devices=devices, communication=many, operations=operations)
     estimate = EstimatedStep(0.1, 0.1, {}, {})
-    found = summary(given, compare(given, estimate))
+    found = summarize(given, compare_profile(given, estimate))
     assert len(found) == 10
     assert found[-4].startswith("measured 1 s a step where 100 ms were estimated, 10.00 times")
 
@@ -101,7 +106,7 @@ def test_never_more_than_ten_sentences() -> None:
     ],
 )
 def test_times_have_three_figures(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.fixture
@@ -167,7 +172,7 @@ def test_a_trace_that_is_cut_short_is_named(folder: Path) -> None:
     whole = file.read_bytes()
     for length in (1, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
-        assert "cut short" in sentence(folder)
+        assert "truncated" in sentence(folder)
     file.write_text("this was never a trace")
     assert str(file) in sentence(folder)
 

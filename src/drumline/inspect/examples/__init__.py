@@ -1,4 +1,4 @@
-"""Programs to look at: those of "Programming TPUs in JAX", and our own models' training steps."""
+"""Example programs: those of "Programming TPUs in JAX", and training steps of Drumline's models."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from drumline.inspect.examples.chapter import CHAPTER
 from drumline.inspect.examples.models import MODELS
 from drumline.inspect.examples.program import Example
 
-__all__ = ["Example", "example", "examples"]
+__all__ = ["Example", "examples", "find_example"]
 
 
 @cache
 def examples() -> dict[str, Example]:
-    """Every example by name, in the order to list them."""
-    return {one.name: one for one in (*CHAPTER, *MODELS)}
+    """Return all examples by name, in the order of the list."""
+    return {example.name: example for example in (*CHAPTER, *MODELS)}
 
 
-def example(name: str) -> Example:
-    """The example of that name.
+def find_example(name: str) -> Example:
+    """Return the example with this name.
 
     Raises:
-        UserError: there is none, with the names that look most like it.
+        UserError: there is none. The message has similar names.
     """
-    known = examples()
-    if name in known:
-        return known[name]
-    # A user who leaves the folder out, or types a part of the name, means what holds it.
+    by_name = examples()
+    if name in by_name:
+        return by_name[name]
+    # Users leave out the folder or type only a part of the name.
     folded = name.strip().casefold()
-    near = [each for each in known if folded and folded in each][:3] or nearest(name, known)
-    hint = f"nearest: {', '.join(near)}" if near else "drumline inspect --list names them all"
+    containing = [candidate for candidate in by_name if folded and folded in candidate]
+    similar = containing[:3] or nearest(name, by_name)
+    hint = f"nearest: {', '.join(similar)}" if similar else "drumline inspect --list names them all"
     raise UserError(f"there is no example {name!r}; {hint}")

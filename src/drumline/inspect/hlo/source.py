@@ -1,7 +1,7 @@
-"""Where in the user's program an instruction comes from: the source line, and its name scopes.
+"""The source location of an instruction: its file and line, and its name scopes.
 
-XLA writes it in two ways: the file and the line beside each instruction, or the number of a stack
-frame, whose table stands at the head of the module.
+XLA prints locations in two forms: file and line in the metadata of each instruction, or the number
+of a stack frame, with a table of all frames at the head of the module.
 """
 
 from __future__ import annotations
@@ -15,138 +15,139 @@ _FILE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"')
 _LINE = re.compile(r"source_line=(\d+)")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-# What a user calls and has not written: JAX, what is built on it, and our own rings and products.
-_A_LIBRARY = re.compile(
+# Code that users call but do not write: JAX, libraries based on it, and drumline.parallel.
+_LIBRARY_FILE = re.compile(
     r"[/\\](?:jax|jaxlib|equinox|optax|drumline[/\\]parallel)[/\\](?!.*(?:tests|examples)[/\\])"
 )
-_OURS = re.compile(r"[/\\]drumline[/\\]inspect[/\\]compiling[/\\]")
+_COMPILING_FILE = re.compile(r"[/\\]drumline[/\\]inspect[/\\]compiling[/\\]")
 
 
 @dataclass(frozen=True, slots=True)
-class SourcePlace:
-    """Where an instruction comes from."""
+class SourceLocation:
+    """The origin of an instruction in the user's program."""
 
     source: str = ""
-    """File and line, as in `model.py:88`; empty where it is not known."""
+    """The file and line, such as `model.py:88`. Empty if unknown."""
     op_name: str = ""
-    """The path of transformations and name scopes that JAX writes."""
+    """The path of transformations and name scopes that JAX records."""
 
     @property
     def scope(self) -> str:
         """The name scopes alone, without the function, the transformations and the primitive."""
-        return "/".join(_scopes(self.op_name))
+        return "/".join(_name_scopes(self.op_name))
 
     @property
     def short(self) -> str:
-        """File and line without the folders."""
+        """The file and line without the folders."""
         return self.source.rpartition("/")[2]
 
 
-NOWHERE = SourcePlace()
+UNKNOWN_LOCATION = SourceLocation()
 
-# What JAX writes into the path beside a user's own scopes.
-_MACHINERY = re.compile(
+# Names that JAX adds to the path of a user's own scopes.
+_JAX_SCOPE = re.compile(
     r"^(?:jit|pjit|xla_call|shard_map|while|body|cond|scan|closed_call|checkpoint|remat\d*|branch_\d"
     r"+_fun|rematted_computation|custom_vjp_call.*|custom_jvp_call.*|core_call|pmap|vmap|map)$"
 )
 _WRAPPED = re.compile(r"^(?:jvp|transpose|vmap|jit|pjit|pmap|shard_map|remat|checkpoint)\((.*)\)$")
 
 
-def _scopes(op_name: str) -> list[str]:
-    found = []
-    for part in _parts(op_name)[:-1]:
-        transformed = part
-        while (inner := _WRAPPED.match(transformed)) is not None:
-            # jit(f) names a function, jvp(attention) a scope.
-            transformed = "" if part.startswith(("jit(", "pjit(")) else inner[1]
-        if transformed and not _MACHINERY.match(transformed):
-            found.append(transformed)
-    return found
+def _name_scopes(op_name: str) -> list[str]:
+    scopes = []
+    for component in _split_path(op_name)[:-1]:
+        scope = component
+        while (wrapped := _WRAPPED.match(scope)) is not None:
+            # `jit(f)` wraps a function, `jvp(attention)` a scope.
+            scope = "" if component.startswith(("jit(", "pjit(")) else wrapped[1]
+        if scope and not _JAX_SCOPE.match(scope):
+            scopes.append(scope)
+    return scopes
 
 
-def _parts(op_name: str) -> list[str]:
-    """The path's parts: a slash within brackets separates nothing."""
-    parts, depth, begin = [], 0, 0
-    for at, letter in enumerate(op_name):
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "/" and depth == 0:
-            parts.append(op_name[begin:at])
-            begin = at + 1
-    return [*parts, op_name[begin:]]
+def _split_path(op_name: str) -> list[str]:
+    """Split a path at its slashes, except at slashes in brackets."""
+    components, depth, start = [], 0, 0
+    for index, char in enumerate(op_name):
+        depth += (char in "([") - (char in ")]")
+        if char == "/" and depth == 0:
+            components.append(op_name[start:index])
+            start = index + 1
+    return [*components, op_name[start:]]
 
 
 @dataclass(frozen=True)
-class Places:
-    """The tables of a module."""
+class SourceTable:
+    """The stack frames of a module."""
 
     frames: dict[int, tuple[str, int]]
-    """File and line of each stack frame, of the innermost line that is no library's."""
+    """The file and line of each frame, taken from its innermost caller outside libraries."""
 
-    def of(self, attributes: str) -> SourcePlace:
-        """The place that an instruction's attributes tell of."""
-        at = attributes.find("metadata={")
-        if at < 0:
-            return NOWHERE
-        named = _OP_NAME.search(attributes, at)
-        op_name = named[1].replace("\\'", "'") if named else ""
-        frame = _FRAME.search(attributes, at)
+    def locate(self, attribute_text: str) -> SourceLocation:
+        """Return the source location that an instruction's attributes contain."""
+        start = attribute_text.find("metadata={")
+        if start < 0:
+            return UNKNOWN_LOCATION
+        op_name_match = _OP_NAME.search(attribute_text, start)
+        op_name = op_name_match[1].replace("\\'", "'") if op_name_match else ""
+        frame = _FRAME.search(attribute_text, start)
         if frame and int(frame[1]) in self.frames:
             file, line = self.frames[int(frame[1])]
-            return SourcePlace(f"{_shown(file)}:{line}" if file else "", op_name)
-        file_found, line_found = _FILE.search(attributes, at), _LINE.search(attributes, at)
-        if file_found and line_found:
-            return SourcePlace(f"{_shown(file_found[1])}:{line_found[1]}", op_name)
-        return SourcePlace("", op_name)
+            return SourceLocation(f"{_relative_path(file)}:{line}" if file else "", op_name)
+        file_match = _FILE.search(attribute_text, start)
+        line_match = _LINE.search(attribute_text, start)
+        if file_match and line_match:
+            return SourceLocation(f"{_relative_path(file_match[1])}:{line_match[1]}", op_name)
+        return SourceLocation("", op_name)
 
 
-def _shown(file: str) -> str:
-    """Relative to the current folder where the file lies in it."""
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here)
+def _relative_path(file: str) -> str:
+    """Return the path relative to the current folder if the file is below it."""
+    return file.removeprefix(os.getcwd() + os.sep)
 
 
-def read_places(text: str) -> Places:
-    """The tables at the head of a module's text; none where it has none."""
-    head = text[: text.find("\n%")] if "\n%" in text else text
+def read_source_table(text: str) -> SourceTable:
+    """Read the table at the head of a module's text. It is empty if the text has none."""
+    header = text[: text.find("\n%")] if "\n%" in text else text
     rows: dict[str, dict[int, str]] = {table: {} for table in _TABLES}
     table = ""
-    for line in head.splitlines():
+    for line in header.splitlines():
         if line.strip() in rows:
             table = line.strip()
-        elif table and (found := re.match(r"^(\d+) (.*)$", line)):
-            rows[table][int(found[1])] = found[2]
+        elif table and (match := re.match(r"^(\d+) (.*)$", line)):
+            rows[table][int(match[1])] = match[2]
         elif line.strip():
             table = ""
-    files = {number: name.strip('"') for number, name in rows["FileNames"].items()}
-    lines: dict[int, tuple[str, int]] = {}
-    for number, row in rows["FileLocations"].items():
-        lines[number] = (files.get(_value(row, "file_name_id"), ""), _value(row, "line"))
-    parents = {
-        # A parent is written one too high, so that a frame without one can say 1.
-        number: (_value(row, "file_location_id"), _value(row, "parent_frame_id") - 1)
-        for number, row in rows["StackFrames"].items()
+    files = {key: name.strip('"') for key, name in rows["FileNames"].items()}
+    locations: dict[int, tuple[str, int]] = {}
+    for key, row in rows["FileLocations"].items():
+        locations[key] = (files.get(_field(row, "file_name_id"), ""), _field(row, "line"))
+    frames = {
+        # XLA writes parent ids increased by one, so that a frame without a parent has 1.
+        key: (_field(row, "file_location_id"), _field(row, "parent_frame_id") - 1)
+        for key, row in rows["StackFrames"].items()
     }
-    return Places({number: _outside_libraries(number, parents, lines) for number in parents})
+    return SourceTable({key: _user_line(key, frames, locations) for key in frames})
 
 
-def _value(row: str, name: str) -> int:
-    found = re.search(rf"\b{name}=(\d+)", row)
-    return int(found[1]) if found else 0
+def _field(row: str, name: str) -> int:
+    match = re.search(rf"\b{name}=(\d+)", row)
+    return int(match[1]) if match else 0
 
 
-def _outside_libraries(
-    number: int, parents: dict[int, tuple[int, int]], lines: dict[int, tuple[str, int]]
+def _user_line(
+    frame: int, frames: dict[int, tuple[int, int]], locations: dict[int, tuple[str, int]]
 ) -> tuple[str, int]:
-    innermost = lines.get(parents[number][0], ("", 0))
-    innermost = ("", 0) if _OURS.search(innermost[0]) else innermost
-    seen = set()
-    while number in parents and number not in seen:
-        seen.add(number)
-        location, parent = parents[number]
-        file, line = lines.get(location, ("", 0))
-        if _OURS.search(file):
-            break  # what called the function that is looked at
-        if file and not _A_LIBRARY.search(file):
+    """Return the innermost line outside libraries, or the innermost of all if there is none."""
+    innermost = locations.get(frames[frame][0], ("", 0))
+    innermost = ("", 0) if _COMPILING_FILE.search(innermost[0]) else innermost
+    visited = set()
+    while frame in frames and frame not in visited:
+        visited.add(frame)
+        location, parent = frames[frame]
+        file, line = locations.get(location, ("", 0))
+        if _COMPILING_FILE.search(file):
+            break  # the caller of the inspected function
+        if file and not _LIBRARY_FILE.search(file):
             return file, line
-        number = parent
+        frame = parent
     return innermost

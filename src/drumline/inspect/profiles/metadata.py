@@ -1,8 +1,10 @@
-"""The fields of a serialized protocol buffer, by number.
+"""Read the metadata of a trace: compiled programs, and categories and sources of operations.
 
-`jax.profiler.ProfileData` hands out the events of a trace, but not what the trace says about an
-operation once for all its events: its category and its source line, and the compiled programs. They
-are read here from the same bytes, without the classes that a protobuf compiler would make.
+`jax.profiler.ProfileData` provides the events of a trace but not this metadata. It is read here
+from the same bytes, with a small parser of protocol buffers. The plane `/host:metadata` has the
+compiled programs (`Hlo Proto`), with the opcode and line of each instruction. The plane of a TPU
+has the category and the source of each operation. Field numbers are those of `xplane.proto` and
+`hlo.proto`. They were checked with traces of JAX 0.10 on CPUs and of 0.11 on a GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,99 +13,101 @@ from dataclasses import dataclass, field
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
-class WireMessage:
-    """One serialized message; what is skipped costs nothing."""
+class ProtoMessage:
+    """A serialized message. Nested messages are parsed on demand."""
 
     def __init__(self, data: memoryview) -> None:
-        """Find the fields, and read none of them."""
+        """Index the fields."""
         self._fields: dict[int, list[int | memoryview]] = {}
-        for number, value in _fields(data):
-            self._fields.setdefault(number, []).append(value)
+        for key, value in _parse_fields(data):
+            self._fields.setdefault(key, []).append(value)
 
-    def messages(self, number: int) -> Iterator["WireMessage"]:
-        """Every message of a repeated field."""
-        for value in self._fields.get(number, ()):
+    def messages(self, key: int) -> Iterator["ProtoMessage"]:
+        """Yield the messages of a repeated field."""
+        for value in self._fields.get(key, ()):
             if isinstance(value, memoryview):
-                yield WireMessage(value)
+                yield ProtoMessage(value)
 
-    def message(self, number: int) -> "WireMessage | None":
-        """The last message of a field, or nothing."""
-        value = self._last(number)
-        return WireMessage(value) if isinstance(value, memoryview) else None
+    def message(self, key: int) -> "ProtoMessage | None":
+        """Return the last message of a field, or None."""
+        data = self.data(key)
+        return None if data is None else ProtoMessage(data)
 
-    def data(self, number: int) -> memoryview | None:
-        """The bytes of a field, or nothing."""
-        value = self._last(number)
+    def data(self, key: int) -> memoryview | None:
+        """Return the bytes of a field, or None."""
+        value = self._last(key)
         return value if isinstance(value, memoryview) else None
 
-    def text(self, number: int) -> str:
-        """A field of text; empty where there is none."""
-        value = self._last(number)
-        return _text(value) if isinstance(value, memoryview) else ""
+    def text(self, key: int) -> str:
+        """Return the text of a field, or ""."""
+        data = self.data(key)
+        return "" if data is None else _decode(data)
 
-    def texts(self, number: int) -> list[str]:
-        """A repeated field of text."""
-        return [_text(each) for each in self._fields.get(number, ()) if not isinstance(each, int)]
+    def texts(self, key: int) -> list[str]:
+        """Return the texts of a repeated field."""
+        return [_decode(value) for value in self._fields.get(key, ()) if not isinstance(value, int)]
 
-    def number(self, number: int) -> int:
-        """A field of a whole number; zero where there is none, as the format has it."""
-        value = self._last(number)
+    def integer(self, key: int) -> int:
+        """Return the integer of a field. The default is 0, as in the format."""
+        value = self._last(key)
         return value if isinstance(value, int) else 0
 
-    def numbers(self, number: int) -> list[int]:
-        """A repeated field of whole numbers, packed or one by one."""
-        found: list[int] = []
-        for value in self._fields.get(number, ()):
+    def integers(self, key: int) -> list[int]:
+        """Return the integers of a repeated field, packed or not."""
+        integers: list[int] = []
+        for value in self._fields.get(key, ()):
             if isinstance(value, int):
-                found.append(value)
+                integers.append(value)
             else:
-                at = 0
-                while at < len(value):
-                    each, at = _varint(value, at)
-                    found.append(each)
-        return found
+                position = 0
+                while position < len(value):
+                    integer, position = _parse_varint(value, position)
+                    integers.append(integer)
+        return integers
 
-    def _last(self, number: int) -> int | memoryview | None:
-        values = self._fields.get(number)
+    def _last(self, key: int) -> int | memoryview | None:
+        values = self._fields.get(key)
         return values[-1] if values else None
 
 
-def _text(data: memoryview) -> str:
+def _decode(data: memoryview) -> str:
     return bytes(data).decode("utf-8", "replace")
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _parse_varint(data: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, position
         shift += 7
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    at, end = 0, len(data)
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
+def _parse_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    position, end = 0, len(data)
+    while position < end:
+        tag, position = _parse_varint(data, position)
+        wire_type = tag & 7
+        if wire_type == VARINT:
+            value, position = _parse_varint(data, position)
             yield tag >> 3, value
             continue
-        if kind == BYTES:
-            length, at = _varint(data, at)
-        elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
+        if wire_type == BYTES:
+            length, position = _parse_varint(data, position)
+        elif wire_type in (FIXED64, FIXED32):
+            length = 8 if wire_type == FIXED64 else 4
         else:
-            raise ValueError(f"wire type {kind}")
-        if at + length > end:
-            raise ValueError("a field is cut short")
-        if kind == BYTES:
-            yield tag >> 3, data[at : at + length]
-        at += length
+            raise ValueError(f"unknown wire type {wire_type}")
+        if position + length > end:
+            raise ValueError("a field is truncated")
+        if wire_type == BYTES:
+            yield tag >> 3, data[position : position + length]
+        position += length
 
+
+# Programs and events ------------------------------------------------------------------------------
 
 # XSpace, XPlane, XEventMetadata, XStat
 PLANES = 1
@@ -125,33 +129,33 @@ FRAME_LOCATION = 1
 
 @dataclass(frozen=True)
 class CompiledInstruction:
-    """What the compiled program says of one instruction."""
+    """An instruction of a compiled program in a trace."""
 
     opcode: str
     source: str
     in_entry: bool
-    """Whether it stands in no loop and no branch, and runs once whenever the program runs."""
+    """True if it is outside all loops and branches, so that it runs once per run of the program."""
 
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """One compiled program of the trace."""
+    """A compiled program in a trace."""
 
     name: str
     instructions: Mapping[str, CompiledInstruction]
 
     def find(self, *names: str) -> CompiledInstruction | None:
-        """The first of the names that is known, also as a GPU writes it: `a_b_1` for `a-b.1`."""
+        """Return the first instruction that has one of the names, or a name as GPUs write it."""
         for name in names:
-            found = self.instructions.get(name) or self.instructions.get(_kernel_name(name))
-            if found is not None:
-                return found
+            instruction = self.instructions.get(name) or self.instructions.get(_kernel_name(name))
+            if instruction is not None:
+                return instruction
         return None
 
 
 @dataclass(frozen=True)
-class EventFacts:
-    """What a plane says of an operation, once for all its events."""
+class EventMetadata:
+    """The metadata of an operation, which all its events share."""
 
     category: str
     source: str
@@ -160,137 +164,133 @@ class EventFacts:
 
 @dataclass
 class TraceMetadata:
-    """The programs of a trace, read when they are asked for, and the facts of each plane."""
+    """The compiled programs of a trace, parsed on demand, and the metadata of its operations."""
 
-    facts: dict[str, dict[str, EventFacts]] = field(default_factory=dict)
-    """By plane and by the event's name."""
-    _programs: dict[int, WireMessage] = field(default_factory=dict)
-    _names: dict[str, int] = field(default_factory=dict)
-    _read: dict[int, CompiledProgram] = field(default_factory=dict)
+    events: dict[str, dict[str, EventMetadata]] = field(default_factory=dict)
+    """The metadata of each operation, by plane and event name."""
+    _messages: dict[int, ProtoMessage] = field(default_factory=dict)
+    _ids_by_name: dict[str, int] = field(default_factory=dict)
+    _programs: dict[int, CompiledProgram] = field(default_factory=dict)
 
-    def program(self, number: int | None, name: str = "") -> CompiledProgram | None:
-        """A program by its number, or else by its name."""
-        # The same number is written with a sign in one place and without it in another.
-        number = None if number is None else number % 2**64
-        if number is None or number not in self._programs:
-            number = self._names.get(name)
-        if number is None:
+    def program(self, program_id: int | None, name: str = "") -> CompiledProgram | None:
+        """Return a program by its id, or else by its name."""
+        # Traces write the same id as a signed and as an unsigned integer.
+        program_id = None if program_id is None else program_id % 2**64
+        if program_id is None or program_id not in self._messages:
+            program_id = self._ids_by_name.get(name)
+        if program_id is None:
             return None
-        if number not in self._read:
-            self._read[number] = _program(self._programs[number])
-        return self._read[number]
+        if program_id not in self._programs:
+            self._programs[program_id] = _parse_program(self._messages[program_id])
+        return self._programs[program_id]
 
-    def add(self, number: int, program: WireMessage) -> None:
-        """Keep a program, to be read on demand."""
-        number %= 2**64
-        self._programs[number] = program
-        self._names[program.text(MODULE_NAME)] = number
+    def add_program(self, program_id: int, message: ProtoMessage) -> None:
+        """Add a program, to be parsed on demand."""
+        program_id %= 2**64
+        self._messages[program_id] = message
+        self._ids_by_name[message.text(MODULE_NAME)] = program_id
 
 
 def read_metadata(data: memoryview) -> TraceMetadata:
-    """The programs and the facts of a serialized trace."""
+    """Read the metadata of a serialized trace."""
     metadata = TraceMetadata()
-    for plane in WireMessage(data).messages(PLANES):
-        name = plane.text(PLANE_NAME)
-        if name != "/host:metadata" and not name.startswith("/device:TPU:"):
+    for plane in ProtoMessage(data).messages(PLANES):
+        plane_name = plane.text(PLANE_NAME)
+        if plane_name != "/host:metadata" and not plane_name.startswith("/device:TPU:"):
             continue
-        keys = {
-            entry.number(KEY): stat.text(NAME)
+        stat_names = {
+            entry.integer(KEY): stat.text(NAME)
             for entry in plane.messages(PLANE_STATS)
             if (stat := entry.message(VALUE))
         }
-        facts = metadata.facts.setdefault(name, {})
-        for event in _values(plane.messages(PLANE_EVENTS)):
-            stats = _stats(event, keys)
+        events = metadata.events.setdefault(plane_name, {})
+        for entry in plane.messages(PLANE_EVENTS):
+            event = entry.message(VALUE)
+            if event is None:
+                continue
+            stats = _parse_stats(event, stat_names)
             program = stats.get("Hlo Proto")
+            program_id = stats.get("program_id")
+            program_id = program_id if isinstance(program_id, int) else None
             if isinstance(program, memoryview):
-                module = WireMessage(program).message(MODULE)
+                module = ProtoMessage(program).message(MODULE)
                 if module is not None:
-                    metadata.add(_number(stats.get("program_id")) or 0, module)
+                    metadata.add_program(program_id or 0, module)
             else:
-                facts[event.text(EVENT_NAME)] = EventFacts(
-                    str(stats.get("hlo_category", "")),
-                    str(stats.get("source", "")),
-                    _number(stats.get("program_id")),
+                events[event.text(EVENT_NAME)] = EventMetadata(
+                    str(stats.get("hlo_category", "")), str(stats.get("source", "")), program_id
                 )
     return metadata
 
 
-def _values(entries: Iterator[WireMessage]) -> Iterator[WireMessage]:
-    for entry in entries:
-        value = entry.message(VALUE)
-        if value is not None:
-            yield value
-
-
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _stats(event: WireMessage, keys: Mapping[int, str]) -> dict[str, str | int | memoryview]:
-    found: dict[str, str | int | memoryview] = {}
+def _parse_stats(
+    event: ProtoMessage, stat_names: Mapping[int, str]
+) -> dict[str, str | int | memoryview]:
+    stats: dict[str, str | int | memoryview] = {}
     for stat in event.messages(EVENT_STATS):
-        key = keys.get(stat.number(STAT_KEY), "")
+        name = stat_names.get(stat.integer(STAT_KEY), "")
         data = stat.data(STAT_BYTES)
         if data is not None:
-            found[key] = data
+            stats[name] = data
         elif stat.data(STAT_TEXT) is not None:
-            found[key] = stat.text(STAT_TEXT)
-        elif reference := stat.number(STAT_REFERENCE):
-            found[key] = keys.get(reference, "")
+            stats[name] = stat.text(STAT_TEXT)
+        elif reference := stat.integer(STAT_REFERENCE):
+            stats[name] = stat_names.get(reference, "")
         else:
-            found[key] = stat.number(STAT_UNSIGNED) or stat.number(STAT_SIGNED)
-    return found
+            stats[name] = stat.integer(STAT_UNSIGNED) or stat.integer(STAT_SIGNED)
+    return stats
 
 
-def _program(module: WireMessage) -> CompiledProgram:
-    places = _places(module.message(STACK_FRAMES))
-    entry = module.number(MODULE_ENTRY)
-    found: dict[str, CompiledInstruction] = {}
-    lines: dict[int, str] = {}
-    # Callees come before their callers, so that a fusion finds the lines of what it fused.
+def _parse_program(module: ProtoMessage) -> CompiledProgram:
+    frames = _parse_frames(module.message(STACK_FRAMES))
+    entry_id = module.integer(MODULE_ENTRY)
+    instructions: dict[str, CompiledInstruction] = {}
+    sources: dict[int, str] = {}
+    # Callees come before their callers, so a fusion can use the lines of its instructions.
     for computation in module.messages(COMPUTATIONS):
-        number, line = computation.number(COMPUTATION_ID), ""
-        for instruction in computation.messages(INSTRUCTIONS):
-            source = _source(instruction.message(METADATA), places)
+        computation_id, last_source = computation.integer(COMPUTATION_ID), ""
+        for message in computation.messages(INSTRUCTIONS):
+            source = _parse_source(message.message(METADATA), frames)
             if not source:
-                called = (lines.get(each, "") for each in instruction.numbers(CALLED))
-                source = next((each for each in called if each), "")
-            line = source or line
-            name = instruction.text(INSTRUCTION_NAME)
-            known = CompiledInstruction(instruction.text(OPCODE), source, number == entry)
-            found[name] = known
-            found.setdefault(_kernel_name(name), known)
-        lines[number] = line
-    return CompiledProgram(module.text(MODULE_NAME), found)
+                callee_sources = (sources.get(callee, "") for callee in message.integers(CALLED))
+                source = next(filter(None, callee_sources), "")
+            last_source = source or last_source
+            name = message.text(INSTRUCTION_NAME)
+            in_entry = computation_id == entry_id
+            instruction = CompiledInstruction(message.text(OPCODE), source, in_entry)
+            instructions[name] = instruction
+            instructions.setdefault(_kernel_name(name), instruction)
+        sources[computation_id] = last_source
+    return CompiledProgram(module.text(MODULE_NAME), instructions)
 
 
 def _kernel_name(name: str) -> str:
+    """Return the form of a name in GPU kernels: `a_b_1` for `a-b.1`."""
     return name.replace(".", "_").replace("-", "_")
 
 
-def _places(index: WireMessage | None) -> list[str]:
-    """The line of each stack frame; frame 1 comes first."""
+def _parse_frames(index: ProtoMessage | None) -> list[str]:
+    """Return the source line of each stack frame. The first element is frame 1."""
     if index is None:
         return []
     files = index.texts(FILE_NAMES)
     lines = []
     for location in index.messages(FILE_LOCATIONS):
-        file = location.number(LOCATION_FILE)
-        known = 0 < file <= len(files)
-        lines.append(f"{files[file - 1]}:{location.number(LOCATION_LINE)}" if known else "")
-    places = []
+        file = location.integer(LOCATION_FILE)
+        valid = 0 < file <= len(files)
+        lines.append(f"{files[file - 1]}:{location.integer(LOCATION_LINE)}" if valid else "")
+    frames = []
     for frame in index.messages(FRAMES):
-        line = frame.number(FRAME_LOCATION)
-        places.append(lines[line - 1] if 0 < line <= len(lines) else "")
-    return places
+        line = frame.integer(FRAME_LOCATION)
+        frames.append(lines[line - 1] if 0 < line <= len(lines) else "")
+    return frames
 
 
-def _source(metadata: WireMessage | None, places: list[str]) -> str:
+def _parse_source(metadata: ProtoMessage | None, frames: list[str]) -> str:
     if metadata is None:
         return ""
-    frame = metadata.number(STACK_FRAME)
-    if 0 < frame <= len(places):
-        return places[frame - 1]
+    frame = metadata.integer(STACK_FRAME)
+    if 0 < frame <= len(frames):
+        return frames[frame - 1]
     file = metadata.text(SOURCE_FILE)
-    return f"{file}:{metadata.number(SOURCE_LINE)}" if file else ""
+    return f"{file}:{metadata.integer(SOURCE_LINE)}" if file else ""
