@@ -312,16 +312,16 @@ def _print_operations(measured: Profile) -> None:
 
     typer.echo("")
     rows = []
-    for operation in measured.operations[:SHOWN_OPERATIONS]:
-        others = f" +{operation.instructions - 1}" if operation.instructions > 1 else ""
+    for op in measured.operations[:SHOWN_OPERATIONS]:
+        others = f" +{op.instructions - 1}" if op.instructions > 1 else ""
         rows.append(
             [
-                f"{operation.name}{others}",
-                operation.kind if operation.kind != operation.name else "–",
-                short_source(operation.source) or "–",
-                f"{operation.count:,.3g}",
-                format_duration(operation.seconds),
-                format_percent(operation.seconds, measured.seconds),
+                f"{op.name}{others}",
+                op.kind if op.kind != op.name else "–",
+                short_source(op.source) or "–",
+                f"{op.count:,.3g}",
+                format_duration(op.seconds),
+                format_percent(op.seconds, measured.seconds),
             ]
         )
     print_table(["OPERATION", "KIND", "SOURCE", "RUNS", "TIME", ""], rows, right="   rrr")

@@ -83,11 +83,11 @@ class Canvas:
         radius: float = 0.0,
     ) -> None:
         """Draw a rectangle, at least one pixel wide."""
-        left, top, right, bottom = (round(coordinate * SCALE) for coordinate in corners)
-        right, bottom = max(left, right - 1), max(top, bottom - 1)
-        max_radius = min(right - left, bottom - top) // 2
+        x0, y0, x1, y1 = (round(coordinate * SCALE) for coordinate in corners)
+        x1, y1 = max(x0, x1 - 1), max(y0, y1 - 1)
+        max_radius = min(x1 - x0, y1 - y0) // 2
         self._draw.rounded_rectangle(
-            (left, top, right, bottom),
+            (x0, y0, x1, y1),
             radius=min(round(radius * SCALE), max_radius),
             fill=fill,
             outline=outline,
@@ -110,17 +110,17 @@ class Canvas:
     ) -> None:
         """Draw a rectangle filled with diagonal lines."""
         self.box(corners, fill)
-        left, top, right, bottom = corners
-        height = bottom - top
+        x0, y0, x1, y1 = corners
+        height = y1 - y0
         # All lines lie on one grid, so that those of adjacent rectangles meet.
-        offset = (left + top) // spacing * spacing - top
-        while offset - height < right:
+        offset = (x0 + y0) // spacing * spacing - y0
+        while offset - height < x1:
             # The line with constant x + y, clipped to the rectangle.
-            start, end = max(left, offset - height), min(right, offset)
+            start, end = max(x0, offset - height), min(x1, offset)
             if end > start:
-                self.line((start, top + offset - start, end, top + offset - end), colour, 1.5)
+                self.line((start, y0 + offset - start, end, y0 + offset - end), colour, 1.5)
             offset += spacing
-        if right - left < spacing / 2:  # too narrow for the lines to show
+        if x1 - x0 < spacing / 2:  # too narrow for the lines to show
             self.box(corners, colour)
 
     def text(
@@ -146,10 +146,10 @@ class Canvas:
         """Turn a `u` into a `µ` by extending its left stem below the baseline."""
         glyph = pillow()[0].new("L", (2 * size * SCALE, 2 * size * SCALE))
         pillow()[1].Draw(glyph).text((0, size * SCALE), "u", 255, _font(size), anchor="ls")
-        left, top, right, bottom = glyph.getbbox()
-        thickness = max(2, round((right - left) / 6))
-        descent = round((bottom - top) * 0.38)
-        stem = (x + left, baseline - thickness, x + left + thickness - 1, baseline + descent)
+        x0, y0, x1, y1 = glyph.getbbox()
+        thickness = max(2, round((x1 - x0) / 6))
+        descent = round((y1 - y0) * 0.38)
+        stem = (x + x0, baseline - thickness, x + x0 + thickness - 1, baseline + descent)
         self._draw.rectangle(stem, fill=colour)
 
     def save(self, path: Path) -> None:

@@ -157,16 +157,16 @@ class Estimate:
             ],
             "operations": [
                 {
-                    "name": operation.scope or operation.kind,
-                    "kind": operation.kind,
-                    "source": operation.source,
-                    "count": operation.count,
-                    "seconds": operation.seconds,
-                    "flops": operation.flops,
-                    "bytes": operation.bytes,
-                    "bound": operation.bound,
+                    "name": op.scope or op.kind,
+                    "kind": op.kind,
+                    "source": op.source,
+                    "count": op.count,
+                    "seconds": op.seconds,
+                    "flops": op.flops,
+                    "bytes": op.bytes,
+                    "bound": op.bound,
                 }
-                for operation in self.operations
+                for op in self.operations
             ],
         }
 
@@ -339,7 +339,7 @@ class _Totals:
                     bound=longest.cost.bound,
                 )
             )
-        return tuple(sorted(operations, key=lambda operation: -operation.seconds))
+        return tuple(sorted(operations, key=lambda op: -op.seconds))
 
 
 def _device_seconds(event: TimelineEvent) -> float:
@@ -375,9 +375,9 @@ def _summary_lines(estimate: Estimate) -> Iterator[str]:
     for collective in estimate.communication[:2]:
         if seconds and collective.exposed / seconds >= 0.01:
             yield f"  {_collective_line(estimate, collective)}"
-    for operation in estimate.operations[:2]:
-        if operation.seconds > 0:  # false for copies that overlap completely
-            yield f"  {_operation_line(estimate, operation)}"
+    for op in estimate.operations[:2]:
+        if op.seconds > 0:  # false for copies that overlap completely
+            yield f"  {_operation_line(estimate, op)}"
     yield f"  {_memory_line(estimate)}"
     if estimate.axis_links:
         links = "; ".join(f"{axis} {links}" for axis, links in estimate.axis_links.items())
@@ -411,17 +411,17 @@ def _collective_line(estimate: Estimate, collective: EstimatedCollective) -> str
     return f"{share} of the step waits for {collective.kind} over {axes} at {line}{advice}"
 
 
-def _operation_line(estimate: Estimate, operation: EstimatedOperation) -> str:
-    share = format_share(operation.seconds / estimate.seconds) if estimate.seconds else "0 %"
+def _operation_line(estimate: Estimate, op: EstimatedOperation) -> str:
+    share = format_share(op.seconds / estimate.seconds) if estimate.seconds else "0 %"
     rate = ""
-    if operation.flops:
-        fraction = operation.flops / operation.seconds / estimate.machine.peak_flops
+    if op.flops:
+        fraction = op.flops / op.seconds / estimate.machine.peak_flops
         rate = f", {format_share(fraction)} of peak"
-    elif operation.bytes:
-        fraction = operation.bytes / operation.seconds / estimate.machine.memory_bandwidth
+    elif op.bytes:
+        fraction = op.bytes / op.seconds / estimate.machine.memory_bandwidth
         rate = f", {format_share(fraction)} of the memory bandwidth"
-    line = _source_line(operation)
-    return f"{share} is {operation.kind} at {line}, bound by {operation.bound}{rate}"
+    line = _source_line(op)
+    return f"{share} is {op.kind} at {line}, bound by {op.bound}{rate}"
 
 
 def _source_line(item: EstimatedCollective | EstimatedOperation) -> str:

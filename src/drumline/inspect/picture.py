@@ -282,13 +282,13 @@ class Picture:
     def draw(self) -> Canvas:
         """Draw everything on a canvas of the required height."""
         panels = list(self._panels())
-        top = 92 + 28 * len(self.legend) + 10
-        height = top + sum(panel.height(self.lanes) + PANEL_GAP for panel in panels) + 30
+        y0 = 92 + 28 * len(self.legend) + 10
+        height = y0 + sum(panel.height(self.lanes) + PANEL_GAP for panel in panels) + 30
         canvas = Canvas(WIDTH, height)
         self._draw_head(canvas)
         for panel in panels:
-            _PanelDrawing(canvas, panel, self, top).draw()
-            top += panel.height(self.lanes) + PANEL_GAP
+            _PanelDrawing(canvas, panel, self, y0).draw()
+            y0 += panel.height(self.lanes) + PANEL_GAP
         canvas.text((MARGIN, height - 24), self._footer(), 14, FAINT)
         return canvas
 
@@ -370,13 +370,13 @@ class Picture:
 class _PanelDrawing:
     """Draws one panel on a canvas."""
 
-    def __init__(self, canvas: Canvas, panel: Panel, picture: Picture, top: int) -> None:
+    def __init__(self, canvas: Canvas, panel: Panel, picture: Picture, y0: int) -> None:
         self.canvas = canvas
         self.panel = panel
         self.picture = picture
         self.colours = picture.colours
-        self.top = top
-        self.lanes_top = top + TITLE_HEIGHT + panel.tab_height
+        self.y0 = y0
+        self.lanes_top = y0 + TITLE_HEIGHT + panel.tab_height
         self.waits = list(join_waits(panel.waits))
         self.rows: list[tuple[Lane, int, int]] = []
         y = self.lanes_top
@@ -391,27 +391,27 @@ class _PanelDrawing:
         for wait in self.waits:
             if wait.on_network:
                 self._shade_wait(wait)
-        for lane, top, bottom in self.rows:
-            self._draw_lane(lane, top, bottom)
+        for lane, y0, y1 in self.rows:
+            self._draw_lane(lane, y0, y1)
         if not self.panel.events:
-            _, top, bottom = self.rows[0]
-            middle = ((LEFT + RIGHT) / 2, (top + bottom) / 2)
+            _, y0, y1 = self.rows[0]
+            middle = ((LEFT + RIGHT) / 2, (y0 + y1) / 2)
             self.canvas.text(middle, "nothing here takes time", 15, FAINT, "mm")
         for event in self.panel.events:
             if is_loop(event):
                 self._draw_frame(event)
 
     def _draw_title(self) -> None:
-        y, panel = self.top + 12, self.panel
+        y, panel = self.y0 + 12, self.panel
         title = _truncate(panel.title, 18, text_width(panel.note, 15) + 24)
         self.canvas.text((MARGIN, y), title, 18)
         self.canvas.text((RIGHT, y), panel.note, 15, WAIT_COLOUR, "rm")
 
     def _draw_background(self) -> None:
-        for lane, top, bottom in self.rows:
-            self.canvas.box((LEFT, top, RIGHT, bottom), PALE)
+        for lane, y0, y1 in self.rows:
+            self.canvas.box((LEFT, y0, RIGHT, y1), PALE)
             name = _truncate(lane.name, 15, WIDTH - 2 * MARGIN - (LEFT - MARGIN - 12))
-            self.canvas.text((LEFT - 12, (top + bottom) / 2), name, 15, INK, "rm")
+            self.canvas.text((LEFT - 12, (y0 + y1) / 2), name, 15, INK, "rm")
         for time, label in axis_ticks(self.panel.seconds):
             x = self.panel.x(time)
             self.canvas.line((x, self.lanes_top, x, self.lanes_bottom + 6), GRID)
@@ -420,15 +420,15 @@ class _PanelDrawing:
             self.canvas.text((x, self.lanes_bottom + 18), label, LABEL, FAINT, "mm")
 
     def _shade_wait(self, wait: Wait) -> None:
-        left, right = self.panel.x(wait.start), self.panel.x(wait.end)
-        if right - left >= 1:
-            self.canvas.box((left, self.lanes_top, right, self.lanes_bottom), WAIT_BACKGROUND)
+        x0, x1 = self.panel.x(wait.start), self.panel.x(wait.end)
+        if x1 - x0 >= 1:
+            self.canvas.box((x0, self.lanes_top, x1, self.lanes_bottom), WAIT_BACKGROUND)
 
-    def _draw_lane(self, lane: Lane, top: int, bottom: int) -> None:
+    def _draw_lane(self, lane: Lane, y0: int, y1: int) -> None:
         events = [event for event in self.panel.events if event.body or lane.contains(event)]
         for event in events:
             if is_loop(event):
-                self._draw_bands(event, lane, top, bottom)
+                self._draw_bands(event, lane, y0, y1)
         bars = join_bars(
             [event for event in events if not is_loop(event)],
             self.colours,
@@ -439,25 +439,25 @@ class _PanelDrawing:
         # Wide items come last, so that narrow neighbours do not cover them.
         for item in sorted(items, key=lambda item: item.end - item.start):
             if isinstance(item, Bar):
-                self._draw_bar(item, top, bottom)
+                self._draw_bar(item, y0, y1)
             else:
-                self._draw_wait(item, top, bottom)
+                self._draw_wait(item, y0, y1)
 
-    def _draw_bar(self, bar: Bar, top: int, bottom: int) -> None:
-        left, right = self.panel.x(bar.start), self.panel.x(bar.end)
+    def _draw_bar(self, bar: Bar, y0: int, y1: int) -> None:
+        x0, x1 = self.panel.x(bar.start), self.panel.x(bar.end)
         colour = self.colours[bar.name]
-        width = right - left
+        width = x1 - x0
         # Separate bars by a thin white line if they are wide enough.
         gap = 0.5 if width >= 3 else 0.0
-        self.canvas.box((left, top, right - gap, bottom), colour, radius=3 if width >= 12 else 0)
-        lines = _bar_label(bar, width - 8, bottom - top)
-        middle = (top + bottom) / 2 - 9 * (len(lines) - 1)
+        self.canvas.box((x0, y0, x1 - gap, y1), colour, radius=3 if width >= 12 else 0)
+        lines = _bar_label(bar, width - 8, y1 - y0)
+        middle = (y0 + y1) / 2 - 9 * (len(lines) - 1)
         for index, line in enumerate(lines):
-            point = ((left + right) / 2, middle + 18 * index)
+            point = ((x0 + x1) / 2, middle + 18 * index)
             self.canvas.text(point, line, LABEL, _text_colour(colour), "mm")
 
-    def _draw_wait(self, wait: Wait, top: int, bottom: int) -> None:
-        box = (self.panel.x(wait.start), top, self.panel.x(wait.end), bottom)
+    def _draw_wait(self, wait: Wait, y0: int, y1: int) -> None:
+        box = (self.panel.x(wait.start), y0, self.panel.x(wait.end), y1)
         if not wait.on_network:
             self.canvas.hatch(box, PALE, COPY_WAIT_COLOUR)
             return
@@ -466,16 +466,16 @@ class _PanelDrawing:
 
     def _label_wait(self, text: str, box: tuple[float, float, float, float]) -> None:
         """Draw text on a white box, because it is illegible on hatching."""
-        left, top, right, bottom = box
+        x0, y0, x1, y1 = box
         width = text_width(text, LABEL) + 10
-        if right - left < width + 6 or bottom - top < 22:
+        if x1 - x0 < width + 6 or y1 - y0 < 22:
             return
-        x, y = (left + right) / 2, (top + bottom) / 2
+        x, y = (x0 + x1) / 2, (y0 + y1) / 2
         self.canvas.box((x - width / 2, y - 10, x + width / 2, y + 10), "#ffffff", radius=4)
         self.canvas.text((x, y), text, LABEL, WAIT_COLOUR, "mm")
 
-    def _draw_bands(self, event: TimelineEvent, lane: Lane, top: int, bottom: int) -> None:
-        left, right = self.panel.x(event.start), self.panel.x(event.end)
+    def _draw_bands(self, event: TimelineEvent, lane: Lane, y0: int, y1: int) -> None:
+        x0, x1 = self.panel.x(event.start), self.panel.x(event.end)
         body = event.body
         assert body is not None
         if not body.seconds:
@@ -485,40 +485,38 @@ class _PanelDrawing:
             if lane.contains(inner):
                 name = self.colours.legend_name(inner)
                 seconds[name] = seconds.get(name, 0.0) + inner.seconds * executions
-        y: float = bottom
+        y: float = y1
         for name, total in _longest_first(seconds):
-            band_top = y - (bottom - top) * min(1.0, total / body.seconds)
-            self.canvas.box((left, band_top, right, y), self.colours[name])
+            band_top = y - (y1 - y0) * min(1.0, total / body.seconds)
+            self.canvas.box((x0, band_top, x1, y), self.colours[name])
             text = f"{name} {format_share(total / body.seconds)}"
-            if y - band_top >= 15 and text_width(text, LABEL) + 8 <= right - left:
-                point = ((left + right) / 2, (band_top + y) / 2)
+            if y - band_top >= 15 and text_width(text, LABEL) + 8 <= x1 - x0:
+                point = ((x0 + x1) / 2, (band_top + y) / 2)
                 self.canvas.text(point, text, LABEL, _text_colour(self.colours[name]), "mm")
             y = band_top
         exposed = exposed_seconds(body)
         if lane.resources == (DEVICE,) and exposed:
-            band_top = y - (bottom - top) * exposed / body.seconds
-            box = (left, max(top, band_top), right, y)
+            band_top = y - (y1 - y0) * exposed / body.seconds
+            box = (x0, max(y0, band_top), x1, y)
             self.canvas.hatch(box, WAIT_BACKGROUND, WAIT_COLOUR)
             self._label_wait(f"waits {format_share(exposed / body.seconds)}", box)
 
     def _draw_frame(self, event: TimelineEvent) -> None:
-        left, right = self.panel.x(event.start), self.panel.x(event.end)
-        if right - left < 4:
+        x0, x1 = self.panel.x(event.start), self.panel.x(event.end)
+        if x1 - x0 < 4:
             return
-        top, bottom = self.lanes_top - self.panel.tab_height + 4, self.lanes_top - 2
-        self.canvas.box((left, self.lanes_top - 3, right, self.lanes_bottom + 3), None, INK, 3)
+        y0, y1 = self.lanes_top - self.panel.tab_height + 4, self.lanes_top - 2
+        self.canvas.box((x0, self.lanes_top - 3, x1, self.lanes_bottom + 3), None, INK, 3)
         letter = self.picture.letters.get(loop_key(event), "")
         count = "×?" if has_unknown_trip_count(event) else f"×{event.trip_count:,}"
         assert event.body is not None
         seconds = format_seconds(event.body.seconds)
         name = f"{letter}  {count}" if letter else count
-        label = _first_fitting(
-            (f"{name},  {seconds} a turn", name, count, letter), right - left - 12
-        )
+        label = _first_fitting((f"{name},  {seconds} a turn", name, count, letter), x1 - x0 - 12)
         if label:
             width = text_width(label, LABEL) + 14
-            self.canvas.box((left, top, left + width, bottom), INK, radius=3)
-            self.canvas.text((left + 7, (top + bottom) / 2), label, LABEL, "#ffffff")
+            self.canvas.box((x0, y0, x0 + width, y1), INK, radius=3)
+            self.canvas.text((x0 + 7, (y0 + y1) / 2), label, LABEL, "#ffffff")
 
 
 def _legend_rows(entries: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

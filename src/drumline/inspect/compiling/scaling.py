@@ -102,6 +102,7 @@ def _extrapolate_pair(
     modules: list[Module], lengths: list[int], target: int, subject: str
 ) -> Module:
     small, large = modules
+    small_length, large_length = lengths
     if not _same_instructions(
         small, large, lambda instruction: (instruction.opcode, len(instruction.operands))
     ):
@@ -115,7 +116,7 @@ def _extrapolate_pair(
             shape(a, b) for a, b in zip(first.components, second.components, strict=True)
         )
         dims = tuple(
-            _extrapolate_dimension(a, b, *lengths, target)
+            _extrapolate_dimension(a, b, small_length, large_length, target)
             for a, b in zip(first.dims, second.dims, strict=True)
         )
         return replace(second, dims=dims, components=components)

@@ -52,7 +52,9 @@ class Kernel:
     def primary(self) -> Instruction:
         """The instruction that characterizes the kernel: a matmul if there is one."""
         weights = dict.fromkeys(DATA_MOVEMENT, -1) | {"dot": 2, "convolution": 2, "reduce": 1}
-        return max(reversed(self.instructions), key=lambda member: weights.get(member.opcode, 0))
+        return max(
+            reversed(self.instructions), key=lambda instruction: weights.get(instruction.opcode, 0)
+        )
 
 
 def fuse(computation: Computation, module: Module, on_chip_bytes: float = 0.0) -> list[Kernel]:
@@ -167,10 +169,10 @@ class _Fusion:
 
     def _fuse_epilogues(self) -> None:
         """Move each matmul into the kernel of its users if that only works on its result."""
-        members: dict[str, list[Instruction]] = {}
+        by_owner: dict[str, list[Instruction]] = {}
         for instruction in self.computation.instructions:
             for owner in self.owners[instruction.name]:
-                members.setdefault(owner, []).append(instruction)
+                by_owner.setdefault(owner, []).append(instruction)
         # Of several matmuls in a sum, only the last ends with it. The others can start earlier.
         for matmul in reversed(self.computation.instructions):
             if matmul.opcode not in ("dot", "convolution") or matmul.name in self.scopes:
@@ -180,18 +182,18 @@ class _Fusion:
             if len(owners) != 1:
                 continue
             (owner,) = owners
-            epilogue = members.get(owner, [])
+            epilogue = by_owner.get(owner, [])
             fusible = all(
-                member.opcode in ELEMENTWISE | DATA_MOVEMENT
-                and member.shape.elements <= matmul.shape.elements
-                and member.name not in self.scopes
-                for member in epilogue
+                instruction.opcode in ELEMENTWISE | DATA_MOVEMENT
+                and instruction.shape.elements <= matmul.shape.elements
+                and instruction.name not in self.scopes
+                for instruction in epilogue
             )
             if epilogue and fusible:
                 own = self.owners[matmul.name]
-                for member in members.pop(next(iter(own)), []):
-                    self.owners[member.name] = (self.owners[member.name] - own) | {owner}
-                    members[owner].append(member)
+                for instruction in by_owner.pop(next(iter(own)), []):
+                    self.owners[instruction.name] = (self.owners[instruction.name] - own) | {owner}
+                    by_owner[owner].append(instruction)
 
     def kernels(self) -> list[Kernel]:
         kernels: dict[str, Kernel] = {}
@@ -211,70 +213,72 @@ class _Fusion:
 
     def _measure(self, kernel: Kernel) -> None:
         """Fill in inputs, outputs and work."""
-        members = {member.name for member in kernel.instructions}
-        for member in kernel.instructions:
-            kernel.inputs.update(name for name in member.operands if name not in members)
-            if self._is_output(member, members):
-                kernel.outputs.add(member.name)
+        fused_names = {instruction.name for instruction in kernel.instructions}
+        for instruction in kernel.instructions:
+            kernel.inputs.update(name for name in instruction.operands if name not in fused_names)
+            if self._is_output(instruction, fused_names):
+                kernel.outputs.add(instruction.name)
         if len(kernel.instructions) == 1 and kernel.instructions[0].opcode in FREE_OPCODES:
             return
         work = NO_WORK
-        for member in kernel.instructions:
-            work += arithmetic_work(member, self.computation, self.module)
+        for instruction in kernel.instructions:
+            work += arithmetic_work(instruction, self.computation, self.module)
         scope = self.scopes.get(kernel.primary.name)
         if scope is not None:
             kernel.scope, fraction = scope
             work = work.scale_compute(fraction)
-        kernel.work = work + self._memory_traffic(kernel, members)
+        kernel.work = work + self._memory_traffic(kernel, fused_names)
 
-    def _memory_traffic(self, kernel: Kernel, members: set[str]) -> Work:
+    def _memory_traffic(self, kernel: Kernel, fused_names: set[str]) -> Work:
         first = kernel.instructions[0]
         if len(kernel.instructions) == 1 and first.opcode not in _FUSIBLE | {"dot", "convolution"}:
             return memory_traffic(first, self.computation, self.module)
         is_result = self.computation is self.module.entry and kernel.instructions[-1].is_root
         if not is_result and all(
-            member.opcode in ("bitcast", "copy") for member in kernel.instructions
+            instruction.opcode in ("bitcast", "copy") for instruction in kernel.instructions
         ):
             return NO_WORK  # copies for the memory layouts and loops of the CPU
         bytes_read: dict[str, float] = {}
         bytes_written = 0.0
-        for member in kernel.instructions:
-            for operand in member.operands:
+        for instruction in kernel.instructions:
+            for operand in instruction.operands:
                 value = self.computation.by_name.get(operand)
-                if operand in members or value is None or self._same_scope(member, value):
+                if operand in fused_names or value is None or self._same_scope(instruction, value):
                     continue
                 if self._stays_on_chip(value):
                     continue
                 size = float(value.shape.bytes) if not value.shape.is_tuple else 0.0
-                if operand == member.operands[0]:  # the other operands of slices are indices
-                    if member.opcode in ("dynamic-slice", "slice"):
-                        size = float(member.shape.bytes)
-                    elif member.opcode == "dynamic-update-slice":
+                if operand == instruction.operands[0]:  # the other operands of slices are indices
+                    if instruction.opcode in ("dynamic-slice", "slice"):
+                        size = float(instruction.shape.bytes)
+                    elif instruction.opcode == "dynamic-update-slice":
                         size = 0.0
                 bytes_read[operand] = max(bytes_read.get(operand, 0.0), size)
-            bytes_written += self._written_bytes(member, members)
+            bytes_written += self._written_bytes(instruction, fused_names)
         return Work(bytes_read=sum(bytes_read.values()), bytes_written=bytes_written)
 
-    def _is_output(self, member: Instruction, members: set[str]) -> bool:
+    def _is_output(self, instruction: Instruction, fused_names: set[str]) -> bool:
         """Return True if a value of a kernel is used outside it."""
-        if len(self.owners[member.name]) > 1:
+        if len(self.owners[instruction.name]) > 1:
             return False  # every kernel that needs the value computes it
         outside = [
             user
-            for user in self.computation.users[member.name]
-            if user.name not in members and not self._same_scope(user, member)
+            for user in self.computation.users[instruction.name]
+            if user.name not in fused_names and not self._same_scope(user, instruction)
         ]
-        return bool(outside) or member.is_root
+        return bool(outside) or instruction.is_root
 
-    def _written_bytes(self, member: Instruction, members: set[str]) -> float:
-        if not self._is_output(member, members) or self._stays_on_chip(member):
+    def _written_bytes(self, instruction: Instruction, fused_names: set[str]) -> float:
+        if not self._is_output(instruction, fused_names) or self._stays_on_chip(instruction):
             return 0.0
-        if member.opcode == "dynamic-update-slice":
-            return float(self.computation.by_name[member.operands[1]].shape.bytes)
-        is_view = member.opcode == "bitcast" or (member.opcode == "copy" and not member.is_root)
-        if is_view and member.operands and member.operands[0] not in members:
+        if instruction.opcode == "dynamic-update-slice":
+            return float(self.computation.by_name[instruction.operands[1]].shape.bytes)
+        is_view = instruction.opcode == "bitcast" or (
+            instruction.opcode == "copy" and not instruction.is_root
+        )
+        if is_view and instruction.operands and instruction.operands[0] not in fused_names:
             return 0.0
-        return float(member.shape.bytes)
+        return float(instruction.shape.bytes)
 
     def _stays_on_chip(self, value: Instruction) -> bool:
         """Return True for a small value that is computed and used in this computation."""

@@ -171,14 +171,14 @@ class Profile:
             ],
             "operations": [
                 {
-                    "name": operation.name,
-                    "kind": operation.kind,
-                    "source": operation.source,
-                    "count": operation.count,
-                    "seconds": operation.seconds,
-                    "instructions": operation.instructions,
+                    "name": op.name,
+                    "kind": op.kind,
+                    "source": op.source,
+                    "count": op.count,
+                    "seconds": op.seconds,
+                    "instructions": op.instructions,
                 }
-                for operation in self.operations
+                for op in self.operations
             ],
         }
 
@@ -214,8 +214,8 @@ def _format_ordinals(ordinals: list[int]) -> str:
 
 def attribute_time(trace: Trace, devices: Sequence[DeviceTrace]) -> Profile:
     """Attribute the time of some of the trace's devices."""
-    device_times = [_DeviceTimes(trace, device) for device in devices]
-    module = _main_module(trace, device_times)
+    activities = [_DeviceActivity(trace, device) for device in devices]
+    module = _main_module(trace, activities)
     steps, steps_from = _count_steps(trace, devices, module)
     several_hosts = len({device.host for device in trace.devices}) > 1
     return Profile(
@@ -224,20 +224,22 @@ def attribute_time(trace: Trace, devices: Sequence[DeviceTrace]) -> Profile:
         module=module,
         steps=steps,
         steps_from=steps_from,
-        devices=tuple(times.summary(NANOSECOND / steps, several_hosts) for times in device_times),
-        communication=_measure_collectives(trace, device_times, steps),
-        operations=_measure_operations(trace, device_times, steps),
+        devices=tuple(
+            activity.summary(NANOSECOND / steps, several_hosts) for activity in activities
+        ),
+        communication=_measure_collectives(trace, activities, steps),
+        operations=_measure_operations(trace, activities, steps),
     )
 
 
-class _DeviceTimes:
+class _DeviceActivity:
     """The time of one device, in nanoseconds by operation."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self.trace = trace
         self.device = device
         size = len(trace.operations)
-        roles = [operation.role for operation in trace.operations]
+        roles = [op.role for op in trace.operations]
         containers = {index for index, role in enumerate(roles) if role is Role.CONTAINER}
         own = Intervals.concatenate(
             [*(self_intervals(track, containers) for track in device.tracks), device.offloaded]
@@ -282,15 +284,15 @@ def _role_mask(roles: list[Role], *selected: Role) -> NDArray[np.bool_]:
     return np.array([role in selected for role in roles], bool)
 
 
-def _main_module(trace: Trace, device_times: list[_DeviceTimes]) -> str:
+def _main_module(trace: Trace, activities: list[_DeviceActivity]) -> str:
     totals: dict[str, float] = defaultdict(float)
-    for times in device_times:
-        for index in np.flatnonzero(times.times):
-            totals[trace.operations[index].module] += float(times.times[index])
+    for activity in activities:
+        for index in np.flatnonzero(activity.times):
+            totals[trace.operations[index].module] += float(activity.times[index])
     totals.pop("", None)
     if not totals:
-        for times in device_times:
-            for module, time in times.device.module_times.items():
+        for activity in activities:
+            for module, time in activity.device.module_times.items():
                 totals[module] += time
     return max(totals, key=lambda module: totals[module]) if totals else ""
 
@@ -307,62 +309,63 @@ def _count_steps(trace: Trace, devices: Sequence[DeviceTrace], module: str) -> t
 
 
 def _group_operations(
-    trace: Trace, device_times: list[_DeviceTimes], *roles: Role
+    trace: Trace, activities: list[_DeviceActivity], *roles: Role
 ) -> dict[tuple[str, str], list[int]]:
     """Return the indices of the operations that ran, by kind and line, or else by name."""
-    seen = np.any([times.seen for times in device_times], axis=0)
+    seen = np.any([activity.seen for activity in activities], axis=0)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in np.flatnonzero(seen):
-        operation = trace.operations[index]
-        if operation.role in roles:
-            groups[_group_key(operation)].append(int(index))
+        op = trace.operations[index]
+        if op.role in roles:
+            groups[_group_key(op)].append(int(index))
     return groups
 
 
-def _group_key(operation: TraceOperation) -> tuple[str, str]:
-    if operation.source or operation.role is Role.COMMUNICATION:
-        return operation.kind, operation.source
-    return operation.name, ""
+def _group_key(op: TraceOperation) -> tuple[str, str]:
+    if op.source or op.role is Role.COMMUNICATION:
+        return op.kind, op.source
+    return op.name, ""
 
 
 def _measure_collectives(
-    trace: Trace, device_times: list[_DeviceTimes], steps: int
+    trace: Trace, activities: list[_DeviceActivity], steps: int
 ) -> tuple[MeasuredCollective, ...]:
-    samples = steps * len(device_times)
+    samples = steps * len(activities)
     scale = NANOSECOND / samples
     collectives = []
-    groups = _group_operations(trace, device_times, Role.COMMUNICATION)
+    groups = _group_operations(trace, activities, Role.COMMUNICATION)
     for (kind, source), indices in groups.items():
         mask = np.zeros(len(trace.operations), bool)
         mask[indices] = True
         ends = [index for index in indices if trace.operations[index].is_end]
         starts = [index for index in indices if not trace.operations[index].is_end]
         counts = [
-            max(times.counts[starts].sum(), times.counts[ends].sum()) for times in device_times
+            max(activity.counts[starts].sum(), activity.counts[ends].sum())
+            for activity in activities
         ]
-        exposed = sum(float(times.exposed[indices].sum()) for times in device_times)
+        exposed = sum(float(activity.exposed[indices].sum()) for activity in activities)
         collectives.append(
             MeasuredCollective(
                 kind=kind,
                 source=source,
                 count=float(sum(counts)) / samples,
                 exposed=exposed * scale,
-                hidden=sum(times.hidden(mask) for times in device_times) * scale,
+                hidden=sum(activity.hidden(mask) for activity in activities) * scale,
             )
         )
     return tuple(sorted(collectives, key=lambda c: (-c.exposed, -c.hidden)))
 
 
 def _measure_operations(
-    trace: Trace, device_times: list[_DeviceTimes], steps: int
+    trace: Trace, activities: list[_DeviceActivity], steps: int
 ) -> tuple[MeasuredOperation, ...]:
-    samples = steps * len(device_times)
+    samples = steps * len(activities)
     scale = NANOSECOND / samples
     size = len(trace.operations)
-    times = sum((device.times for device in device_times), np.zeros(size))
-    counts = sum((device.counts for device in device_times), np.zeros(size, np.int64))
+    times = sum((device.times for device in activities), np.zeros(size))
+    counts = sum((device.counts for device in activities), np.zeros(size, np.int64))
     operations = []
-    groups = _group_operations(trace, device_times, Role.COMPUTATION, Role.TRANSFER, Role.CONTAINER)
+    groups = _group_operations(trace, activities, Role.COMPUTATION, Role.TRANSFER, Role.CONTAINER)
     for indices in groups.values():
         largest = trace.operations[max(indices, key=lambda index: times[index])]
         seconds = float(times[indices].sum()) * scale
@@ -379,4 +382,4 @@ def _measure_operations(
                     role=largest.role,
                 )
             )
-    return tuple(sorted(operations, key=lambda operation: -operation.seconds))
+    return tuple(sorted(operations, key=lambda op: -op.seconds))

@@ -226,9 +226,9 @@ class Trace:
     annotated_steps: int = 0
     """The number of steps that the program marked with `StepTraceAnnotation`."""
 
-    def add(self, operation: TraceOperation) -> int:
+    def add(self, op: TraceOperation) -> int:
         """Add an operation and return its index."""
-        self.operations.append(operation)
+        self.operations.append(op)
         return len(self.operations) - 1
 
 
@@ -347,7 +347,7 @@ def _read_tpu(trace: Trace, device: DeviceTrace, plane: Any, metadata: TraceMeta
     _describe_ends_by_starts(trace, first_index)
     device.tracks = [Intervals.from_rows(rows)]
     async_rows += _pair_starts_and_ends(trace, rows)
-    is_collective = [operation.role is Role.COMMUNICATION for operation in trace.operations]
+    is_collective = [op.role is Role.COMMUNICATION for op in trace.operations]
     device.async_spans = Intervals.from_rows([row for row in async_rows if is_collective[row[2]]])
 
 
@@ -359,13 +359,13 @@ def _describe_ends_by_starts(trace: Trace, first_index: int) -> None:
     """
     operations = trace.operations[first_index:]
     starts = {(op.module, op.name): op for op in operations if not op.is_end}
-    for index, operation in enumerate(operations, first_index):
-        if not operation.is_end:
+    for index, op in enumerate(operations, first_index):
+        if not op.is_end:
             continue
-        start = starts.get((operation.module, operation.start_name))
+        start = starts.get((op.module, op.start_name))
         if start is None:
             continue
-        described = replace(operation, source=operation.source or start.source)
+        described = replace(op, source=op.source or start.source)
         if start.role is Role.COMMUNICATION:
             described = replace(described, kind=start.kind, role=start.role)
         trace.operations[index] = described
@@ -375,9 +375,9 @@ def _pair_starts_and_ends(trace: Trace, rows: list[Row]) -> Iterable[Row]:
     """Yield a row from the start to the end of each asynchronous operation."""
     open_starts: dict[tuple[str, str], tuple[float, int]] = {}
     for start, end, index in sorted(rows):
-        operation = trace.operations[index]
-        key = (operation.module, operation.start_name or operation.name)
-        if not operation.is_end:
+        op = trace.operations[index]
+        key = (op.module, op.start_name or op.name)
+        if not op.is_end:
             open_starts[key] = (start, index)
         elif key in open_starts:
             started_at, start_index = open_starts.pop(key)
@@ -413,8 +413,8 @@ class _OperationIndex:
         index = self._indices.get(key)
         if index is None:
             program = self._metadata.program(program_id, str(module))
-            operation = named_operation(event_name, str(instruction), str(module), program)
-            index = self._indices[key] = self._trace.add(operation)
+            op = named_operation(event_name, str(instruction), str(module), program)
+            index = self._indices[key] = self._trace.add(op)
         return index
 
 
@@ -496,7 +496,7 @@ def count_runs(trace: Trace, device: DeviceTrace, module: str) -> int:
     counts = sum((np.bincount(rows.operations, minlength=size) for rows in device.events()), 0)
     frequencies = Counter(
         int(count)
-        for operation, count in zip(trace.operations, np.asarray(counts), strict=True)
-        if count and operation.module == module and operation.in_entry
+        for op, count in zip(trace.operations, np.asarray(counts), strict=True)
+        if count and op.module == module and op.in_entry
     )
     return frequencies.most_common(1)[0][0] if frequencies else 1

@@ -105,8 +105,8 @@ def _parse_estimate(content: Any) -> EstimatedStep:
         key = str(collective["kind"]), short_source(str(collective["source"] or ""))
         exposed[key] += float(collective["exposed_seconds"])
     lines: dict[str, float] = defaultdict(float)
-    for operation in content["operations"]:
-        lines[short_source(str(operation["source"] or ""))] += float(operation["seconds"])
+    for op in content["operations"]:
+        lines[short_source(str(op["source"] or ""))] += float(op["seconds"])
     seconds, computing = float(content["seconds"]), float(content["compute_seconds"])
     return EstimatedStep(seconds, computing, exposed, lines)
 
@@ -117,8 +117,8 @@ def compare_profile(profile: Profile, estimate: EstimatedStep) -> ProfileCompari
     for collective in profile.communication:
         exposed[collective.kind, short_source(collective.source)] += collective.exposed
     lines: dict[str, float] = defaultdict(float)
-    for operation in profile.operations:
-        lines[short_source(operation.source)] += operation.seconds
+    for op in profile.operations:
+        lines[short_source(op.source)] += op.seconds
     parts = []
     for kind, line in _union(exposed, estimate.exposed):
         estimated = estimate.exposed.get((kind, line), 0.0)
@@ -237,19 +237,17 @@ def _idle_sentence(profile: Profile) -> list[str]:
 
 
 def _largest_sentence(profile: Profile) -> list[str]:
-    operation = next((op for op in profile.operations if op.role is not Role.TRANSFER), None)
-    if operation is None:
+    op = next((op for op in profile.operations if op.role is not Role.TRANSFER), None)
+    if op is None:
         return []
-    share = format_percent(operation.seconds, profile.seconds)
-    runs = f"{operation.count:,.3g} run{'' if operation.count == 1 else 's'}"
-    return [
-        f"the largest operation is {_describe_operation(operation)}: {share} of the time in {runs}"
-    ]
+    share = format_percent(op.seconds, profile.seconds)
+    runs = f"{op.count:,.3g} run{'' if op.count == 1 else 's'}"
+    return [f"the largest operation is {_describe_operation(op)}: {share} of the time in {runs}"]
 
 
-def _describe_operation(operation: MeasuredOperation) -> str:
-    kind = f" ({operation.kind})" if operation.kind not in ("", operation.name) else ""
-    return f"{operation.name}{kind}{_at(operation.source)}"
+def _describe_operation(op: MeasuredOperation) -> str:
+    kind = f" ({op.kind})" if op.kind not in ("", op.name) else ""
+    return f"{op.name}{kind}{_at(op.source)}"
 
 
 def _movement_sentences(profile: Profile) -> list[str]:
