@@ -87,7 +87,7 @@ class Communication:
     def _table(self) -> list[str]:
         totals: dict[tuple[str, ...], tuple[int, int]] = {}
         for collective in self.collectives:
-            key = (
+            row = (
                 collective.kind,
                 " ".join(collective.axes) or "–",
                 collective.dtype,
@@ -97,14 +97,13 @@ class Communication:
                 collective.source or "–",
                 collective.scope,
             )
-            count, sent = totals.get(key, (0, 0))
-            totals[key] = (count + collective.count, sent + collective.total)
+            count, sent = totals.get(row, (0, 0))
+            totals[row] = (count + collective.count, sent + collective.total)
         rows = []
         for key, (count, total) in sorted(totals.items(), key=lambda item: -item[1][1]):
-            kind, axes, dtype, sent_once, overlap, sign, source, scope = key
-            times = f"{sign}{count:,}"
-            total_sent = format_bytes(total)
-            rows.append([kind, axes, dtype, sent_once, times, total_sent, overlap, source, scope])
+            kind, names, dtype, sent_once, overlap, sign, source, scope = key
+            times, sum_sent = f"{sign}{count:,}", format_bytes(total)
+            rows.append([kind, names, dtype, sent_once, times, sum_sent, overlap, source, scope])
         lines = format_table(HEADINGS, rows[:MAX_ROWS], alignment="   rrr")
         if len(rows) > MAX_ROWS:
             lines.append(f"and {len(rows) - MAX_ROWS:,} more, which send less: see to_dict()")
