@@ -1,6 +1,6 @@
 """The collectives of a compiled program: bytes, mesh axes, executions and overlap.
 
-`sent` counts the bytes that one device sends per execution with the ring algorithm, which is also
+`sent` counts the bytes that a device sends per execution with the ring algorithm, which is also
 the minimum for any algorithm on a ring: (n−1) shards for an all-gather, (n−1)/n of the input for a
 reduce-scatter, twice that for an all-reduce, the operand for a permute, and (n−1)/n of the operand
 for an all-to-all.
@@ -32,7 +32,7 @@ COLLECTIVE_KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective of a compiled program."""
+    """A collective of a compiled program."""
 
     kind: str
     axes: tuple[str, ...]
@@ -40,7 +40,7 @@ class Collective:
     dtype: str
     """The dtype in the user's program. Several dtypes are joined with a plus."""
     sent: int
-    """Bytes that one device sends per execution with the ring algorithm."""
+    """Bytes that a device sends per execution with the ring algorithm."""
     count: int
     """The number of executions per call."""
     at_least: bool = False
@@ -53,13 +53,13 @@ class Collective:
     between: tuple[str, ...] = ()
     """The computations between the start and the end of an asynchronous collective."""
     group: int = 1
-    """The number of devices in one replica group."""
+    """The number of devices in a replica group."""
     name: str = ""
     """The name of the instruction."""
 
     @property
     def total(self) -> int:
-        """Bytes that one device sends per call."""
+        """Bytes that a device sends per call."""
         return self.sent * self.count
 
     def to_dict(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def becomes_reduce_scatter(instruction: Instruction, computation: Computation) -
 
 
 def sent_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
-    """Return the bytes that one device sends with the ring algorithm."""
+    """Return the bytes that a device sends with the ring algorithm."""
     if group_size <= 1:
         return 0
     match kind:

@@ -27,7 +27,7 @@ NO_OVERLAP = "The CPU's compiler overlaps nothing: estimate() says what a slice 
 
 @dataclass(frozen=True)
 class Communication:
-    """The collectives of a program, as one device runs it."""
+    """The collectives of a program, as a device runs it."""
 
     name: str
     mesh: MeshAxes
@@ -39,12 +39,12 @@ class Communication:
 
     @property
     def sent(self) -> int:
-        """Bytes that one device sends per call."""
+        """Bytes that a device sends per call."""
         return sum(collective.total for collective in self.collectives)
 
     @property
     def sentence(self) -> str:
-        """A summary in one sentence."""
+        """A summary in a sentence."""
         if not self.collectives:
             return f"{self.name} does not communicate."
         counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
@@ -190,7 +190,7 @@ def expect_communication(
     Args:
         fn: as for `communication`.
         args: as for `communication`.
-        allow: the allowed kinds, with their axes and the bytes that one device may send per call:
+        allow: the allowed kinds, with their axes and the bytes that a device may send per call:
             `{"all-gather": {"Y": "8 MiB"}}`. `{"all-gather": "8 MiB"}` allows any axes, and
             `["all-gather"]` any size. Write several axes as `"X,Y"`. All else is forbidden.
         forbid: `"all"`, or the forbidden kinds. All other kinds are allowed.

@@ -23,7 +23,7 @@ from drumline.inspect.formatting import format_bytes, format_seconds, format_tab
 
 @dataclass(frozen=True)
 class Variant:
-    """A program with arguments that are sharded over a mesh in one particular way."""
+    """A program with arguments that are sharded over a mesh in a particular way."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -42,7 +42,7 @@ class VariantEstimate:
     """None if the variant cannot run on the slice. `reason` has the cause."""
     reason: str = ""
     dollars: float | None = None
-    """The price of one call at the lowest listed price, or None if none is listed."""
+    """The price of a call at the lowest listed price, or None if none is listed."""
 
     layout = renamed_field("layout", "variant")
     why = renamed_field("why", "reason")

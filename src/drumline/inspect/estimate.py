@@ -29,7 +29,7 @@ BOUNDS = ("compute", "memory", "network", "overhead")
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedCollective:
-    """The collectives of one kind and source line, summed over one call."""
+    """The collectives of one kind and source line, summed over a call."""
 
     kind: str
     axes: tuple[str, ...]
@@ -48,7 +48,7 @@ class EstimatedCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedOperation:
-    """The computations of one kind and source line, summed over one call."""
+    """The computations of one kind and source line, summed over a call."""
 
     kind: str
     source: str
@@ -62,7 +62,7 @@ class EstimatedOperation:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The cost of one call of a program on a machine. Prints as a summary of ten lines."""
+    """The cost of a call of a program on a machine. Prints as a summary of ten lines."""
 
     name: str
     on: str
@@ -74,7 +74,7 @@ class Estimate:
     busy: Mapping[str, float]
     """Seconds for which the device and each link are busy."""
     flops: float
-    """FLOPs of the matmuls on one device, including recomputation."""
+    """FLOPs of the matmuls on a device, including recomputation."""
     model_flops: float
     """FLOPs without recomputation for the backward pass."""
     mfu: float
@@ -196,7 +196,7 @@ def estimate(
     torus_dims: TorusDims | None = None,
     compiler: Compiler = "auto",
 ) -> Estimate:
-    """Estimate one call of a function on a slice.
+    """Estimate a call of a function on a slice.
 
     Args:
         fn: a function, jitted or not, a `jax.stages.Lowered` or a `jax.stages.Compiled`.
@@ -219,7 +219,7 @@ def estimate(
 def estimate_program(
     program: InspectedProgram, machine: Machine, torus_dims: TorusDims | None = None
 ) -> Estimate:
-    """Estimate one call of a compiled program on a machine."""
+    """Estimate a call of a compiled program on a machine."""
     machine = match_devices(machine, program.mesh, program.devices)
     network = map_mesh(program.mesh, machine, torus_dims)
     numbering_mesh = program.numbering_mesh or program.mesh

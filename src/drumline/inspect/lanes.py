@@ -124,7 +124,7 @@ def nested_loops(timeline: Timeline, executions: int = 1) -> Iterator[tuple[Time
 
 
 def exposed_seconds(timeline: Timeline) -> float:
-    """Return the exposed communication, over all iterations of all loops."""
+    """Return the exposed communication, over the iterations of all loops."""
     return sum(
         event.exposed * executions
         for event, executions in timeline.leaf_events()

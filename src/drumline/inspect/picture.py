@@ -177,7 +177,7 @@ def lane_height(lane: Lane) -> int:
 
 
 def join_bars(events: Sequence[TimelineEvent], colours: Colours, narrow: float) -> Iterator[Bar]:
-    """Yield bars. Parts of one handwritten kernel are joined, and so are bars that are narrow."""
+    """Yield bars. Parts of one handwritten kernel are joined, and so are narrow bars."""
     last: Bar | None = None
     for event in sorted(events, key=lambda event: event.start):
         bar = Bar(

@@ -176,7 +176,7 @@ _LIBRARY_PATHS = ("/jax/", "/drumline/inspect/")
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an exception in one line, with the line of the user's code that caused it."""
+    """Describe an exception in a single line, with the line of the user's code that caused it."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [
         frame for frame in frames if not any(path in frame.filename for path in _LIBRARY_PATHS)

@@ -1,7 +1,7 @@
 """Group the instructions of a program into kernels, and compute the cost of each kernel.
 
 The CPU's compiler is run without fusion, because it fuses for CPUs. This module fuses as
-accelerators do. Chains of elementwise operations run as one kernel. A reduction includes the
+accelerators do. Chains of elementwise operations run as a single kernel. A reduction includes the
 computation of its input. A matmul includes the conversions of its operands and elementwise
 operations on its result. A value passes through memory only between kernels. All operations in a
 name scope `kernel[…]` form one handwritten kernel, and values inside it stay on the chip.
@@ -36,7 +36,7 @@ _SCOPE = re.compile(r"kernel\[(?P<name>[^\]\s]+)(?:\s+work=(?P<work>[\d.]+))?\]"
 
 @dataclass
 class Kernel:
-    """One operation of the device, made of one or more instructions."""
+    """An operation of the device, made of one or more instructions."""
 
     name: str
     instructions: list[Instruction]
@@ -310,7 +310,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one operation on one device."""
+    """The cost of an operation on a device."""
 
     kind: str = ""
     seconds: float = 0.0

@@ -52,11 +52,11 @@ class ChipConstants:
     vector_flops: float
     """Elementwise operations per second and chip."""
     operation_seconds: float
-    """The start-up time of one operation."""
+    """The start-up time of an operation."""
     link_efficiency: float
     """The fraction of the link bandwidth that collectives reach."""
     hop_seconds: float
-    """The latency of one hop between neighbours."""
+    """The latency of a hop between neighbours."""
     collective_seconds: float
     """The start-up time of a collective."""
     on_chip_bytes: float
@@ -143,7 +143,7 @@ class Machine:
     chips: int
     """The number of chips in all slices."""
     torus: tuple[TorusDimension, ...]
-    """The torus of one slice. Empty for GPUs, which a switch connects."""
+    """The torus of a slice. Empty for GPUs, which a switch connects."""
     devices_per_chip: int = 1
     """The devices that share a chip, its memory and its links."""
 
@@ -154,27 +154,27 @@ class Machine:
 
     @property
     def peak_flops(self) -> float:
-        """The bfloat16 peak of one device, in FLOP/s."""
+        """The bfloat16 peak of a device, in FLOP/s."""
         return self.chip.peak_bf16_flops / self.devices_per_chip
 
     @property
     def memory_bandwidth(self) -> float:
-        """The memory bandwidth of one device, in bytes per second."""
+        """The memory bandwidth of a device, in bytes per second."""
         return self.chip.hbm_bandwidth / self.devices_per_chip
 
     @property
     def memory_bytes(self) -> float:
-        """The memory of one device."""
+        """The memory of a device."""
         return self.chip.hbm_bytes / self.devices_per_chip
 
     @property
     def link_bandwidth(self) -> float:
-        """One device's share of a link, in bytes per second and direction."""
+        """A device's share of a link, in bytes per second and direction."""
         return self.chip.link_bandwidth / self.devices_per_chip * self.constants.link_efficiency
 
     @property
     def dcn_bandwidth(self) -> float:
-        """One device's bandwidth to other slices, in bytes per second."""
+        """A device's bandwidth to other slices, in bytes per second."""
         # The slowest published value stands for chips without one.
         chip_bandwidth = self.chip.dcn_bandwidth or 3.125e9
         return chip_bandwidth / self.devices_per_chip * self.constants.link_efficiency

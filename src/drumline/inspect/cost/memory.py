@@ -1,4 +1,4 @@
-"""The peak memory of a program on one device, and the largest buffers at the peak.
+"""The peak memory of a program on a device, and the largest buffers at the peak.
 
 A buffer is live from the operation that creates it to the last that uses it, in program order.
 Values inside one kernel, views, updates in place and values carried by a loop need no buffer of
@@ -32,7 +32,7 @@ class LiveBuffer:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one device, in bytes."""
+    """The memory of a device, in bytes."""
 
     arguments: int
     outputs: int

@@ -39,7 +39,7 @@ class AxisLinks:
     closed: bool = False
     """True if permutes around the axis form a ring without a long way back."""
     links_per_hop: int = 1
-    """The links of one hop. As many groups of devices share them."""
+    """The links of a hop. As many groups of devices share them."""
 
     def __str__(self) -> str:
         """Describe the links, such as `ring of 16` or `line of 4 × line of 2`."""

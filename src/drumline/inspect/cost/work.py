@@ -85,7 +85,7 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one operation."""
+    """The work of an operation."""
 
     matmuls: tuple[Matmul, ...] = ()
     vector_ops: float = 0.0

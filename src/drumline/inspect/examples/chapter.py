@@ -156,12 +156,12 @@ def gather_both_ways(a: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def shard_average(x: jax.Array) -> jax.Array:
-    """Average the shard of one device."""
+    """Average the shard of a device."""
     return x.mean(keepdims=True)
 
 
 def shard_roll(x: jax.Array) -> jax.Array:
-    """Roll the rows of one device's shard."""
+    """Roll the rows of a device's shard."""
     return jnp.roll(x, SHIFT, axis=0) - x
 
 

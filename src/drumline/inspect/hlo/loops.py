@@ -1,4 +1,4 @@
-"""Trip counts of loops, and the number of times that each instruction runs.
+"""Trip counts of loops, and the executions of each instruction.
 
 XLA sometimes records a trip count. Otherwise it is derived from the loop itself: a counted loop
 compares a counter, which the body increments, with a constant bound. The TPU's compiler records
@@ -186,7 +186,7 @@ def _integer(constant: Instruction) -> int | None:
 
 @dataclass(frozen=True)
 class Executions:
-    """The number of times that an instruction runs in one call of the program."""
+    """The number of executions of an instruction in a call of the program."""
 
     count: int = 1
     at_least: bool = False
@@ -209,7 +209,7 @@ class Executions:
 
 @dataclass(frozen=True)
 class ExecutedInstruction:
-    """An instruction, its computation, and the number of times that it runs."""
+    """An instruction, its computation, and its number of executions."""
 
     instruction: Instruction
     computation: Computation

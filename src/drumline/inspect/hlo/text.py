@@ -147,7 +147,7 @@ class Computation:
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A program as one device runs it."""
+    """A program as a device runs it."""
 
     name: str
     entry: Computation

@@ -37,7 +37,7 @@ NANOSECOND = 1e-9
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """The time of one device, in seconds per step."""
+    """The time of a device, in seconds per step."""
 
     name: str
     span: float
@@ -233,7 +233,7 @@ def attribute_time(trace: Trace, devices: Sequence[DeviceTrace]) -> Profile:
 
 
 class _DeviceActivity:
-    """The time of one device, in nanoseconds by operation."""
+    """The time of a device, in nanoseconds by operation."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self.trace = trace

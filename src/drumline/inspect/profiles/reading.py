@@ -193,7 +193,7 @@ Row = tuple[float, float, int]
 
 @dataclass
 class DeviceTrace:
-    """The events of one device."""
+    """The events of a device."""
 
     platform: str
     ordinal: int
@@ -354,7 +354,7 @@ def _read_tpu(trace: Trace, device: DeviceTrace, plane: Any, metadata: TraceMeta
 def _describe_ends_by_starts(trace: Trace, first_index: int) -> None:
     """Give the end of each asynchronous operation the kind and the line of its start.
 
-    This covers the operations from `first_index` on, which are those of one device. Two programs
+    This covers the operations from `first_index` on, which are those of a device. Two programs
     may use the same names.
     """
     operations = trace.operations[first_index:]
