@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "drumline"
-LONGEST_FILE = 450
-FULLEST_ROOM = 14
+LONGEST_FILE = 700
+FULLEST_ROOM = 20
 ALONE = {
     "drumline.chips": (),
     "drumline.parallel": (),

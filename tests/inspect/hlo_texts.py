@@ -40,7 +40,7 @@ class Text:
     name: str
     mesh: Mapping[str, int]
     module: str
-    found: tuple[Found, ...]
+    collectives: tuple[Found, ...]
 
 
 FLAT = {"X": 8}
@@ -73,8 +73,8 @@ use_global_device_ids=true, to_apply=%sum
 
 
 def _groups(groups: str, mesh: Mapping[str, int], axes: str, devices: int) -> Text:
-    found = (Found(all_reduce(axes, devices, 1024)),)
-    return Text(f"groups {groups} on {tuple(mesh.values())}", mesh, _reduced(groups), found)
+    collectives = (Found(all_reduce(axes, devices, 1024)),)
+    return Text(f"groups {groups} on {tuple(mesh.values())}", mesh, _reduced(groups), collectives)
 
 
 GROUPS = (

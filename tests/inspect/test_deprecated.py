@@ -14,7 +14,7 @@ import pytest
 
 from drumline import inspect, targets
 from drumline.errors import UserError
-from drumline.inspect import Variant, VariantComparison, compare, estimate
+from drumline.inspect import ProgramVariant, VariantComparison, compare, estimate
 from drumline.inspect.compare import VariantEstimate
 from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.cost.memory import LiveBuffer
@@ -32,7 +32,7 @@ def square(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
-        ("drumline.inspect", "Layout", Variant),
+        ("drumline.inspect", "Layout", ProgramVariant),
         ("drumline.inspect", "LayoutComparison", VariantComparison),
         ("drumline.inspect", "Mistake", UserError),
         ("drumline.targets", "Mistake", UserError),

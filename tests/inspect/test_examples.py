@@ -214,9 +214,9 @@ def estimate_of(name: str) -> Estimate:
 def test_what_a_chapter_example_sends_is_what_theory_says(name: str) -> None:
     known, report = KNOWN[name], report_of(f"chapter/{name}")
     assert report.sentence == f"{report.name} {known.sentence}"
-    found = report.to_dict()["collectives"]
-    assert told_counts(found) == expected_counts(known.sends)
-    assert sum(collective["at_least"] for collective in found) == known.looped
+    results = report.to_dict()["collectives"]
+    assert told_counts(results) == expected_counts(known.sends)
+    assert sum(collective["at_least"] for collective in results) == known.looped
     assert report.mesh == chapter(name).mesh
 
 
@@ -243,7 +243,7 @@ def test_a_chapter_example_takes_time_on_its_slice_and_says_what_bounds_it(name:
     assert first.endswith(tuple(f"bound by {bound}" for bound in KNOWN[name].bound))
 
 
-def test_a_ring_hides_its_hops_where_each_product_takes_longer() -> None:
+def test_a_ring_hides_its_hops_where_each_matmul_takes_longer() -> None:
     # On a core of a v2, whose peak is 23 TFLOP/s, each of four products takes 47 µs or more, and
     # 512 KiB go over a link in 9: the first hop runs beside the first product, and so on.
     function, arguments = program("chapter/collective-matmul-ring")
@@ -390,12 +390,12 @@ def test_examples_are_listed_with_one_line_each() -> None:
         ("lm-1b3", "models/lm-1b3-data"),
     ],
 )
-def test_a_name_that_is_none_is_told_with_the_nearest(typed: str, meant: str) -> None:
+def test_a_name_that_is_none_is_reported_with_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(UserError, match=f"there is no example '{typed}'; nearest: .*{meant}"):
         find_example(typed)
 
 
-def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
+def test_a_name_like_no_other_is_reported_where_the_names_are() -> None:
     with pytest.raises(UserError, match="drumline inspect --list"):
         find_example("%%%")
 

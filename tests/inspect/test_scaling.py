@@ -74,7 +74,7 @@ def both(build: Callable[[AbstractMesh], Built], mesh: AbstractMesh) -> tuple[An
     [(gathers_weights, mesh_of(X=128)), (splits_features, mesh_of(X=32, Y=4))],
     ids=["weights gathered over 128", "features split over 32×4"],
 )
-def test_it_is_told_as_if_it_had_been_compiled(
+def test_it_is_reported_as_if_it_had_been_compiled(
     build: Callable[[AbstractMesh], Built], mesh: AbstractMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct: Communication
@@ -86,9 +86,9 @@ def test_it_is_told_as_if_it_had_been_compiled(
     carried, told = both(build, mesh)
     assert "and extrapolated" in carried.compiled_by
     assert (carried.devices, carried.mesh) == (direct.devices, direct.mesh)
-    found, expected = (report.to_dict()["collectives"] for report in (carried, direct))
-    assert told_counts(found) == told_counts(expected)
-    assert [one["group"] for one in found] == [one["group"] for one in expected]
+    results, expected = (report.to_dict()["collectives"] for report in (carried, direct))
+    assert told_counts(results) == told_counts(expected)
+    assert [one["group"] for one in results] == [one["group"] for one in expected]
     assert carried.sent == direct.sent
     assert told.seconds == direct_told.seconds
     assert told.bounds == direct_told.bounds
@@ -155,7 +155,7 @@ def test_the_longest_axis_is_shortened_to_what_divides_it() -> None:
 
 
 @pytest.mark.parametrize("wanted", [4096, 8960])
-def test_a_whole_pod_is_told(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_pod_is_reported(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the data's layout fixes: the sum of a gradient over every device."""
     monkeypatch.setattr(programs, "MAX_DEVICES", 256)
     mesh = mesh_of(X=wanted)
@@ -166,6 +166,6 @@ def test_a_whole_pod_is_told(wanted: int, monkeypatch: pytest.MonkeyPatch) -> No
     function = jax.jit(product, out_shardings=NamedSharding(mesh, P()))
     x = on(mesh, (wanted * 8, 64), "X")
     report = communication(function, x, x, compiler="cpu")
-    (found,) = report.collectives
-    assert (found.kind, found.group, report.devices) == ("all-reduce", wanted, wanted)
-    assert found.sent == 2 * (wanted - 1) * (64 * 64 * 2) // wanted
+    (results,) = report.collectives
+    assert (results.kind, results.group, report.devices) == ("all-reduce", wanted, wanted)
+    assert results.sent == 2 * (wanted - 1) * (64 * 64 * 2) // wanted

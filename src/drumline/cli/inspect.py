@@ -163,10 +163,10 @@ def _report(
     trace: Path | None,
     as_json: bool,
 ) -> None:
-    from drumline.inspect import Variant, communication, compare, estimate
+    from drumline.inspect import ProgramVariant, communication, compare, estimate
 
     if len(on) > 1:
-        variant = Variant("as given", arguments, axes)
+        variant = ProgramVariant("as given", arguments, axes)
         with prints_aside():
             comparison = compare(function, [variant], on, compiler=compiler)
         _print_report(comparison, as_json)

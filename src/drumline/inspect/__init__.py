@@ -17,15 +17,15 @@ from drumline.inspect.communication import (
     communication,
     expect_communication,
 )
-from drumline.inspect.compare import Variant, VariantComparison, compare
+from drumline.inspect.compare import ProgramVariant, VariantComparison, compare
 from drumline.inspect.estimate import Estimate, estimate
 
 __all__ = [
     "Collective",
     "Communication",
     "Estimate",
+    "ProgramVariant",
     "UnexpectedCommunication",
-    "Variant",
     "VariantComparison",
     "communication",
     "compare",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _OLD_NAMES = {
-    "Layout": "drumline.inspect:Variant",
+    "Layout": "drumline.inspect:ProgramVariant",
     "LayoutComparison": "drumline.inspect:VariantComparison",
     "Mistake": "drumline.errors:UserError",
 }

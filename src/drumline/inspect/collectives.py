@@ -248,8 +248,8 @@ def _describe_collective(
         (instruction, computation) if instruction.opcode.endswith("-start") else None
     )
     if start is None and executed.fusion is not None:
-        part = async_phase(executed.fusion[0], module)
-        start = executed.fusion if part is not None and part.phase == "start" else None
+        phase = async_phase(executed.fusion[0], module)
+        start = executed.fusion if phase is not None and phase.name == "start" else None
     location = instruction.location
     if start and not location.source:
         location = start[0].location
@@ -358,7 +358,7 @@ def _overlapped_work(start: Instruction, computation: Computation, module: Modul
 class AsyncPhase:
     """The start or the end of a collective that the TPU's compiler has put into a fusion."""
 
-    phase: Literal["start", "done"]
+    name: Literal["start", "done"]
     channel: str
 
 

@@ -22,7 +22,7 @@ from drumline.inspect.formatting import format_bytes, format_seconds, format_tab
 
 
 @dataclass(frozen=True)
-class Variant:
+class ProgramVariant:
     """A program with arguments that are sharded over a mesh in a particular way."""
 
     name: str
@@ -121,7 +121,7 @@ def _table_row(choice: VariantEstimate) -> list[str]:
 @renamed_parameters(layouts="variants")
 def compare(
     fn: Callable[..., Any],
-    variants: Iterable[Variant] | Mapping[str, Any],
+    variants: Iterable[ProgramVariant] | Mapping[str, Any],
     on: Sequence[str] | str,
     *,
     tier: str = "spot",
@@ -131,7 +131,7 @@ def compare(
 
     Args:
         fn: the function.
-        variants: `Variant`s, or the arguments of each variant by its name:
+        variants: `ProgramVariant`s, or the arguments of each variant by its name:
             `{"fsdp": (state, batch), …}`. A function by name is called with the number of devices
             of each slice, and returns either.
         on: names of slices.
@@ -159,21 +159,23 @@ def compare(
     return VariantComparison(tuple(sorted(choices, key=_order)), tier)
 
 
-def _variants_by_name(variants: Iterable[Variant] | Mapping[str, Any]) -> Mapping[str, Any]:
+def _variants_by_name(variants: Iterable[ProgramVariant] | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(variants, Mapping):
         return variants
     listed = list(variants)
     for variant in listed:
-        if not isinstance(variant, Variant):
-            raise UserError(f"{variant!r} is no Variant; give Variants, or arguments by name")
+        if not isinstance(variant, ProgramVariant):
+            raise UserError(
+                f"{variant!r} is no ProgramVariant; give ProgramVariants, or arguments by name"
+            )
     names = [variant.name for variant in listed]
     if len(set(names)) < len(names):
         raise UserError(f"two variants have one name; they are {', '.join(names)}")
     return {variant.name: variant for variant in listed}
 
 
-def _make_variant(name: str, source: Any, device_count: int) -> Variant:
-    """Return a variant from a `Variant`, from arguments, or from a function that makes either."""
+def _make_variant(name: str, source: Any, device_count: int) -> ProgramVariant:
+    """Return a variant from a variant, from arguments, or from a function that makes either."""
     if callable(source):
         try:
             source = source(device_count)
@@ -181,9 +183,9 @@ def _make_variant(name: str, source: Any, device_count: int) -> Variant:
             raise UserError(
                 f"cannot be made for {device_count} devices: {describe_error(error)}"
             ) from error
-    if isinstance(source, Variant):
+    if isinstance(source, ProgramVariant):
         return source
-    return Variant(name, source if isinstance(source, tuple) else (source,))
+    return ProgramVariant(name, source if isinstance(source, tuple) else (source,))
 
 
 def _estimate_variant(

@@ -13,7 +13,7 @@ COLLECTIVES = frozenset(COLLECTIVE_KINDS.values())
 
 
 @dataclass(frozen=True)
-class Lane:
+class TimelineLane:
     """One resource, or both directions of a link if they are always busy together."""
 
     name: str
@@ -43,11 +43,11 @@ class Wait:
         return self.event.kind in COLLECTIVES
 
 
-def find_lanes(timeline: Timeline) -> tuple[Lane, ...]:
+def find_lanes(timeline: Timeline) -> tuple[TimelineLane, ...]:
     """Return the lanes: the device, the links in use, the data-centre network, the copies."""
     groups = {event.resource: set(event.resource.split("+")) for event, _ in timeline.leaf_events()}
     resources = {resource for group in groups.values() for resource in group} - {DEVICE}
-    lanes = [Lane("computing", (DEVICE,))]
+    lanes = [TimelineLane("computing", (DEVICE,))]
     paired: set[str] = set()
     for resource in sorted(resources, key=_sort_key):
         if resource in paired:
@@ -55,9 +55,11 @@ def find_lanes(timeline: Timeline) -> tuple[Lane, ...]:
         opposite = _opposite_direction(resource)
         if opposite and all((resource in g) == (opposite in g) for g in groups.values()):
             paired.add(opposite)
-            lanes.append(Lane(_lane_name(resource.rpartition(" ")[0]), (resource, opposite)))
+            lanes.append(
+                TimelineLane(_lane_name(resource.rpartition(" ")[0]), (resource, opposite))
+            )
         else:
-            lanes.append(Lane(_lane_name(resource), (resource,)))
+            lanes.append(TimelineLane(_lane_name(resource), (resource,)))
     return tuple(lanes)
 
 

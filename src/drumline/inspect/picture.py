@@ -20,7 +20,7 @@ from drumline.inspect.cost.timeline import COPIES, DEVICE, Timeline, TimelineEve
 from drumline.inspect.formatting import format_seconds, format_share
 from drumline.inspect.lanes import (
     COLLECTIVES,
-    Lane,
+    TimelineLane,
     Wait,
     exposed_seconds,
     find_lanes,
@@ -150,7 +150,7 @@ class Panel:
         """The height of the labels of its loops."""
         return TAB_HEIGHT if any(is_loop(event) for event in self.events) else 0
 
-    def height(self, lanes: Sequence[Lane]) -> int:
+    def height(self, lanes: Sequence[TimelineLane]) -> int:
         """Return the height with title and axis."""
         rows = sum(lane_height(lane) + LANE_GAP for lane in lanes)
         return TITLE_HEIGHT + self.tab_height + rows + AXIS_HEIGHT
@@ -171,7 +171,7 @@ class Bar:
     source: str
 
 
-def lane_height(lane: Lane) -> int:
+def lane_height(lane: TimelineLane) -> int:
     """Return the height of a lane."""
     return DEVICE_HEIGHT if lane.resources == (DEVICE,) else LINK_HEIGHT
 
@@ -378,7 +378,7 @@ class _PanelDrawing:
         self.y0 = y0
         self.lanes_top = y0 + TITLE_HEIGHT + panel.tab_height
         self.waits = list(join_waits(panel.waits))
-        self.rows: list[tuple[Lane, int, int]] = []
+        self.rows: list[tuple[TimelineLane, int, int]] = []
         y = self.lanes_top
         for lane in picture.lanes:
             self.rows.append((lane, y, y + lane_height(lane)))
@@ -424,7 +424,7 @@ class _PanelDrawing:
         if x1 - x0 >= 1:
             self.canvas.box((x0, self.lanes_top, x1, self.lanes_bottom), WAIT_BACKGROUND)
 
-    def _draw_lane(self, lane: Lane, y0: int, y1: int) -> None:
+    def _draw_lane(self, lane: TimelineLane, y0: int, y1: int) -> None:
         events = [event for event in self.panel.events if event.body or lane.contains(event)]
         for event in events:
             if is_loop(event):
@@ -474,7 +474,7 @@ class _PanelDrawing:
         self.canvas.box((x - width / 2, y - 10, x + width / 2, y + 10), "#ffffff", radius=4)
         self.canvas.text((x, y), text, LABEL, WAIT_COLOUR, "mm")
 
-    def _draw_bands(self, event: TimelineEvent, lane: Lane, y0: int, y1: int) -> None:
+    def _draw_bands(self, event: TimelineEvent, lane: TimelineLane, y0: int, y1: int) -> None:
         x0, x1 = self.panel.x(event.start), self.panel.x(event.end)
         body = event.body
         assert body is not None

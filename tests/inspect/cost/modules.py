@@ -37,8 +37,8 @@ def computation(name: str, lines: str) -> str:
 def kernels_of(lines: str, *others: str, on_chip: float = 0.0) -> list[Kernel]:
     """The kernels that do something, as they are fused here."""
     made = module(lines, *others)
-    found = fuse(made.entry, made, on_chip)
-    return [kernel for kernel in found if kernel.primary.opcode not in FREE_OPCODES]
+    kernels = fuse(made.entry, made, on_chip)
+    return [kernel for kernel in kernels if kernel.primary.opcode not in FREE_OPCODES]
 
 
 def compiled_kernels_of(lines: str, *others: str) -> list[Kernel]:

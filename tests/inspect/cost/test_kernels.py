@@ -11,7 +11,7 @@ from tests.inspect.cost.modules import DOT, compiled_kernels_of, computation, ke
 # Products ----------------------------------------------------------------------------------------
 
 
-def test_a_product() -> None:
+def test_a_matmul() -> None:
     kernel = only(
         kernels_of(f"""
         %p = bf16[256,512] parameter(0)
@@ -25,7 +25,7 @@ def test_a_product() -> None:
     assert kernel.work.bytes_written == 2 * 256 * 128
 
 
-def test_a_product_of_many_matrices() -> None:
+def test_a_matmul_of_many_matrices() -> None:
     kernel = only(
         kernels_of("""
         %p = f32[8,64,32] parameter(0)
@@ -37,7 +37,7 @@ lhs_contracting_dims={2}, rhs_contracting_dims={2}
     assert kernel.work.matmuls == (Matmul(8, 64, 32, 16, "f32"),)
 
 
-def test_a_product_over_several_dimensions() -> None:
+def test_a_matmul_over_several_dimensions() -> None:
     kernel = only(
         kernels_of("""
         %p = bf16[4,8,16,32] parameter(0)
@@ -71,7 +71,7 @@ dim_labels={labels}
     assert kernel.work.flops == flops
 
 
-def test_a_product_over_heads_as_a_tpus_compiler_writes_it() -> None:
+def test_a_matmul_over_heads_as_a_tpus_compiler_writes_it() -> None:
     kernel = only(
         kernels_of("""
         %p = bf16[32,64,1] parameter(0)
@@ -203,7 +203,7 @@ def test_a_value_that_has_room_on_the_chip_does_not_go_through_memory() -> None:
         assert second.work.bytes_read == through + 2 * 128 * 64
 
 
-def test_an_epilogue_belongs_to_its_product() -> None:
+def test_an_epilogue_belongs_to_its_matmul() -> None:
     kernel = only(
         kernels_of(f"""
         %p = bf16[256,512] parameter(0)
@@ -221,7 +221,7 @@ def test_an_epilogue_belongs_to_its_product() -> None:
     assert kernel.work.vector_ops == (1 + 12) * 256 * 128
 
 
-def test_conversions_of_operands_belong_to_the_product() -> None:
+def test_conversions_of_operands_belong_to_the_matmul() -> None:
     kernel = only(
         kernels_of(f"""
         %p = f32[256,512] parameter(0)
@@ -234,7 +234,7 @@ def test_conversions_of_operands_belong_to_the_product() -> None:
     assert kernel.work.bytes_read == 4 * 256 * 512 + 2 * 512 * 128
 
 
-def test_costly_work_on_an_operand_runs_before_the_product() -> None:
+def test_costly_work_on_an_operand_runs_before_the_matmul() -> None:
     kernels = kernels_of(f"""
     %p = bf16[256,512] parameter(0)
     %q = bf16[512,128] parameter(1)
@@ -245,7 +245,7 @@ def test_costly_work_on_an_operand_runs_before_the_product() -> None:
     assert kernels[0].work.bytes_written == 2 * 256 * 512
 
 
-def test_a_sum_over_a_product_is_a_kernel_of_its_own() -> None:
+def test_a_sum_over_a_matmul_is_a_kernel_of_its_own() -> None:
     kernels = kernels_of(f"""
     %p = f32[256,512] parameter(0)
     %q = f32[512,128] parameter(1)
@@ -256,7 +256,7 @@ def test_a_sum_over_a_product_is_a_kernel_of_its_own() -> None:
     assert [kernel.primary.opcode for kernel in kernels] == ["dot", "reduce"]
 
 
-def test_each_product_of_a_running_sum_adds_itself() -> None:
+def test_each_matmul_of_a_running_sum_adds_itself() -> None:
     kernels = kernels_of(f"""
     %p = f32[256,512] parameter(0)
     %q = f32[512,128] parameter(1)

@@ -174,7 +174,7 @@ def test_a_loop_carries_on_what_it_was_given() -> None:
     assert told.temporaries == (10 + 1 + 1) * MIB + 4
 
 
-def test_saved_activations_are_told_as_the_largest() -> None:
+def test_saved_activations_are_reported_as_the_largest() -> None:
     told = scanned()
     assert told.largest[0].bytes == 10 * MIB
     assert told.largest[0].name == "blocks"

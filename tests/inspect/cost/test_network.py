@@ -105,10 +105,10 @@ def test_how_many_devices_a_machine_has(on: str, devices: int) -> None:
 
 
 def test_the_two_cores_of_a_chip_share_what_it_has() -> None:
-    whole, half = chip("v2"), parse_machine("v2-8")
-    assert half.peak_flops == whole.peak_bf16_flops / 2
-    assert half.memory_bytes == whole.hbm_bytes / 2
-    assert half.memory_bandwidth == whole.hbm_bandwidth / 2
+    total, half = chip("v2"), parse_machine("v2-8")
+    assert half.peak_flops == total.peak_bf16_flops / 2
+    assert half.memory_bytes == total.hbm_bytes / 2
+    assert half.memory_bandwidth == total.hbm_bandwidth / 2
     assert half.link_bandwidth == pytest.approx(one_way("v2") / 2)
 
 
@@ -122,9 +122,9 @@ def test_a_mesh_of_chips_takes_both_cores_as_one_device() -> None:
     ("on", "devices"), [("v5litepod-8", 16), ("8xH200", 4), ("2xv6e-256", 256)]
 )
 def test_a_mesh_of_another_size_is_refused(on: str, devices: int) -> None:
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as error:
         match_devices(parse_machine(on), {"X": devices}, devices)
-    said = str(refusal.value)
+    said = str(error.value)
     assert f"the mesh X={devices} has {devices} devices" in said
     assert on in said
 
@@ -144,11 +144,11 @@ def test_an_axis_that_does_not_fit_is_refused(on: str, mesh: dict[str, int], axi
         map_mesh(mesh, parse_machine(on))
 
 
-def test_an_axis_lies_where_it_is_told_to() -> None:
+def test_an_axis_uses_the_given_dimensions() -> None:
     on = parse_machine("v5p-64")  # 2×4×4
     assert str(map_mesh({"X": 4, "Y": 8}, on).axes["Y"]) == "line of 2 × line of 4"
-    told = map_mesh({"X": 8, "Y": 4}, on, {"X": (0, 2), "Y": (1,)})
-    assert {name: str(where) for name, where in told.axes.items()} == {
+    network = map_mesh({"X": 8, "Y": 4}, on, {"X": (0, 2), "Y": (1,)})
+    assert {name: str(where) for name, where in network.axes.items()} == {
         "X": "line of 2 × line of 4",
         "Y": "line of 4",
     }
@@ -157,18 +157,18 @@ def test_an_axis_lies_where_it_is_told_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [{"X": (0,)}, {"X": (1, 2)}, {"X": (7,)}, {"X": (0, 1), "Y": (1,)}, {"Q": (0,)}]
+    "torus_dims", [{"X": (0,)}, {"X": (1, 2)}, {"X": (7,)}, {"X": (0, 1), "Y": (1,)}, {"Q": (0,)}]
 )
-def test_what_is_told_must_hold_the_axis(told: dict[str, tuple[int, ...]]) -> None:
+def test_the_given_dimensions_must_fit_the_axis(torus_dims: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(UserError, match="mesh axis"):
-        map_mesh({"X": 8, "Y": 4}, parse_machine("v5p-64"), told)
+        map_mesh({"X": 8, "Y": 4}, parse_machine("v5p-64"), torus_dims)
 
 
 @pytest.mark.parametrize("name", ["v9-8", "0xv6e-256", "8xH2O0", "", "x", "v5litepod-7"])
 def test_there_is_no_such_machine(name: str) -> None:
-    with pytest.raises(UnknownName) as refusal:
+    with pytest.raises(UnknownName) as error:
         parse_machine(name)
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(error.value)
 
 
 # Times -------------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ def latency(name: str, hops: int) -> float:
 
 def test_an_all_gather_on_a_ring_uses_both_directions() -> None:
     shard = 64 * MIB
-    whole = 16 * shard
+    total = 16 * shard
     # V / W with the link's both directions, less the shard that each device has already.
-    expected = whole * 15 / 16 / (2 * one_way("v6e")) + latency("v6e", 8)
+    expected = total * 15 / 16 / (2 * one_way("v6e")) + latency("v6e", 8)
     assert RING.collective_seconds("all-gather", shard, ["X"]) == pytest.approx(expected)
 
 
@@ -219,13 +219,13 @@ def test_an_all_gather_on_a_line_has_one_link_at_its_ends() -> None:
 def test_a_reduce_scatter_takes_as_long_and_an_all_reduce_twice(
     network: Network, over: tuple[str, ...], members: int
 ) -> None:
-    whole = 512.0 * MIB
-    gather = network.collective_seconds("all-gather", whole / members, over)
-    assert network.collective_seconds("reduce-scatter", whole, over) == pytest.approx(gather)
+    total = 512.0 * MIB
+    gather = network.collective_seconds("all-gather", total / members, over)
+    assert network.collective_seconds("reduce-scatter", total, over) == pytest.approx(gather)
     start = network.machine.constants.collective_seconds
     if not network.machine.torus:
         start += network.machine.constants.hop_seconds
-    assert network.collective_seconds("all-reduce", whole, over) - start == pytest.approx(
+    assert network.collective_seconds("all-reduce", total, over) - start == pytest.approx(
         2 * (gather - start)
     )
 
@@ -264,9 +264,9 @@ def test_small_messages_take_the_latency() -> None:
     )
 
 
-@pytest.mark.parametrize(("whole", "measured"), [(34e6, 680e-6), (128e3, 8e-6)])
-def test_what_the_book_measured_on_an_axis_of_four(whole: float, measured: float) -> None:
-    assert LINE.collective_seconds("all-gather", whole / 4, ["Y"]) == pytest.approx(
+@pytest.mark.parametrize(("total", "measured"), [(34e6, 680e-6), (128e3, 8e-6)])
+def test_what_the_book_measured_on_an_axis_of_four(total: float, measured: float) -> None:
+    assert LINE.collective_seconds("all-gather", total / 4, ["Y"]) == pytest.approx(
         measured, rel=0.1
     )
 

@@ -41,8 +41,8 @@ def test_a_cover_is_what_counting_says(
     covered = cover(first)
     assert covered.length == len(axis_ticks(first))
     asked = made(other)
-    found = covered.overlap(asked.starts, asked.ends)
-    assert found.tolist() == [len(axis_ticks(first) & axis_ticks([pair])) for pair in other]
+    results = covered.overlap(asked.starts, asked.ends)
+    assert results.tolist() == [len(axis_ticks(first) & axis_ticks([pair])) for pair in other]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -50,9 +50,9 @@ def test_a_cover_is_what_counting_says(
 def test_exposed_parts_add_up_to_what_nothing_hides(
     running: list[tuple[int, int]], computing: list[tuple[int, int]]
 ) -> None:
-    found = uncovered_time(made(running), cover(computing))
-    assert found.sum() == len(axis_ticks(running) - axis_ticks(computing))
-    assert (found >= 0).all()
+    results = uncovered_time(made(running), cover(computing))
+    assert results.sum() == len(axis_ticks(running) - axis_ticks(computing))
+    assert (results >= 0).all()
 
 
 @st.composite

@@ -40,7 +40,6 @@ DEVICE = "device"
 """The resource that computes."""
 COPIES = "copies"
 """The resource that copies between the memories of a device while it computes."""
-
 LINK_IS_FREE = -1
 """The entry on the scheduler's agenda for a link that becomes free before its event ends."""
 
@@ -128,16 +127,16 @@ class TimelineSimulator:
             primary = kernel.primary
             if primary.opcode in FREE_OPCODES:
                 continue
-            fused = async_phase(primary, self.module)
-            is_done = fused.phase == "done" if fused else primary.opcode.endswith("-done")
+            phase = async_phase(primary, self.module)
+            is_done = phase.name == "done" if phase else primary.opcode.endswith("-done")
             is_update = primary.opcode.endswith("-update")
             if is_done or is_update:
-                names = (fused.channel,) if fused else primary.operands
+                names = (phase.channel,) if phase else primary.operands
                 start_name = next((name for name in names if name in running), None)
                 if start_name is None:
                     continue
                 index = running[start_name]
-                if is_update:
+                if is_update:  # a stage between start and done, which stands for the start
                     running[primary.name] = index
                 else:
                     wait = max(0.0, events[index].end - now)
@@ -147,7 +146,7 @@ class TimelineSimulator:
             if "cross_program_prefetch_index" in primary.attribute_text:
                 continue  # this copy runs during the previous program
             event = self._event(_unwrap_collective(kernel, self.module), computation)
-            is_start = fused is not None or primary.opcode.endswith("-start")
+            is_start = phase is not None or primary.opcode.endswith("-start")
             is_copy = is_start and event.resource == DEVICE
             if is_copy:
                 event = replace(event, resource=COPIES)
@@ -156,7 +155,7 @@ class TimelineSimulator:
             end = start + event.seconds
             exposed = 0.0
             if is_start:
-                running[fused.channel if fused else primary.name] = len(events)
+                running[phase.channel if phase else primary.name] = len(events)
             else:
                 now = end
                 exposed = event.seconds if event.kind in COLLECTIVE_KINDS else 0.0
