@@ -214,8 +214,8 @@ def _format_ordinals(ordinals: list[int]) -> str:
 
 def attribute_time(trace: Trace, devices: Sequence[DeviceTrace]) -> Profile:
     """Attribute the time of some of the trace's devices."""
-    activities = [_DeviceActivity(trace, device) for device in devices]
-    module = _main_module(trace, activities)
+    usages = [_DeviceUsage(trace, device) for device in devices]
+    module = _main_module(trace, usages)
     steps, steps_from = _count_steps(trace, devices, module)
     several_hosts = len({device.host for device in trace.devices}) > 1
     return Profile(
@@ -224,15 +224,13 @@ def attribute_time(trace: Trace, devices: Sequence[DeviceTrace]) -> Profile:
         module=module,
         steps=steps,
         steps_from=steps_from,
-        devices=tuple(
-            activity.summary(NANOSECOND / steps, several_hosts) for activity in activities
-        ),
-        communication=_measure_collectives(trace, activities, steps),
-        operations=_measure_operations(trace, activities, steps),
+        devices=tuple(usage.summary(NANOSECOND / steps, several_hosts) for usage in usages),
+        communication=_measure_collectives(trace, usages, steps),
+        operations=_measure_operations(trace, usages, steps),
     )
 
 
-class _DeviceActivity:
+class _DeviceUsage:
     """The time of a device, in nanoseconds by operation."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
@@ -284,15 +282,15 @@ def _role_mask(roles: list[Role], *selected: Role) -> NDArray[np.bool_]:
     return np.array([role in selected for role in roles], bool)
 
 
-def _main_module(trace: Trace, activities: list[_DeviceActivity]) -> str:
+def _main_module(trace: Trace, usages: list[_DeviceUsage]) -> str:
     totals: dict[str, float] = defaultdict(float)
-    for activity in activities:
-        for index in np.flatnonzero(activity.times):
-            totals[trace.operations[index].module] += float(activity.times[index])
+    for usage in usages:
+        for index in np.flatnonzero(usage.times):
+            totals[trace.operations[index].module] += float(usage.times[index])
     totals.pop("", None)
     if not totals:
-        for activity in activities:
-            for module, time in activity.device.module_times.items():
+        for usage in usages:
+            for module, time in usage.device.module_times.items():
                 totals[module] += time
     return max(totals, key=lambda module: totals[module]) if totals else ""
 
@@ -309,10 +307,10 @@ def _count_steps(trace: Trace, devices: Sequence[DeviceTrace], module: str) -> t
 
 
 def _group_operations(
-    trace: Trace, activities: list[_DeviceActivity], *roles: Role
+    trace: Trace, usages: list[_DeviceUsage], *roles: Role
 ) -> dict[tuple[str, str], list[int]]:
     """Return the indices of the operations that ran, by kind and line, or else by name."""
-    seen = np.any([activity.seen for activity in activities], axis=0)
+    seen = np.any([usage.seen for usage in usages], axis=0)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in np.flatnonzero(seen):
         op = trace.operations[index]
@@ -328,44 +326,41 @@ def _group_key(op: TraceOperation) -> tuple[str, str]:
 
 
 def _measure_collectives(
-    trace: Trace, activities: list[_DeviceActivity], steps: int
+    trace: Trace, usages: list[_DeviceUsage], steps: int
 ) -> tuple[MeasuredCollective, ...]:
-    samples = steps * len(activities)
+    samples = steps * len(usages)
     scale = NANOSECOND / samples
     collectives = []
-    groups = _group_operations(trace, activities, Role.COMMUNICATION)
+    groups = _group_operations(trace, usages, Role.COMMUNICATION)
     for (kind, source), indices in groups.items():
         mask = np.zeros(len(trace.operations), bool)
         mask[indices] = True
         ends = [index for index in indices if trace.operations[index].is_end]
         starts = [index for index in indices if not trace.operations[index].is_end]
-        counts = [
-            max(activity.counts[starts].sum(), activity.counts[ends].sum())
-            for activity in activities
-        ]
-        exposed = sum(float(activity.exposed[indices].sum()) for activity in activities)
+        counts = [max(usage.counts[starts].sum(), usage.counts[ends].sum()) for usage in usages]
+        exposed = sum(float(usage.exposed[indices].sum()) for usage in usages)
         collectives.append(
             MeasuredCollective(
                 kind=kind,
                 source=source,
                 count=float(sum(counts)) / samples,
                 exposed=exposed * scale,
-                hidden=sum(activity.hidden(mask) for activity in activities) * scale,
+                hidden=sum(usage.hidden(mask) for usage in usages) * scale,
             )
         )
     return tuple(sorted(collectives, key=lambda c: (-c.exposed, -c.hidden)))
 
 
 def _measure_operations(
-    trace: Trace, activities: list[_DeviceActivity], steps: int
+    trace: Trace, usages: list[_DeviceUsage], steps: int
 ) -> tuple[MeasuredOperation, ...]:
-    samples = steps * len(activities)
+    samples = steps * len(usages)
     scale = NANOSECOND / samples
     size = len(trace.operations)
-    times = sum((device.times for device in activities), np.zeros(size))
-    counts = sum((device.counts for device in activities), np.zeros(size, np.int64))
+    times = sum((device.times for device in usages), np.zeros(size))
+    counts = sum((device.counts for device in usages), np.zeros(size, np.int64))
     operations = []
-    groups = _group_operations(trace, activities, Role.COMPUTATION, Role.TRANSFER, Role.CONTAINER)
+    groups = _group_operations(trace, usages, Role.COMPUTATION, Role.TRANSFER, Role.CONTAINER)
     for indices in groups.values():
         largest = trace.operations[max(indices, key=lambda index: times[index])]
         seconds = float(times[indices].sum()) * scale
