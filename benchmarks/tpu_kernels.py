@@ -163,9 +163,9 @@ def kernels(program: InspectedProgram) -> list[int]:
         instruction
         for computation in program.module.computations.values()
         for instruction in computation.instructions
-        if 'custom_call_target="tpu_custom_call"' in instruction.rest
+        if 'custom_call_target="tpu_custom_call"' in instruction.attribute_text
     ]
-    return [_vmem(call.rest) for call in calls]
+    return [_vmem(call.attribute_text) for call in calls]
 
 
 def _vmem(text: str) -> int:

@@ -52,7 +52,7 @@ def test_both_products_and_their_gradients_compile() -> None:
     calls = [
         re.sub(r"[.\d]+$", "", instruction.name)
         for instruction in program.module.entry.instructions
-        if 'custom_call_target="tpu_custom_call"' in instruction.rest
+        if 'custom_call_target="tpu_custom_call"' in instruction.attribute_text
     ]
     assert sorted(calls) == [
         "gather_outer",
