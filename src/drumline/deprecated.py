@@ -1,8 +1,13 @@
 """Old names of the public API: they work for one release and warn with the new name."""
 
+import functools
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 
 def lookup(module: str, name: str, new_names: Mapping[str, str]) -> object:
@@ -16,3 +21,29 @@ def lookup(module: str, name: str, new_names: Mapping[str, str]) -> object:
     message = f"{module}.{name} is now {new_module}.{new_name}; the old name goes with version 0.3"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
     return getattr(importlib.import_module(new_module), new_name)
+
+
+def renamed_arguments(
+    **new_names: str,
+) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
+    """Decorate a function that still accepts the old names of some keyword arguments.
+
+    Each keyword is an old name, and its value the new one.
+    """
+
+    def decorate(function: Callable[Params, Result]) -> Callable[Params, Result]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Result:
+            for old, new in new_names.items():
+                if old in kwargs:
+                    message = (
+                        f"{function.__name__}: the argument {old} is now {new}; the old name goes "
+                        "with version 0.3"
+                    )
+                    warnings.warn(message, DeprecationWarning, stacklevel=2)
+                    kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

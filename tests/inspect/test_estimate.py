@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.chips import UnknownName, places, price, slice_of
+from drumline.chips import UnknownName, price, slice_of, zone_offers
 from drumline.inspect import Estimate, Layout, Mistake, compare, estimate
 
 MESH = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
@@ -301,7 +301,7 @@ def test_layouts_made_for_a_number_of_devices_are_ordered_by_time() -> None:
 def test_the_cheapest_is_by_the_dollars_of_a_call() -> None:
     told = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
     found = slice_of("v5litepod-8")
-    listed = [price(found, place.zone, "spot") for place in places(found)]
+    listed = [price(found, offer.zone, "spot") for offer in zone_offers(found)]
     rate = min(one.per_chip_hour for one in listed if one is not None) * 8 / 3600
     by_name = {(choice.layout, choice.on): choice for choice in told.choices}
     one = by_name["data", "v5litepod-8"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.chips import TIERS, Price, UnknownName, places, price
+from drumline.chips import TIERS, Price, UnknownName, price, zone_offers
 from drumline.inspect.compiling.axes import shown
 from drumline.inspect.compiling.lowering import told
 from drumline.inspect.compiling.meshes import MeshLike
@@ -209,8 +209,8 @@ def _dollars_per_second(target: Machine, tier: str) -> float | None:
 def _prices(target: Machine, tier: str) -> Iterable[Price]:
     if target.slice is None:
         return
-    for place in places(target.slice):
-        found = price(target.slice, place.zone, tier)
+    for offer in zone_offers(target.slice):
+        found = price(target.slice, offer.zone, tier)
         if found is not None:
             yield found
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from drumline.chips import chip
-from drumline.chips.kinds import TPUS
+from drumline.chips.catalogue import TPUS
 from drumline.parallel.einsum.costs import RingWork, Travels, by_xla, on_ring
 from drumline.parallel.tpus import tpu_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from drumline.chips import Slice, lay_mesh
+from drumline.chips import Slice, mesh_order
 from drumline.inspect.compiling.axes import Axes, checked, read_mesh, shown
 from drumline.inspect.mistakes import Mistake
 
@@ -51,7 +51,7 @@ def places_on(on: Slice, axes: Axes) -> list[list[int]]:
     devices = prod(axes.values())
     cores = 1 if devices <= on.chips else on.chip.cores or 1
     try:
-        laid = lay_mesh(on.topology, on.wraps, tuple(axes.values()), cores)
+        laid = mesh_order(on.topology, on.wraps, tuple(axes.values()), cores)
     except ValueError as wrong:
         raise Mistake(f"{on.name}: {wrong}") from wrong
     return [[*chip, *(0,) * (3 - len(chip)), core] for chip, core in laid]

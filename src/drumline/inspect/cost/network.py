@@ -14,7 +14,7 @@ from itertools import combinations
 from math import gcd, prod
 from typing import Literal
 
-from drumline.chips.meshes import share_out
+from drumline.chips.torus import split_torus
 from drumline.inspect.compiling.axes import Axes, shown
 from drumline.inspect.cost.machines import Machine, TorusLine
 from drumline.inspect.mistakes import Mistake
@@ -230,12 +230,12 @@ def _along_the_links(
     topology = [line.length for line in target.torus]
     if prod(chips) != prod(topology) or left > 1:
         return None
-    shares = share_out(topology, [line.wraps for line in target.torus], chips)
+    torus_axes = split_torus(topology, [line.wraps for line in target.torus], chips)
     found = {}
-    for name, share in zip(sizes, shares, strict=True):
-        sides = zip(share.extents, share.wraps, strict=True)
+    for name, axis in zip(sizes, torus_axes, strict=True):
+        sides = zip(axis.shape, axis.wraps, strict=True)
         lines = tuple(TorusLine(length, wraps) for length, wraps in sides if length > 1)
-        found[name] = Laid(lines, across[name], cores[name], share.closes, max(1, share.longest))
+        found[name] = Laid(lines, across[name], cores[name], axis.is_ring, max(1, axis.max_links))
     return found
 
 
