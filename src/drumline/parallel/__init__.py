@@ -6,9 +6,8 @@ written as in "Programming TPUs in JAX": `A[B_X, D_Y]` is an array whose rows ar
 axis X and whose columns over Y.
 """
 
-from drumline.parallel.block.feedforward import feedforward
-from drumline.parallel.block.shape import BlockShape
-from drumline.parallel.block.transformer import BlockAxes, TransformerBlock
+from drumline.parallel.block.transformer import BlockAxes, TransformerBlock, feedforward
+from drumline.parallel.block.weights import BlockShape
 from drumline.parallel.einsum.choice import Explanation
 from drumline.parallel.einsum.sharded import einsum, explain_einsum
 from drumline.parallel.experts.layer import MoEBlock, moe_feedforward

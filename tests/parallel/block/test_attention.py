@@ -15,8 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.block import splash
-from drumline.parallel.block.attention import attend
+from drumline.parallel.block.attention import attend, attend_splash
 
 
 @pytest.mark.parametrize(
@@ -42,13 +41,13 @@ def test_splash_is_xla_attention_with_its_gradients_in_a_checked_loop(
         return jnp.sum(jnp.square(mixed[:, :seen]))
 
     def on_devices(*arrays: jax.Array) -> jax.Array:
-        fused = partial(splash.attend, causal=causal, tokens=tokens, interpret=True)
+        fused = partial(attend_splash, causal=causal, length=tokens, interpret=True)
         total = lax.psum(loss(fused, *arrays), "X")
         return jnp.asarray(total)
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("X",))
     sharded = jax.shard_map(on_devices, mesh=mesh, in_specs=(P("X"), P("X"), P()), out_specs=P())
-    plain = partial(loss, partial(attend, causal=causal, kernel="xla", tokens=tokens))
+    plain = partial(loss, partial(attend, causal=causal, kernel="xla", length=tokens))
     ours, theirs = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(query, key, value)
         for f in (sharded, plain)

@@ -19,8 +19,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.block.shape import BlockShape
 from drumline.parallel.block.transformer import BlockAxes, TransformerBlock
+from drumline.parallel.block.weights import BlockShape
 from tests.parallel.block import reference
 from tests.parallel.einsum.products import compiled_text
 

@@ -41,8 +41,8 @@ from drumline.parallel.rings.ring import (
     Loop,
     Target,
     check_choice,
+    check_wire_dtype,
     chip_here,
-    read_wire_dtype,
     target_here,
 )
 from drumline.parallel.rings.scatter import matmul_reducescatter
@@ -123,7 +123,7 @@ def einsum(
     check_choice("einsum", "loop", loop, get_args(Loop))
     weights = _several("einsum", w)
     place = Placing.find("einsum", x, weights, out_sharding, mesh, (x_sharding, w_sharding))
-    asked = Manner(direction, loop, read_wire_dtype("einsum", wire_dtype))
+    asked = Manner(direction, loop, check_wire_dtype("einsum", wire_dtype))
     options = (("direction", direction), ("loop", loop), ("precision", precision))
     outs: list[jax.Array] = []
     for some, explanation in _tours(spec, x, weights, place, asked):
@@ -182,7 +182,7 @@ def explain_einsum(
     weights = _several("explain_einsum", w)
     given = (x_sharding, w_sharding)
     place = Placing.find("explain_einsum", x, weights, out_sharding, mesh, given)
-    asked = Manner(direction, loop, read_wire_dtype("explain_einsum", wire_dtype))
+    asked = Manner(direction, loop, check_wire_dtype("explain_einsum", wire_dtype))
     tours = [explanation for _, explanation in _tours(spec, x, weights, place, asked)]
     if len(tours) == 1:
         return tours[0]

@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from drumline.parallel.axes import AxisName, devices_along
-from drumline.parallel.block import steps
-from drumline.parallel.block.norms import rms_norm
-from drumline.parallel.block.weights import Weight, begin, expert_weights
+from drumline.parallel.block.layers import expert_layer, rms_norm
+from drumline.parallel.block.weights import Weight, expert_weights, init
 from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
 from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
 from drumline.parallel.experts.matmul import Exchange
@@ -189,10 +188,10 @@ class MoEBlock(eqx.Module):
         keys = iter(jax.random.split(key, 3))
 
         def draw(weight: Weight) -> jax.Array:
-            scale: float = weight.summed**-0.5
+            scale: float = weight.fan_in**-0.5
             return jax.random.normal(next(keys), weight.dims) * scale
 
-        drawn = begin(expert_weights(width, hidden, experts), draw)
+        drawn = init(expert_weights(width, hidden, experts), draw)
         self.scale, self.router = drawn["feedforward_norm"].astype(dtype), drawn["router"]
         self.w_in = drawn["experts_in"].astype(dtype)
         self.w_out = drawn["experts_out"].astype(dtype)
@@ -227,4 +226,4 @@ class MoEBlock(eqx.Module):
         # A scale of a wider type makes the block's result wider too.
         x = x.astype(jnp.promote_types(x.dtype, self.scale.dtype))
         norm = partial(rms_norm, axis_name=gather_axis_name)
-        return Feedforward(*steps.experts(x, {"feedforward_norm": self.scale}, layer, norm=norm))
+        return Feedforward(*expert_layer(x, {"feedforward_norm": self.scale}, layer, norm=norm))

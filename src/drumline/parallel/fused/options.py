@@ -9,7 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.rings.ring import Direction, read_wire_dtype
+from drumline.parallel.rings.ring import Direction, check_wire_dtype
 
 if TYPE_CHECKING:
     from jax.experimental.pallas import tpu as pltpu
@@ -34,7 +34,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what no kernel can be built with, emulated or not."""
-        read_wire_dtype(self.caller, self.wire_dtype)
+        check_wire_dtype(self.caller, self.wire_dtype)
         if self.interpret and isinstance(self.interpret, bool | str | int):
             raise ValueError(
                 f"{self.caller}: interpret is {self.interpret!r}; give pltpu.InterpretParams(), "

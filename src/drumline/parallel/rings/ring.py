@@ -140,12 +140,12 @@ def ring_over(
     check_choice(caller, "loop", loop, get_args(Loop))
     size = devices_along(caller, axis_name)
     order = None if isinstance(axis_name, str) else Order.of(caller, axis_name)
-    wire = read_wire_dtype(caller, wire_dtype)
+    wire = check_wire_dtype(caller, wire_dtype)
     way, steps = cast(Direction, direction), cast(Loop, loop)
     return Ring(axis_name, size, way, steps, precision, order, wire, target_here())
 
 
-def read_wire_dtype(caller: str, wire_dtype: DTypeLike | None) -> jnp.dtype | None:
+def check_wire_dtype(caller: str, wire_dtype: DTypeLike | None) -> jnp.dtype | None:
     """The type in which sums are to travel, refused in one sentence if it is none."""
     if wire_dtype is None:
         return None
