@@ -25,7 +25,7 @@ from drumline.parallel import (
     matmul_reducescatter,
     overlap_options,
 )
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import written_for
 
 # XLA's own collective matmul, off.
 NO_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}

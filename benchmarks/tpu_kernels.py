@@ -35,8 +35,8 @@ from drumline.inspect.compiling.programs import InspectedProgram
 from drumline.inspect.cost.machines import machine
 from drumline.inspect.mistakes import Mistake
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
-from drumline.parallel.fused.scattering import pieces_of
-from drumline.parallel.fused.tours import Tour
+from drumline.parallel.fused.kernels import pieces_of
+from drumline.parallel.fused.ring import Tour
 
 MIB = 1 << 20
 KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from drumline.inspect.compiling.workers import TPU_PYTHON, has_tpu_compiler
 from drumline.inspect.estimate import estimate
 from drumline.parallel import allgather_matmul, overlap_options
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import written_for
 
 EARLY = "xla_lhs_output_fusion_latency_multiplier"
 

@@ -35,8 +35,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.models.remat import Remat, rematerialize
+from drumline.parallel.axes import varying_axes
 from drumline.parallel.block.layers import LocalProjections, Projections, RingProjections
-from drumline.parallel.varying import varying_axes
 
 MeshAxes = str | tuple[str, ...] | None
 """The mesh axes that shard a dimension, major to minor; None for an unsharded dimension."""

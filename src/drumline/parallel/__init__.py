@@ -17,7 +17,7 @@ from drumline.parallel.fused.functions import fused_allgather_matmul, fused_matm
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.scatter import matmul_reducescatter
-from drumline.parallel.scheduling import overlap_options
+from drumline.parallel.target import overlap_options
 
 __all__ = [
     "BlockAxes",

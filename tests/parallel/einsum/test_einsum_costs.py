@@ -9,7 +9,7 @@ import pytest
 from drumline.chips import chip
 from drumline.chips.catalogue import TPUS
 from drumline.parallel.einsum.costs import RingWork, Travels, by_xla, on_ring
-from drumline.parallel.tpus import tpu_of
+from drumline.parallel.target import tpu_of
 
 RING = 4
 

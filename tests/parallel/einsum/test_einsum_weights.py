@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel import einsum, explain_einsum
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import written_for
 from tests.parallel.rings.permutes import bytes_each_way
 
 SPEC = "bd,df->bf"

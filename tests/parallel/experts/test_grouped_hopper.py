@@ -12,7 +12,7 @@ import pytest
 from drumline.parallel.experts.matmul import expert_matmul
 from drumline.parallel.grouped import hopper as grouped_hopper
 from drumline.parallel.grouped import matmul as grouped_matmul
-from drumline.parallel.grouped import moves as grouped_moves
+from drumline.parallel.grouped import rows as grouped_rows
 from drumline.parallel.grouped.rows import group_rows
 
 from .tokens import described
@@ -55,7 +55,7 @@ def test_tokens_are_scattered_as_they_would_be_gathered(weighed: bool) -> None:
     def both(keys: jax.Array, a: jax.Array, gates: jax.Array | None) -> Any:
         groups = group_rows(keys.reshape(-1), experts, 16)
         ends = jnp.cumsum(groups.sizes)
-        got = grouped_moves.scatter_rows(
+        got = grouped_rows.scatter_tokens(
             a,
             gates,
             groups.row.reshape(tokens, k),

@@ -19,7 +19,6 @@ from drumline.parallel.experts.matmul import expert_matmul
 from drumline.parallel.experts.routing import Routing
 from drumline.parallel.grouped import hopper as grouped_hopper
 from drumline.parallel.grouped import matmul as grouped_matmul
-from drumline.parallel.grouped import moves as grouped_moves
 from drumline.parallel.grouped import rows as grouped_rows
 from drumline.parallel.grouped.blocks import blocked_matmul, blocked_outer
 
@@ -67,8 +66,8 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_hopper, "ROWS", ROWS)
     monkeypatch.setattr(grouped_hopper, "matmul", _matmul)
     monkeypatch.setattr(grouped_hopper, "outer", blocked_outer)
-    monkeypatch.setattr(grouped_moves, "takes", lambda tokens: tokens.ndim == 2)
-    monkeypatch.setattr(grouped_moves, "scatter_rows", _scatter_rows)
+    monkeypatch.setattr(grouped_rows, "supports_scatter", lambda tokens: tokens.ndim == 2)
+    monkeypatch.setattr(grouped_rows, "scatter_tokens", _scatter_rows)
 
 
 @pytest.mark.usefixtures("_hopper")

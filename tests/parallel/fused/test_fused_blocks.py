@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.parallel.fused.blocks import Blocks, Operands, choose_blocks, vmem_of
-from drumline.parallel.fused.scattering import pieces_of
+from drumline.parallel.fused.kernels import pieces_of
+from drumline.parallel.fused.plans import Blocks, Operands, choose_blocks, vmem_of
 
 MIB = 1 << 20
 

@@ -16,9 +16,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.fused import travel
-from drumline.parallel.fused.blocks import RESERVED, Blocks, Operands, vmem_of
-from drumline.parallel.fused.travel import Slots
+from drumline.parallel.fused import ring as fused_ring
+from drumline.parallel.fused.plans import RESERVED, Blocks, Operands, vmem_of
+from drumline.parallel.fused.ring import Slots
 from tests.compiling import EVERY_CASE
 from tests.parallel.fused.emulated import (
     GATHER,
@@ -172,12 +172,12 @@ def test_sums_may_travel_in_bfloat16() -> None:
 
 
 def test_slots_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(travel, "SLOTS", 2)
+    monkeypatch.setattr(fused_ring, "SLOTS", 2)
     _one_way_round_four()
 
 
 def test_a_chunk_sent_where_there_is_no_room_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(travel, "SLOTS", 2)
+    monkeypatch.setattr(fused_ring, "SLOTS", 2)
     monkeypatch.setattr(Slots, "scarce", False)
     with pytest.raises(RuntimeError, match="RACE DETECTED"):  # JAX raises it itself since 0.12
         _one_way_round_four()

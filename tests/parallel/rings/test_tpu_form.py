@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from drumline.parallel import allgather_matmul, matmul_reducescatter
-from drumline.parallel.rings.ring import LONGEST_UNROLLED_ON_TPU, Ring, written_for
+from drumline.parallel.rings.ring import LONGEST_UNROLLED_ON_TPU, Ring
+from drumline.parallel.target import written_for
 from tests.parallel.rings.layouts import (
     BY_NAME,
     LAYOUTS,

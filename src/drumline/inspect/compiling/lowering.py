@@ -28,7 +28,7 @@ from drumline.inspect.compiling.meshes import (
     same_mesh,
 )
 from drumline.inspect.mistakes import Mistake
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import written_for
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-from drumline.parallel.apart import ArrayType, traced_apart
 from drumline.parallel.grouped.blocks import alike
-from drumline.parallel.grouped.typed import by_platform
+from drumline.parallel.transforms import ArrayType, traced_apart
+from drumline.parallel.typed import by_platform
 
 Kernel = Literal["auto", "xla", "cudnn", "splash"]
 

@@ -30,11 +30,11 @@ from jaxtyping import Array, Float
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.grouped.blocks import accumulator
-from drumline.parallel.grouped.typed import pmean
 from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.ring import Direction, Loop
 from drumline.parallel.rings.scatter import matmul_reducescatter
 from drumline.parallel.taps import tap
+from drumline.parallel.typed import pmean
 
 BlockWeights = Mapping[str, jax.Array]
 Activation = Callable[[jax.Array], jax.Array]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from drumline.parallel.tpus import TPU
+from drumline.parallel.target import TPU
 
 Travels = Literal["gather contraction", "gather rows", "scatter", "allreduce"]
 

@@ -22,31 +22,25 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from drumline.parallel.einsum.choice import Explanation, Manner, Types, explain, fallback
-from drumline.parallel.einsum.labels import (
+from drumline.parallel.axes import same_everywhere, varying_axes
+from drumline.parallel.einsum.choice import Explanation, Manner, Route, Types, explain, fallback
+from drumline.parallel.einsum.operands import (
+    WHOLE,
     Labelled,
     NotTwoOperands,
+    Placement,
+    Placing,
     Product,
     read_labels,
     spread,
     without_single,
 )
-from drumline.parallel.einsum.places import WHOLE, Placement, Placing
-from drumline.parallel.einsum.routes import Route
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
-from drumline.parallel.rings.products import sum_dtype
-from drumline.parallel.rings.ring import (
-    Direction,
-    Loop,
-    Target,
-    check_choice,
-    check_wire_dtype,
-    chip_here,
-    target_here,
-)
+from drumline.parallel.rings.local import sum_dtype
+from drumline.parallel.rings.ring import Direction, Loop, check_choice, check_wire_dtype
 from drumline.parallel.rings.scatter import matmul_reducescatter
-from drumline.parallel.varying import same_everywhere, varying_axes
+from drumline.parallel.target import Target, chip_here, target_here
 
 
 @overload

@@ -18,15 +18,21 @@ import jax.numpy as jnp
 from drumline.parallel.axes import AxisName, devices_along
 from drumline.parallel.block.layers import expert_layer, rms_norm
 from drumline.parallel.block.weights import Weight, expert_weights, init
-from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
-from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
+from drumline.parallel.experts.exchange import (
+    Activation,
+    Axes,
+    GatedFeedforward,
+    among_everyone,
+    side_by_side,
+    through_experts,
+)
 from drumline.parallel.experts.matmul import Exchange
 from drumline.parallel.experts.routing import Gate, Gating, Routing, route, router_logits
 from drumline.parallel.grouped.blocks import accumulator, alike
 from drumline.parallel.grouped.matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped.rows import Grouping, group_rows
-from drumline.parallel.grouped.typed import psum
-from drumline.parallel.modes import reverse_only
+from drumline.parallel.transforms import reverse_only
+from drumline.parallel.typed import psum
 
 _SOFTMAX = Gating()
 

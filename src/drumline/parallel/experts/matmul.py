@@ -16,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from drumline.parallel.axes import AxisName, devices_along
-from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
-from drumline.parallel.experts.functions import Linear
+from drumline.parallel.experts.exchange import Axes, Linear, among_everyone, through_experts
 from drumline.parallel.grouped.blocks import accumulator, alike
 from drumline.parallel.grouped.matmul import outer, product, row_alignment
 from drumline.parallel.grouped.rows import group_rows
-from drumline.parallel.modes import once_only, reverse_only
+from drumline.parallel.transforms import once_only, reverse_only
 
 Exchange = Literal["alltoall", "allgather"]
 

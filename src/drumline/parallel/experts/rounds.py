@@ -1,19 +1,10 @@
-"""Who sends which rows to whom in which round: the arithmetic of the dropless exchange.
-
-Every device sorts its (token, slot) pairs by expert, so that what it owes each peer is one run of
-rows. All devices learn all counts (a few integers an expert), and from then on everyone knows,
-with no further word, what lies in every buffer of every round: each run is cut into equally many
-slices, one a round, and there are as many rounds as the fullest buffer needs. A skewed assignment
-makes more rounds, never a larger buffer.
-
-Two buffers are possible. A dense one holds `capacity` rows for each peer and travels by
-`all_to_all`; a packed one holds rows for all peers one behind the other and travels by
-`ragged_all_to_all`, which sends no padding and needs rounds only for the fullest receiver.
-"""
+"""X"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +12,7 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.grouped.rows import group_rows
-from drumline.parallel.grouped.typed import all_to_all, pmax, ragged_all_to_all
+from drumline.parallel.typed import all_to_all, fori_loop, pmax, ragged_all_to_all
 
 # Rounds a balanced assignment takes: four keeps the buffers at a quarter of the local rows and
 # the padding of a nearly balanced dense exchange low, and still gives the experts long groups.
@@ -160,3 +151,72 @@ def plan_rounds(
     counts = lax.all_gather(grouping.sizes, axis_name).reshape(peers, peers, -1)
     count = pmax(rounds_needed(counts, peers, capacity, packed=packed), axis_name)
     return Rounds(axis_name, peers, capacity, packed, ahead, grouping.pair, counts, count)
+
+
+class Stages(NamedTuple):
+    """What one round does, in three parts; trees of arrays pass between them."""
+
+    send: Callable[[jax.Array], Any]
+    """Of a round: what arrives at the experts here."""
+    work: Callable[[jax.Array, Any, Any], tuple[Any, Any]]
+    """Of a round, what arrived and totals that stay here: the answers, and the totals after it."""
+    add: Callable[[jax.Array, Any, Any], Any]
+    """Of a round, the experts' answers and sums of what came back: the sums after it."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How rounds follow each other, and in which of the two buffers rows travel."""
+
+    packed: bool
+    ahead: bool
+
+    def __call__(
+        self, count: jax.Array, stages: Stages, answers: Any, sums: Any, totals: Any
+    ) -> tuple[Any, Any]:
+        """Run all rounds.
+
+        Args:
+            count: how many there are.
+            stages: of a round. Ahead, they are asked for a round before the first and one past
+                the last, in which nothing may travel.
+            answers: zeros like the answers of a round.
+            sums: to begin with.
+            totals: to begin with.
+
+        Returns:
+            Sums and totals after the last round.
+        """
+        return (_ahead if self.ahead else _in_turn)(count, stages, answers, sums, totals)
+
+
+def _ahead(
+    count: jax.Array, stages: Stages, answers: Any, sums: Any, totals: Any
+) -> tuple[Any, Any]:
+    def body(r: jax.Array, carry: Any) -> Any:
+        arrived, answers, sums, totals = carry
+        coming = stages.send(r + 1)
+        sums = stages.add(r - 1, answers, sums)
+        answers, totals = stages.work(r, arrived, totals)
+        return coming, answers, sums, totals
+
+    first = stages.send(jnp.zeros_like(count))
+    _, answers, sums, totals = fori_loop(count, body, (first, answers, sums, totals))
+    return stages.add(count - 1, answers, sums), totals
+
+
+def _in_turn(
+    count: jax.Array, stages: Stages, _answers: Any, sums: Any, totals: Any
+) -> tuple[Any, Any]:
+    def body(r: jax.Array, carry: Any) -> Any:
+        sums, totals = carry
+        answers, totals = stages.work(r, stages.send(r), totals)
+        return stages.add(r, answers, sums), totals
+
+    done: tuple[Any, Any] = fori_loop(count, body, (sums, totals))
+    return done
+
+
+DENSE = Schedule(packed=False, ahead=False)
+PACKED = Schedule(packed=True, ahead=False)
+AHEAD = Schedule(packed=True, ahead=True)

@@ -14,7 +14,7 @@ from drumline.parallel.axes import AxisName, devices_along
 from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
 from drumline.parallel.grouped.blocks import accumulator, alike
 from drumline.parallel.grouped.rows import group_sizes
-from drumline.parallel.grouped.typed import by_platform, pmax, pmean, psum
+from drumline.parallel.typed import by_platform, pmax, pmean, psum
 
 Gate = Literal["softmax", "sigmoid"]
 

@@ -24,17 +24,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.axes import devices_along
-from drumline.parallel.fused.blocks import LANES, sublanes
-from drumline.parallel.fused.gathering import gather_outer, gather_product
-from drumline.parallel.fused.options import Options
-from drumline.parallel.fused.plans import KernelPlan
-from drumline.parallel.fused.scattering import scatter_product
-from drumline.parallel.fused.tours import Tour
-from drumline.parallel.modes import once_only, reverse_only
+from drumline.parallel.axes import devices_along, is_checked, vary_alike
+from drumline.parallel.fused.functions import Options
+from drumline.parallel.fused.kernels import gather_outer, gather_product, scatter_product
+from drumline.parallel.fused.plans import LANES, KernelPlan, sublanes
+from drumline.parallel.fused.ring import Tour
+from drumline.parallel.rings.local import check_contraction, check_divides, check_weight
 from drumline.parallel.rings.ring import Direction, check_choice
-from drumline.parallel.rings.shapes import check_contraction, check_divides, check_weight
-from drumline.parallel.varying import is_checked, vary_alike
+from drumline.parallel.transforms import once_only, reverse_only
 
 _ONCE = "its backward pass is a kernel; the ring functions have one"
 

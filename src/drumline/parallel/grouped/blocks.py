@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from drumline.parallel.grouped.typed import fori_loop
-from drumline.parallel.varying import varying_axes
+from drumline.parallel.axes import varying_axes
+from drumline.parallel.typed import fori_loop
 
 
 def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.grouped.blocks import alike
-from drumline.parallel.grouped.typed import array_type
+from drumline.parallel.typed import array_type
 
 # Every group of rows is padded to a multiple of this: the taller of the output tiles.
 ROWS = 256

@@ -28,8 +28,8 @@ from jax.typing import DTypeLike
 
 from drumline.parallel.grouped import megablox
 from drumline.parallel.grouped.blocks import accumulator, alike, blocked_matmul, blocked_outer
-from drumline.parallel.grouped.typed import array_type, by_platform
-from drumline.parallel.modes import batch_first, once_only
+from drumline.parallel.transforms import batch_first, once_only
+from drumline.parallel.typed import array_type, by_platform
 
 
 def grouped_matmul(

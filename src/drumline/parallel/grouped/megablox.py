@@ -18,8 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from drumline.parallel.apart import ArrayType, traced_apart
 from drumline.parallel.grouped.blocks import alike
+from drumline.parallel.transforms import ArrayType, traced_apart
 
 LANES = 128
 """Smaller matrices are mostly padding to these kernels, and rows come in multiples of it."""

@@ -1,29 +1,97 @@
-"""Which row each (token, slot) pair takes when pairs are sorted into one group an expert.
-
-A device may want every group to start on a multiple of some number of rows, so that a tile never
-holds two groups. Three kinds of rows come of it, and these rules hold for them everywhere:
-
-- a row of a group that holds a pair;
-- padding inside a group: zero wherever rows are spread, hence zero in every product of them;
-- rows past the last group: zero wherever rows are spread, but a grouped product may leave them
-  unwritten, so that they hold anything, even NaN. Nothing reads them: grouped products stop at the
-  last group, and a pair without a group has no row, which `rows_or_zero` answers with zeros.
-"""
+"""X"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel.grouped import moves
-from drumline.parallel.grouped.blocks import accumulator
-from drumline.parallel.grouped.typed import by_platform
+from drumline.parallel.grouped.blocks import accumulator, alike
+from drumline.parallel.typed import array_type, by_platform
+
+# Elements that one program moves at a time, and in how many columns; sizes near these are as fast.
+_SCATTER_TILE = 4096
+_SCATTER_COLUMNS = 512
+
+
+def supports_scatter(tokens: jax.Array) -> bool:
+    """Return whether the kernel can move these tokens: rows of whole 256 bytes."""
+    return tokens.ndim == 2 and tokens.shape[1] % 128 == 0 and tokens.dtype.itemsize == 2
+
+
+def scatter_tokens(
+    tokens: jax.Array,
+    gates: jax.Array | None,
+    row: jax.Array,
+    padding: jax.Array,
+    *,
+    rows: int,
+    interpret: bool = False,
+) -> jax.Array:
+    """Write each token, times its gates, to its rows, and zeros to the padding.
+
+    Args:
+        tokens: `[S, D]`.
+        gates: `[S, k]`, or None for ones.
+        row: `int[S, k]`, the row of each slot; `rows` or more for none.
+        padding: `int[2, G]`, where the padding of each group starts and ends.
+        rows: rows of the result; those that are neither a token's nor padding hold anything.
+        interpret: whether to run without a GPU, slowly.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton as plt
+
+    count, width = tokens.shape
+    columns = min(
+        width & -width, _SCATTER_COLUMNS
+    )  # the largest power of two that divides the width
+    tall = _SCATTER_TILE // columns
+    steps = pl.cdiv(count, tall)
+
+    def body(*refs: Any) -> None:
+        tokens_ref, row_ref, padding_ref, *gates_ref, out_ref = refs
+        step = pl.program_id(0)
+        across = (pl.program_id(1) * columns + jnp.arange(columns))[None, :]
+
+        @pl.when(step < steps)
+        def move() -> None:
+            at = step * tall + jnp.arange(tall)
+            inside = at < count
+            found = plt.load(tokens_ref.at[at[:, None], across], mask=inside[:, None], other=0)
+            for slot in range(row.shape[1]):
+                to = plt.load(row_ref.at[at, slot], mask=inside, other=rows)
+                moved = found
+                if gates is not None:
+                    gate = plt.load(gates_ref[0].at[at, slot], mask=inside, other=0)
+                    moved = (gate[:, None] * found.astype(jnp.float32)).astype(found.dtype)
+                plt.store(out_ref.at[to[:, None], across], moved, mask=(to < rows)[:, None])
+
+        @pl.when(step >= steps)
+        def clear() -> None:
+            start, end = padding_ref[0, step - steps], padding_ref[1, step - steps]
+
+            def some(i: jax.Array, _: None) -> None:
+                to = start + i * tall + jnp.arange(tall)
+                zeros = jnp.zeros((tall, columns), tokens.dtype)
+                plt.store(out_ref.at[to[:, None], across], zeros, mask=(to < end)[:, None])
+
+            lax.fori_loop(0, lax.div(end - start + (tall - 1), tall), some, None)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=array_type((rows, width), tokens.dtype, tokens),
+        grid=(steps + padding.shape[1], width // columns),
+        interpret=interpret,
+        compiler_params=plt.CompilerParams(num_warps=4),
+        name="scatter_rows",
+    )
+    operands = (tokens, row, padding) if gates is None else (tokens, row, padding, gates)
+    return alike(call(*operands), tokens)[0]
 
 
 class Grouping(NamedTuple):
@@ -45,7 +113,7 @@ class Grouping(NamedTuple):
             gates: `[S, slots]`, what to multiply each pair's row by.
         """
         gathered = partial(_gathered, slots=slots)
-        if self.pair.shape == self.row.shape or not moves.takes(tokens):
+        if self.pair.shape == self.row.shape or not supports_scatter(tokens):
             return gathered(self, tokens, gates)
         scattered = partial(_scattered, slots=slots)
         return by_platform(self, tokens, gates, cuda=scattered, default=gathered)
@@ -92,7 +160,7 @@ def _scattered(
     ends = jnp.cumsum(groups.sizes)
     padding = jnp.stack([ends - groups.sizes + groups.counts, ends])
     row, rows = groups.row.reshape(-1, slots), groups.pair.shape[0]
-    return moves.scatter_rows(tokens, gates, row, padding, rows=rows)
+    return scatter_tokens(tokens, gates, row, padding, rows=rows)
 
 
 def rows_or_zero(rows: jax.Array, index: jax.Array) -> jax.Array:

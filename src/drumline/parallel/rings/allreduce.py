@@ -14,26 +14,28 @@ import jax
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel.axes import AxisName
-from drumline.parallel.modes import reverse_only
-from drumline.parallel.rings.loops import accumulate, circulate
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
-from drumline.parallel.rings.ring import (
-    Arrival,
-    Direction,
-    Lane,
-    Loop,
-    Ring,
-    ring_over,
+from drumline.parallel.axes import AxisName, empty, is_checked, same_everywhere, vary_alike
+from drumline.parallel.rings.local import (
+    check_contraction,
+    check_weight,
+    check_wire,
+    dot,
+    join,
+    outer,
+    put,
+    result_dtype,
+    sum_dtype,
+    take,
 )
+from drumline.parallel.rings.loops import accumulate, circulate
+from drumline.parallel.rings.ring import Arrival, Direction, Lane, Loop, Ring, ring_over
 from drumline.parallel.rings.scatter import (
     Scattered,
     scatter_gradients,
     scattered_dim,
     scattered_sums,
 )
-from drumline.parallel.rings.shapes import check_contraction, check_weight, check_wire
-from drumline.parallel.varying import empty, is_checked, same_everywhere, vary_alike
+from drumline.parallel.transforms import reverse_only
 
 
 def matmul_allreduce(

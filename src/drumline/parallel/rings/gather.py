@@ -18,27 +18,24 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel.axes import AxisName
-from drumline.parallel.modes import reverse_only
-from drumline.parallel.rings.loops import circulate, in_turn
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, take
-from drumline.parallel.rings.ring import (
-    Arrival,
-    Direction,
-    Loop,
-    Ring,
-    check_choice,
-    ring_over,
-)
-from drumline.parallel.rings.scatter import Arrays, Scattered, scattered_dim, scattered_sums
-from drumline.parallel.rings.shapes import (
+from drumline.parallel.axes import AxisName, empty, vary_alike
+from drumline.parallel.rings.local import (
     check_contraction,
     check_gathered_columns,
     check_rows,
     check_weights,
     check_wire,
+    dot,
+    join,
+    outer,
+    put,
+    result_dtype,
+    take,
 )
-from drumline.parallel.varying import empty, vary_alike
+from drumline.parallel.rings.loops import circulate, in_turn
+from drumline.parallel.rings.ring import Arrival, Direction, Loop, Ring, check_choice, ring_over
+from drumline.parallel.rings.scatter import Arrays, Scattered, scattered_dim, scattered_sums
+from drumline.parallel.transforms import reverse_only
 
 Gathered = Literal["contraction", "rows"]
 

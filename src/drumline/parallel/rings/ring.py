@@ -6,20 +6,17 @@ Nothing is multiplied here. `loops` and `chunks` move arrays round a ring, in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Literal, NamedTuple, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
 from drumline.parallel.axes import AxisName, Order, devices_along
-from drumline.parallel.tpus import TPU, tpu_of
+from drumline.parallel.target import Target, target_here
 
 Direction = Literal["both", "one"]
 Loop = Literal["auto", "unrolled", "rolled"]
@@ -32,8 +29,6 @@ LONGEST_UNROLLED = 2
 # The TPU's compiler copies what a loop carries in every step, and adds sums within the product only
 # outside of loops: there, rings are written out until the program becomes unwieldy.
 LONGEST_UNROLLED_ON_TPU = 16
-
-Target = Literal["tpu", "other"]
 
 
 class Lane(NamedTuple):
@@ -124,9 +119,6 @@ class Ring:
         return lax.rem(here + back, jnp.uint32(self.size))
 
 
-_written_for: ContextVar[tuple[Target, str | None] | None] = ContextVar("written", default=None)
-
-
 def ring_over(
     caller: str,
     axis_name: AxisName,
@@ -166,48 +158,6 @@ def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> 
     if value not in choices:
         expected = " or ".join(repr(choice) for choice in choices)
         raise ValueError(f"{caller}: {name} must be {expected}, not {value!r}")
-
-
-@contextmanager
-def written_for(target: Target, kind: str | None = None) -> Iterator[None]:
-    """Rings that are traced within are written for one target, wherever they will run.
-
-    For a look at the TPU's form on other devices, which compute the same with it. `kind` is the
-    TPU's, as JAX tells it; without one, that of the devices that are there.
-    """
-    token = _written_for.set((target, kind))
-    try:
-        yield
-    finally:
-        _written_for.reset(token)
-
-
-def target_here(mesh: Mesh | AbstractMesh | None = None) -> Target:
-    """What rings are written for here, as far as tracing can know: the mesh's devices, or ours."""
-    told = _written_for.get()
-    if told is not None:
-        return told[0]
-    device = _device(mesh)
-    platform = jax.default_backend() if device is None else device.platform
-    return "tpu" if platform == "tpu" else "other"
-
-
-def chip_here(mesh: Mesh | AbstractMesh | None = None) -> TPU | None:
-    """The TPU that rings are written for here; None for other devices."""
-    if target_here(mesh) != "tpu":
-        return None
-    told = _written_for.get()
-    if told is not None and told[1] is not None:
-        return tpu_of(told[1])
-    device = _device(mesh)
-    return tpu_of(str((jax.devices()[0] if device is None else device).device_kind))
-
-
-def _device(mesh: Mesh | AbstractMesh | None) -> Any:
-    if isinstance(mesh, Mesh):
-        return mesh.devices.flat[0]
-    here = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    return getattr(here, "abstract_device", None)
 
 
 def apart(state: State) -> State:

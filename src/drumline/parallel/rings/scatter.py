@@ -15,10 +15,21 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel.axes import AxisName
-from drumline.parallel.modes import reverse_only
+from drumline.parallel.axes import AxisName, empty, vary_alike
+from drumline.parallel.rings.local import (
+    check_contraction,
+    check_divides,
+    check_rows,
+    check_weight,
+    check_wire,
+    dot,
+    join,
+    outer,
+    put,
+    result_dtype,
+    take,
+)
 from drumline.parallel.rings.loops import accumulate, circulate
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, take
 from drumline.parallel.rings.ring import (
     Arrival,
     Direction,
@@ -28,14 +39,7 @@ from drumline.parallel.rings.ring import (
     check_choice,
     ring_over,
 )
-from drumline.parallel.rings.shapes import (
-    check_contraction,
-    check_divides,
-    check_rows,
-    check_weight,
-    check_wire,
-)
-from drumline.parallel.varying import empty, vary_alike
+from drumline.parallel.transforms import reverse_only
 
 Scattered = Literal["columns", "rows"]
 Arrays = tuple[jax.Array, ...]

@@ -12,8 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.fused.blocks import Blocks
-from drumline.parallel.fused.tours import Ref
+from drumline.parallel.fused.plans import Blocks
+from drumline.parallel.fused.ring import Ref
 
 # The blocks of the result are divided between the cores, whose number is that of the programs.
 _SHARED: Any = {

@@ -1,22 +1,16 @@
-"""How a function can be transformed, said in one sentence where it cannot.
-
-A function with a gradient of its own (`jax.custom_vjp`) has no forward mode, and JAX's words for
-that depend on where it is called. The marks here are identities that cost nothing in the compiled
-program: `reverse_only` passes tangents on as long as they will be transposed, and refuses to
-compute them; `once_only` refuses to be differentiated at all; `batch_first` leads what `jax.vmap`
-adds to the front, where some of JAX's primitives want it.
-"""
+"""X"""
 
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 
@@ -99,3 +93,39 @@ _tangent_p.def_impl(_refuse_tangent)
 mlir.register_lowering(_tangent_p, _refuse_tangent)
 ad.primitive_jvps[_once_only_p] = _refuse_once_more
 batching.primitive_batchers[_batch_first_p] = _lead
+
+
+class ArrayType(NamedTuple):
+    """The type of an array without its place on a mesh."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @staticmethod
+    def of(x: Any) -> ArrayType:
+        """The type of an array, or of what stands for one."""
+        return ArrayType(tuple(x.shape), x.dtype)
+
+
+class Traced(NamedTuple):
+    """A function of arrays, traced."""
+
+    call: Callable[..., list[jax.Array]]
+    """Takes arrays of the types it was traced with; returns the leaves of the result."""
+    result: Any
+    """A tree like the result, with the type of each leaf."""
+
+
+def traced_apart(function: Callable[..., Any], *types: ArrayType) -> Traced:
+    """Trace a function of arrays of these types, away from any mesh."""
+
+    def trace() -> Traced:
+        structs: list[Any] = [_struct(one.shape, one.dtype) for one in types]
+        closed, result = jax.make_jaxpr(function, return_shape=True)(*structs)
+        return Traced(jaxpr_as_fun(closed), result)
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        return elsewhere.submit(trace).result()
+
+
+_struct: Any = jax.ShapeDtypeStruct

@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.modes import batch_first
+from drumline.parallel.transforms import batch_first
 
 T = TypeVar("T")
 
