@@ -35,8 +35,8 @@ from drumline.inspect.compiling.programs import InspectedProgram
 from drumline.inspect.cost.machines import machine
 from drumline.inspect.mistakes import Mistake
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
-from drumline.parallel.fused.kernels import pieces_of
-from drumline.parallel.fused.ring import Tour
+from drumline.parallel.fused.kernels import piece_count
+from drumline.parallel.fused.ring import KernelRing
 
 MIB = 1 << 20
 KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
@@ -100,12 +100,12 @@ class Case:
     def model(self) -> float:
         """Seconds, by our model: see above."""
         chip, size, n = self.chips.chip, self.size, self.ring
-        tour = Tour("Y", n, "both", ("X", "Y"))
+        tour = KernelRing("Y", n, "both", ("X", "Y"))
         height = size.rows // n
         product = 2 * height * size.model * size.hidden / n / chip.peak_bf16_flops
         hop = height * size.model / chip.link_bandwidth
         gather = _gather_seconds(tour, product, 2 * hop)
-        scatter = _scatter_seconds(tour, product, 4 * hop, pieces_of(height, 16))
+        scatter = _scatter_seconds(tour, product, 4 * hop, piece_count(height, 16))
         first = FIRST_BLOCKS / chip.hbm_bandwidth
         forward = first + (gather if self.gathers else scatter)
         if not self.gradients:
@@ -115,7 +115,7 @@ class Case:
         return forward + others
 
 
-def _gather_seconds(tour: Tour, product: float, hop: float) -> float:
+def _gather_seconds(tour: KernelRing, product: float, hop: float) -> float:
     """Own product, then those of each step's arrivals, beside what travels on meanwhile."""
     ways = len(tour.ways)
     steps = [product, *[ways * product] * tour.hops, *[product] * tour.halves]
@@ -123,7 +123,7 @@ def _gather_seconds(tour: Tour, product: float, hop: float) -> float:
     return sum(max(pair) for pair in zip(steps, beside, strict=True))
 
 
-def _scatter_seconds(tour: Tour, product: float, hop: float, pieces: int) -> float:
+def _scatter_seconds(tour: KernelRing, product: float, hop: float, pieces: int) -> float:
     """The same steps backwards; a sum sets out when its piece's product is there."""
     ways = len(tour.ways)
     steps = [*[product] * tour.halves, *[ways * product] * tour.hops, product]

@@ -1,7 +1,7 @@
-"""Matrix products of sharded arrays that hide their communication behind the multiplication.
+"""Matmuls of sharded arrays that overlap communication with computation.
 
-`einsum` reads the shardings of its operands and picks a ring; underneath, for use inside
-`jax.shard_map`, are the rings themselves and the mixture of experts that drops no token. Shapes are
+`einsum` reads the shardings of its operands and picks a ring. The other functions are for use
+inside `jax.shard_map`: the rings themselves, and the dropless mixture of experts. Shapes are
 written as in "Programming TPUs in JAX": `A[B_X, D_Y]` is an array whose rows are sharded over mesh
 axis X and whose columns over Y.
 """

@@ -1,4 +1,8 @@
-"""X"""
+"""The device that rings are written for, and compiler options for it.
+
+A ring has two forms: one for the TPU's compiler, one for all others. The cost model of `einsum`
+also needs the TPU's peak and bandwidths.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +17,36 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 Target = Literal["tpu", "other"]
-_written_for: ContextVar[tuple[Target, str | None] | None] = ContextVar("written", default=None)
+_override: ContextVar[tuple[Target, str | None] | None] = ContextVar("written", default=None)
 
 
 @dataclass(frozen=True)
 class TPU:
-    """What decides of a device: FLOP/s in bfloat16, bytes/s of a link one way and of its memory."""
+    """A TPU device.
 
-    peak: float
-    link: float
-    memory: float
-    late_hops: bool = False
-    """Whether its compiler, left to itself, begins hops later than they need."""
+    Attributes:
+        peak_flops: bfloat16 FLOPs per second.
+        link_bandwidth: bytes per second of a link, one way.
+        memory_bandwidth: bytes per second of the HBM.
+    """
+
+    peak_flops: float
+    link_bandwidth: float
+    memory_bandwidth: float
+    late_permutes: bool = False
+    """True if its compiler, by default, starts permutes later than necessary."""
 
 
-_KINDS = {
+_TPUS = {
     "TPU v2": TPU(2.3e13, 6e10, 3.6e11),
     "TPU v3": TPU(6.15e13, 1e11, 4.5e11),
-    "TPU v4": TPU(2.75e14, 4.5e10, 1.2e12, late_hops=True),
+    "TPU v4": TPU(2.75e14, 4.5e10, 1.2e12, late_permutes=True),
     "TPU v5 lite": TPU(1.97e14, 4.5e10, 8.2e11),
-    "TPU v5": TPU(4.59e14, 9e10, 2.8e12, late_hops=True),
-    "TPU v6 lite": TPU(9.2e14, 9e10, 1.6e12, late_hops=True),
+    "TPU v5": TPU(4.59e14, 9e10, 2.8e12, late_permutes=True),
+    "TPU v6 lite": TPU(9.2e14, 9e10, 1.6e12, late_permutes=True),
     "TPU7x": TPU(1.15e15, 9e10, 3.7e12),
 }
-_OTHER_NAMES = {
+_ALIASES = {
     "TPU v5e": "TPU v5 lite",
     "TPU v5p": "TPU v5",
     "TPU v6e": "TPU v6 lite",
@@ -45,77 +55,82 @@ _OTHER_NAMES = {
 
 
 def tpu_of(kind: str) -> TPU:
-    """The chip of a device kind as JAX tells it; one that is not known counts as a v5e."""
-    return _KINDS.get(_OTHER_NAMES.get(kind, kind), _KINDS["TPU v5 lite"])
+    """Return the TPU of a JAX device kind; an unknown kind counts as a v5e."""
+    return _TPUS.get(_ALIASES.get(kind, kind), _TPUS["TPU v5 lite"])
 
 
 @contextmanager
-def written_for(target: Target, kind: str | None = None) -> Iterator[None]:
-    """Rings that are traced within are written for one target, wherever they will run.
+def trace_for(target: Target, kind: str | None = None) -> Iterator[None]:
+    """Write the rings that are traced inside for a target, whatever device runs them.
 
-    For a look at the TPU's form on other devices, which compute the same with it. `kind` is the
-    TPU's, as JAX tells it; without one, that of the devices that are there.
+    Other devices compute the same with the TPU's form. `kind` is the TPU's device kind in JAX, by
+    default that of the current devices.
     """
-    token = _written_for.set((target, kind))
+    token = _override.set((target, kind))
     try:
         yield
     finally:
-        _written_for.reset(token)
+        _override.reset(token)
 
 
-def target_here(mesh: Mesh | AbstractMesh | None = None) -> Target:
-    """What rings are written for here, as far as tracing can know: the mesh's devices, or ours."""
-    told = _written_for.get()
-    if told is not None:
-        return told[0]
-    device = _device(mesh)
+def current_target(mesh: Mesh | AbstractMesh | None = None) -> Target:
+    """Return the target for the devices of a mesh; None is the current mesh or backend."""
+    override = _override.get()
+    if override is not None:
+        return override[0]
+    device = _mesh_device(mesh)
     platform = jax.default_backend() if device is None else device.platform
     return "tpu" if platform == "tpu" else "other"
 
 
-def chip_here(mesh: Mesh | AbstractMesh | None = None) -> TPU | None:
-    """The TPU that rings are written for here; None for other devices."""
-    if target_here(mesh) != "tpu":
+def current_tpu(mesh: Mesh | AbstractMesh | None = None) -> TPU | None:
+    """Return the TPU that rings are written for, or None for other devices."""
+    if current_target(mesh) != "tpu":
         return None
-    told = _written_for.get()
-    if told is not None and told[1] is not None:
-        return tpu_of(told[1])
-    device = _device(mesh)
+    override = _override.get()
+    if override is not None and override[1] is not None:
+        return tpu_of(override[1])
+    device = _mesh_device(mesh)
     return tpu_of(str((jax.devices()[0] if device is None else device).device_kind))
 
 
-def _device(mesh: Mesh | AbstractMesh | None) -> Any:
+def _mesh_device(mesh: Mesh | AbstractMesh | None) -> Any:
     if isinstance(mesh, Mesh):
         return mesh.devices.flat[0]
-    here = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    return getattr(here, "abstract_device", None)
+    active = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    return getattr(active, "abstract_device", None)
 
 
-_HOPS_EARLY = {"xla_lhs_output_fusion_latency_multiplier": 0.1}
+_EARLY_PERMUTES = {"xla_lhs_output_fusion_latency_multiplier": 0.1}
 
 
 def overlap_options(mesh: Mesh | AbstractMesh | None = None) -> dict[str, float]:
-    """Options for the compiler of a program with rings: `jax.jit(f, compiler_options=…)`.
+    """Return compiler options for programs with rings: `jax.jit(f, compiler_options=…)`.
 
-    `drumline.train.fit` gives them to its step. Nothing is returned where they gain nothing (on a
-    v5e, and off the TPU), or where the compiler that is installed does not know them.
+    The TPU's scheduler assumes that a permute takes a fraction of the time that a link needs, and
+    starts it too late to overlap with all matmuls beside it. These options make it assume shorter
+    matmuls, so it starts a permute as soon as its operand is ready. `docs/overlap.md` has
+    measurements.
+
+    `drumline.train.fit` sets the options for its step. The result is empty where they gain nothing
+    (on a v5e, and off the TPU), or if the installed compiler does not know them.
 
     Args:
-        mesh: what the program will run on; without one, the devices that are here.
+        mesh: the mesh of the program; None is the current devices.
     """
-    chip = chip_here(mesh)
-    if chip is None or not chip.late_hops:
+    chip = current_tpu(mesh)
+    if chip is None or not chip.late_permutes:
         return {}
-    # Elsewhere it is another process that compiles, for a TPU that is not here.
-    known = jax.default_backend() != "tpu" or _known_here()
-    return dict(_HOPS_EARLY) if known else {}
+    # Without a local TPU, another process compiles.
+    accepted = jax.default_backend() != "tpu" or _compiler_accepts()
+    return dict(_EARLY_PERMUTES) if accepted else {}
 
 
 @cache
-def _known_here() -> bool:
-    """Whether the compiler of this process takes the options, by trying."""
+def _compiler_accepts() -> bool:
+    """Return True if the compiler of this process accepts the options. Try them once."""
     try:
-        jax.jit(lambda x: x + 1, compiler_options=_HOPS_EARLY).lower(0.0).compile()
+        jax.jit(lambda x: x + 1, compiler_options=_EARLY_PERMUTES).lower(0.0).compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

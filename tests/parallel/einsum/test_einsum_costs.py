@@ -8,7 +8,7 @@ import pytest
 
 from drumline.chips import chip
 from drumline.chips.catalogue import TPUS
-from drumline.parallel.einsum.costs import RingWork, Travels, by_xla, on_ring
+from drumline.parallel.einsum.costs import RingCost, Travels, ring_seconds, xla_seconds
 from drumline.parallel.target import tpu_of
 
 RING = 4
@@ -61,8 +61,8 @@ def _chosen(seen: Seen) -> bool:
     flops = 2.0 * rows * inner * columns / RING
     chip = tpu_of(seen.kind)
     shard = rows * travelling / RING
-    work = RingWork(seen.travels, RING, flops, shard, inner * columns / RING, 2)
-    return on_ring(work, 2, chip).worse(by_xla(work, chip)) <= 1
+    work = RingCost(seen.travels, RING, flops, shard, inner * columns / RING, 2)
+    return ring_seconds(work, 2, chip).worse(xla_seconds(work, chip)) <= 1
 
 
 @pytest.mark.parametrize("seen", SEEN, ids=lambda seen: f"{seen.kind}, {seen.travels} {seen.dims}")

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel import einsum, explain_einsum
-from drumline.parallel.target import written_for
+from drumline.parallel.target import trace_for
 from tests.parallel.rings.permutes import bytes_each_way
 
 SPEC = "bd,df->bf"
@@ -92,7 +92,7 @@ def described(mesh: jax.sharding.Mesh, place: Any, *dims: int, dtype: Any = jnp.
 
 def test_on_a_tpu_a_ring_has_to_pay(mesh: jax.sharding.Mesh) -> None:
     columns, rows = spec(None, "Y"), spec("Y", None)
-    with written_for("tpu"):
+    with trace_for("tpu"):
         small = [described(mesh, rows, 64, 64), described(mesh, columns, 64, 64)]
         told = explain_einsum(SPEC, *small, out_sharding=columns)
         assert told.choice == "jnp.einsum"
@@ -116,7 +116,7 @@ def test_on_a_tpu_sums_travel_in_the_results_type_where_float32_would_not_hide(
         w = described(mesh, rows, depth, 4096, dtype=dtype)
         return explain_einsum(SPEC, x, w, out_sharding=rows, **options)
 
-    with written_for("tpu"):
+    with trace_for("tpu"):
         assert wire(14336).wire_dtype == jnp.bfloat16
         assert wire(2**18).wire_dtype is None  # products so long that any sum hides
         assert wire(14336, jnp.float32).wire_dtype in (None, jnp.float32)

@@ -114,11 +114,11 @@ def test_packed_buffers_travel_to_the_right_places(monkeypatch: pytest.MonkeyPat
     alone, nobody = assign("uniform", 16, 2), assign("uniform", 16, 2)
     alone[16:], nobody[:] = -1, -1
     assignments = [*(assign(kind, 16, 2) for kind in KINDS), alone, nobody]
-    in_turn, ahead = run_on("cuda"), run_on("tpu")
-    for found, assignment in zip(in_turn, assignments, strict=True):
+    visit_in_turn, ahead = run_on("cuda"), run_on("tpu")
+    for found, assignment in zip(visit_in_turn, assignments, strict=True):
         assert_true(found, case, assignment)
     # Sent ahead, rows are summed in the same order.
-    jax.tree.map(np.testing.assert_array_equal, ahead, in_turn)
+    jax.tree.map(np.testing.assert_array_equal, ahead, visit_in_turn)
 
 
 @pytest.mark.parametrize("buffer_rows", [1, 7])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from drumline.parallel.experts.matmul import expert_matmul
-from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.experts.rounds import default_buffer_rows, round_count
 from drumline.parallel.grouped.blocks import blocked_matmul, rows_per_block
 
 from .tokens import assign, draw, mesh_of, sharded
@@ -64,8 +64,8 @@ def test_skew_costs_rounds() -> None:
     even = jnp.full((peers, experts), rows // experts)
     skewed = jnp.zeros((peers, experts), jnp.int32).at[:, 3].set(rows)
     for packed in (False, True):
-        assert int(rounds_needed(even, peers, capacity, packed=packed)) == 4
-        assert int(rounds_needed(skewed, peers, capacity, packed=packed)) == 4 * peers
+        assert int(round_count(even, peers, capacity, packed=packed)) == 4
+        assert int(round_count(skewed, peers, capacity, packed=packed)) == 4 * peers
 
 
 def test_cpu_does_the_work_of_one_dense_product_not_of_every_expert() -> None:

@@ -99,15 +99,15 @@ def test_value_and_gradients_lower_for_a_hopper_gpu(
 
 def test_shapes_the_tiles_do_not_fit_are_left_to_the_loops() -> None:
     half = jnp.dtype(jnp.bfloat16)
-    assert grouped_hopper.takes(half, 2048, 1408)
-    assert not grouped_hopper.takes(half, 128, 384)
-    assert not grouped_hopper.takes(half, 256, 100)
-    assert not grouped_hopper.takes(jnp.dtype(jnp.float32), 256, 256)
+    assert grouped_hopper.supports(half, 2048, 1408)
+    assert not grouped_hopper.supports(half, 128, 384)
+    assert not grouped_hopper.supports(half, 256, 100)
+    assert not grouped_hopper.supports(jnp.dtype(jnp.float32), 256, 256)
 
 
 @pytest.mark.parametrize(("d", "f"), [(4096, 14336), (2048, 1408), (384, 512)])
 def test_tiles_divide_what_the_kernels_take(d: int, f: int) -> None:
-    assert grouped_hopper.takes(jnp.dtype(jnp.bfloat16), d, f)
+    assert grouped_hopper.supports(jnp.dtype(jnp.bfloat16), d, f)
     for columns, depth in ((f, d), (d, f)):
         tiles = grouped_hopper.matmul_tiles(columns)
         cut = (grouped_hopper.ROWS % tiles.rows, columns % tiles.columns, depth % tiles.depth)

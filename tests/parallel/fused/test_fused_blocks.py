@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.parallel.fused.kernels import pieces_of
+from drumline.parallel.fused.kernels import piece_count
 from drumline.parallel.fused.plans import Blocks, Operands, choose_blocks, vmem_of
 
 MIB = 1 << 20
@@ -41,5 +41,5 @@ def test_the_smallest_problem_and_none_that_fits() -> None:
 
 
 def test_pieces_of_a_chunk_are_whole_tiles_and_an_even_number() -> None:
-    assert [pieces_of(height, 16) for height in (32, 1024, 2048, 8192)] == [2, 2, 4, 4]
-    assert pieces_of(2048 + 32, 16) == 2
+    assert [piece_count(height, 16) for height in (32, 1024, 2048, 8192)] == [2, 2, 4, 4]
+    assert piece_count(2048 + 32, 16) == 2

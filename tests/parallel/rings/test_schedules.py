@@ -55,7 +55,7 @@ ENTRY %main (a: bf16[8,4], w: bf16[4,4]) -> f32[8,4] {
 _OPERATION = re.compile(r"^\s*(%\w+)(?::\d+)? = (\S+) (.*)$")
 
 
-class Product(NamedTuple):
+class Contraction(NamedTuple):
     """A multiplication in a lowered program."""
 
     name: str
@@ -63,9 +63,9 @@ class Product(NamedTuple):
     waits_for: set[str]
 
 
-def products(text: str) -> list[Product]:
+def products(text: str) -> list[Contraction]:
     """The multiplications in their order, each with those it cannot begin before."""
-    found: list[Product] = []
+    found: list[Contraction] = []
     behind: dict[str, set[str]] = {}
     for line in text.splitlines():
         if not (match := _OPERATION.match(line)):
@@ -74,7 +74,7 @@ def products(text: str) -> list[Product]:
         operands = set(re.findall(r"%\w+(?:#\d+)?", rest))
         behind[name] = set().union(*(behind.get(o.split("#")[0], ()) for o in operands))
         if operation == "stablehlo.dot_general":
-            found.append(Product(name, operands, set(behind[name])))
+            found.append(Contraction(name, operands, set(behind[name])))
             behind[name].add(name)
     return found
 

@@ -13,7 +13,7 @@ import pytest
 
 from drumline.parallel import allgather_matmul, matmul_reducescatter
 from drumline.parallel.rings.ring import LONGEST_UNROLLED_ON_TPU, Ring
-from drumline.parallel.target import written_for
+from drumline.parallel.target import trace_for
 from tests.parallel.rings.layouts import (
     BY_NAME,
     LAYOUTS,
@@ -60,7 +60,7 @@ def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str,
             results.append([out, *pull(cotangent)])
         return results
 
-    with written_for("tpu"):
+    with trace_for("tpu"):
         found = run_all(inputs)
     for layout, arrays, results in zip(RINGS, inputs, found, strict=True):
         *operands, cotangent = (exactly(array, jnp.dtype(dtype)) for array in arrays)
@@ -75,7 +75,7 @@ def test_shards_go_whole_half_the_way_round(size: int) -> None:
     shard = 2 * dims["b"] * dims["s"] * dims["d"] // size
     for name, item in (("gather rows", 1), ("scatter rows", 2)):
         operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in BY_NAME[name].operands]
-        with written_for("tpu"):
+        with trace_for("tpu"):
             lowered = jax.jit(sharded(BY_NAME[name], mesh, others)).lower(*operands)
         assert bytes_each_way(lowered, mesh, RING) == {
             1: size // 2 * shard * item,
@@ -88,7 +88,7 @@ def test_nothing_is_cut_joined_filled_or_held_back() -> None:
     dims = {"b": 2, "s": 24, "d": 32, "f": 64}
     for layout in RINGS:
         operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in layout.operands]
-        with written_for("tpu"):
+        with trace_for("tpu"):
             text = jax.jit(sharded(layout, mesh, others)).lower(*operands).as_text()
         operations = re.findall(r"stablehlo\.(\w+)", text)
         assert "while" not in operations
@@ -151,7 +151,7 @@ def test_one_tour_serves_several_weights(target: str, gathered: str) -> None:
         outs, pull = jax.vjp(mapped, x, weights)
         return outs, pull(tuple(cotangents))
 
-    with written_for(target):  # type: ignore[arg-type]
+    with trace_for(target):  # type: ignore[arg-type]
         outs, (dx, dws) = run(x, weights)
         lowered = jax.jit(mapped).lower(x, weights)
     assert len(outs) == 3

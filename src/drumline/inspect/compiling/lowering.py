@@ -28,7 +28,7 @@ from drumline.inspect.compiling.meshes import (
     same_mesh,
 )
 from drumline.inspect.mistakes import Mistake
-from drumline.parallel.target import written_for
+from drumline.parallel.target import trace_for
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def lower(
             placed = arguments if candidate is None else place(arguments, candidate)
             check_divides(placed)
             check_mesh(placed, given)
-            with context, written_for("tpu" if platform == "tpu" else "other", kind):
+            with context, trace_for("tpu" if platform == "tpu" else "other", kind):
                 traced = _jitted(function).trace(*placed)
                 lowered = traced.lower(lowering_platforms=platform and (platform,))
         except Mistake:

@@ -32,8 +32,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-from drumline.parallel.grouped.blocks import alike
-from drumline.parallel.transforms import ArrayType, traced_apart
+from drumline.parallel.grouped.blocks import match_varying
+from drumline.parallel.transforms import ArrayType, trace_without_mesh
 from drumline.parallel.typed import by_platform
 
 Kernel = Literal["auto", "xla", "cudnn", "splash"]
@@ -189,7 +189,7 @@ def attend_splash(
     # that only the kernel's block size added.
     masked = valid < padded_length + padding and (not causal or valid < padded_length)
     kernel = _Splash(causal, valid if masked else None, interpret)
-    out = _splash(kernel, *alike(by_head(scaled), by_head(key), by_head(value)))
+    out = _splash(kernel, *match_varying(by_head(scaled), by_head(key), by_head(value)))
     return jnp.swapaxes(out[:, :, :padded_length], 1, 2)
 
 
@@ -208,7 +208,7 @@ def _splash_forward(
     kernel: _Splash, query: HeadMajor, key: HeadMajor, value: HeadMajor
 ) -> tuple[HeadMajor, Any]:
     forward = _splash_passes(kernel, ArrayType.of(query), ArrayType.of(key)).forward
-    out, *residuals = alike(query, *forward(query, key, value))[1:]
+    out, *residuals = match_varying(query, *forward(query, key, value))[1:]
     return out, (query, key, residuals)
 
 
@@ -217,7 +217,7 @@ def _splash_backward(
 ) -> tuple[HeadMajor, HeadMajor, HeadMajor]:
     query, key, residuals = saved
     backward = _splash_passes(kernel, ArrayType.of(query), ArrayType.of(key)).backward
-    dquery, dkey, dvalue = alike(query, *backward(*residuals, g))[1:]
+    dquery, dkey, dvalue = match_varying(query, *backward(*residuals, g))[1:]
     return dquery, dkey, dvalue
 
 
@@ -236,14 +236,14 @@ def _splash_passes(kernel: _Splash, query: ArrayType, key: ArrayType) -> _Splash
     def forward(*arrays: jax.Array) -> Any:
         return jax.vjp(jax.vmap(_splash_kernel(kernel, query)), *arrays)
 
-    traced_forward = traced_apart(forward, query, key, key)
+    traced_forward = trace_without_mesh(forward, query, key, key)
     out, pullback = traced_forward.result
     residuals, structure = jax.tree.flatten(pullback)
 
     def backward(*arrays: jax.Array) -> Any:
         return jax.tree.unflatten(structure, arrays[:-1])(arrays[-1])
 
-    traced_backward = traced_apart(backward, *map(ArrayType.of, (*residuals, out)))
+    traced_backward = trace_without_mesh(backward, *map(ArrayType.of, (*residuals, out)))
     return _SplashPasses(traced_forward.call, traced_backward.call)
 
 

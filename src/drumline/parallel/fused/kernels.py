@@ -1,4 +1,21 @@
-"""X"""
+"""The kernels: a gather with matmuls, a gather with a weight gradient, and a matmul with a scatter.
+
+`gather_matmul` writes the complete rows of the result for each chunk that arrives. `gather_outer`
+sums over the rows of the chunks, so every step adds to the whole result. Its sum stays in HBM in
+float32 between the steps, and both chunks of a step are added at once. It is read and written n/2
+times, which is a few bytes for each thousand multiplications at the sizes of training.
+
+`scatter_matmul` moves like the gather in reverse. The sum for each device starts at the devices
+farthest from it. Each device on the way adds its matmul, in the epilogue of that matmul, and sends
+the sum on. A sum can only be sent after it has arrived and been added to, so its hop must overlap
+with other matmuls: those of the other direction and of other pieces. With chunks split into s
+pieces, the hop of a whole chunk overlaps completely if it takes no longer than `2 - 1/s` of its
+matmuls (in both directions; `1 - 1/s` in one).
+
+A sum is updated where it arrived and sent from there to one of two slots of the neighbour, which
+signals (`slot_free`) when it has sent the previous content. Two slots per direction suffice,
+because the slot that a sum is sent to was freed a whole step ago.
+"""
 
 from __future__ import annotations
 
@@ -12,48 +29,51 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.fused.matmuls import Added, multiply, multiply_transposed
+from drumline.parallel.fused.matmuls import Addend, pipelined_matmul, pipelined_outer
 from drumline.parallel.fused.plans import KernelPlan, Operands, sublanes
 from drumline.parallel.fused.ring import (
     ArrivedChunk,
+    ChunkGather,
     Index,
+    KernelRing,
     Ref,
     Slots,
-    Tour,
-    Travel,
     remainder,
     when,
 )
 
 
-def gather_product(
-    plan: KernelPlan, x: jax.Array, w: jax.Array, *, along: int = 0, keep: bool = False
+def gather_matmul(
+    plan: KernelPlan, x: jax.Array, w: jax.Array, *, w_dim: int = 0, keep: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """x[B_Y, K] · w[K, N] → [B, N], and the slots: with `keep` they are the gathered x[B, K].
+    """Compute x[B_Y, K] · w[K, N] → [B, N]. Also return the slots.
 
-    `along=1` takes w as [N, K]. What is kept is where the chunks landed, so it costs the memory of
-    the slots that a long ring would use again, and no copy but that of the device's own chunk.
+    With `keep` the slots are the gathered x[B, K]. They are where the chunks arrive, so keeping
+    them costs the memory of slots that a long ring would reuse, and one copy of the device's own
+    chunk. With `w_dim=1`, w is [N, K].
     """
-    (height, depth), columns = x.shape, w.shape[1 - along]
-    size, itemsize = plan.tour.size, x.dtype.itemsize
+    (height, depth), columns = x.shape, w.shape[1 - w_dim]
+    size, itemsize = plan.ring.size, x.dtype.itemsize
     blocks = plan.blocks(height, columns, depth, Operands(itemsize, itemsize))
-    slots = Slots(plan.tour, keep)
+    slots = Slots(plan.ring, keep)
 
     def kernel(x: Ref, w: Ref, out: Ref, chunks: Ref, kept: Ref, *semaphores: Ref) -> None:
         def own_chunk() -> Any:
-            return pltpu.make_async_copy(x, chunks.at[plan.tour.here()], kept)
+            return pltpu.make_async_copy(x, chunks.at[plan.ring.own_index()], kept)
 
         if keep:
-            plan.tour.lead(lambda: own_chunk().start())
+            plan.ring.on_first_core(lambda: own_chunk().start())
 
         def visit(arrivals: list[ArrivedChunk], _first: bool, _last: bool) -> None:
             for chunk, source in arrivals:
                 rows = out.at[pl.ds(pl.multiple_of(source * height, height), height)]
-                multiply(chunk, w, rows, blocks=blocks, along=along, precision=plan.precision)
+                pipelined_matmul(
+                    chunk, w, rows, blocks=blocks, w_dim=w_dim, precision=plan.precision
+                )
 
-        Travel(slots, x, chunks, *semaphores).run(visit)
+        ChunkGather(slots, x, chunks, *semaphores).run(visit)
         if keep:
-            plan.tour.lead(lambda: own_chunk().wait())
+            plan.ring.on_first_core(lambda: own_chunk().wait())
 
     out, chunks = plan.call(
         kernel,
@@ -66,12 +86,12 @@ def gather_product(
 
 
 def gather_outer(plan: KernelPlan, x: jax.Array, g: jax.Array) -> jax.Array:
-    """x[B_Y, M]ᵀ · g[B, N] → [M, N], where the rows of x travel and those of g are here."""
+    """Compute x[B_Y, M]ᵀ · g[B, N] → [M, N], where x is gathered and g is local."""
     (height, rows), columns = x.shape, g.shape[1]
-    itemsize, ways = x.dtype.itemsize, len(plan.tour.ways)
-    operands = Operands(itemsize, 4, pairs=ways, added=1)
+    itemsize, directions = x.dtype.itemsize, len(plan.ring.directions)
+    operands = Operands(itemsize, 4, pairs=directions, added=1)
     blocks = plan.blocks(rows, columns, height, operands)
-    slots = Slots(plan.tour, keep=False)
+    slots = Slots(plan.ring, keep=False)
 
     def kernel(x: Ref, g: Ref, out: Ref, sums: Ref, chunks: Ref, *semaphores: Ref) -> None:
         def visit(arrivals: list[ArrivedChunk], first: bool, last: bool) -> None:
@@ -79,15 +99,15 @@ def gather_outer(plan: KernelPlan, x: jax.Array, g: jax.Array) -> jax.Array:
                 (chunk, g.at[pl.ds(pl.multiple_of(source * height, height), height)])
                 for chunk, source in arrivals
             ]
-            multiply_transposed(
+            pipelined_outer(
                 pairs,
                 out if last else sums,
                 blocks=blocks,
                 precision=plan.precision,
-                added=() if first else (Added(sums),),
+                added=() if first else (Addend(sums),),
             )
 
-        Travel(slots, x, chunks, *semaphores).run(visit)
+        ChunkGather(slots, x, chunks, *semaphores).run(visit)
 
     out, _, _ = plan.call(
         kernel,
@@ -103,18 +123,18 @@ def gather_outer(plan: KernelPlan, x: jax.Array, g: jax.Array) -> jax.Array:
     return out
 
 
-SHORTEST_PIECE = 512
-"""Rows below which a piece would read the weights more often than its products can hide."""
+MIN_PIECE_ROWS = 512
+"""With fewer rows, a piece would load the weights more often than its matmuls can overlap."""
 
-MOST_PIECES = 4
+MAX_PIECES = 4
 
 
-def pieces_of(height: int, tile: int) -> int:
-    """Into how many pieces a chunk of so many rows is cut: even, for a chunk that goes halves."""
+def piece_count(height: int, tile: int) -> int:
+    """Return the number of pieces of a chunk: even, because a chunk may be sent in halves."""
     pieces = 2
     while (
-        pieces < MOST_PIECES
-        and height // (2 * pieces) >= SHORTEST_PIECE
+        pieces < MAX_PIECES
+        and height // (2 * pieces) >= MIN_PIECE_ROWS
         and height % (2 * pieces * tile) == 0
     ):
         pieces *= 2
@@ -123,13 +143,13 @@ def pieces_of(height: int, tile: int) -> int:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums that travel, as one device sees them inside a kernel.
+    """The sums that move around the ring, from the point of view of one device inside a kernel.
 
-    A step is named by how many hops a sum has still to make from here. `slots[lane, 0 or 1]` holds
-    the chunks of one direction, their rows the pieces one after the other.
+    A step is identified by the number of hops that a sum still has to make from this device.
+    `slots[lane, 0 or 1]` holds the chunks of one direction; their rows are the pieces.
     """
 
-    tour: Tour
+    ring: KernelRing
     slots: Ref
     sent: Ref
     arrived: Ref
@@ -137,30 +157,30 @@ class Sums:
     pieces: int
 
     @property
-    def farthest(self) -> int:
-        """Hops of the sums that come from farthest."""
-        return self.tour.hops + self.tour.halves
+    def max_hops(self) -> int:
+        """The hops of the sums that come from farthest."""
+        return self.ring.hops + self.ring.has_opposite
 
     def hops(self, lane: Index, piece: Index) -> Index:
-        """How many hops the sum of a piece makes in a direction."""
-        if not self.tour.halves:
-            return self.tour.hops
-        # Of what the device opposite adds, the first pieces go one way and the others the other.
-        goes = jnp.equal(piece < self.pieces // 2, lane == 0)
-        return self.tour.hops + goes.astype(jnp.int32)
+        """Return the number of hops of a piece's sum in a direction."""
+        if not self.ring.has_opposite:
+            return self.ring.hops
+        # The first half of the opposite device's pieces goes one way, the second half the other.
+        takes_extra_hop = jnp.equal(piece < self.pieces // 2, lane == 0)
+        return self.ring.hops + takes_extra_hop.astype(jnp.int32)
 
-    def at(self, hops: Index, lane: Index, piece: Index) -> Ref:
-        """Where the sum is that has so many hops to make from here."""
+    def sum_at(self, hops: Index, lane: Index, piece: Index) -> Ref:
+        """Return the buffer of the sum that has this many hops left from here."""
         return self.slots.at[lane, remainder(hops + 1, 2), self._rows(piece)]
 
     def copy(self, hops: Index, lane: Index, piece: Index) -> Any:
-        """The copy that sends it on; it arrives where a sum with one hop less is added to."""
-        number = remainder(hops, 2)
-        return self.tour.copy(
-            self.at(hops, lane, piece),
-            self.slots.at[lane, number, self._rows(piece)],
-            (self.sent.at[lane, number, piece], self.arrived.at[lane, number, piece]),
-            way(lane),
+        """Return the copy that sends a sum on, to where a sum with one hop less is updated."""
+        index = remainder(hops, 2)
+        return self.ring.copy(
+            self.sum_at(hops, lane, piece),
+            self.slots.at[lane, index, self._rows(piece)],
+            (self.sent.at[lane, index, piece], self.arrived.at[lane, index, piece]),
+            direction_of(lane),
         )
 
     def _rows(self, piece: Index) -> Any:
@@ -168,85 +188,92 @@ class Sums:
 
 
 def rows_of(start: Index, count: int) -> Any:
-    """So many rows, from a multiple of their number on."""
+    """Return a slice of `count` rows from a multiple of `count`."""
     return pl.ds(pl.multiple_of(jnp.asarray(start, jnp.int32), count), count)
 
 
-def way(lane: Index) -> Index:
-    """The step from a device to the next of a direction."""
+def direction_of(lane: Index) -> Index:
+    """Return the step from a device to the next in a direction."""
     return 1 - 2 * lane
 
 
-def scatter_product(plan: KernelPlan, x: jax.Array, w: jax.Array, *, along: int = 0) -> jax.Array:
-    """x[B, K_Y] · w[K_Y, N] → [B_Y, N], summed over Y; `along=1` takes w as [N, K_Y]."""
-    (rows, depth), columns = x.shape, w.shape[1 - along]
-    tour = plan.tour
-    height = rows // tour.size
-    lanes, itemsize = len(tour.ways), x.dtype.itemsize
+def scatter_matmul(plan: KernelPlan, x: jax.Array, w: jax.Array, *, w_dim: int = 0) -> jax.Array:
+    """Compute x[B, K_Y] · w[K_Y, N] → [B_Y, N], summed over Y; with `w_dim=1`, w is [N, K_Y]."""
+    (rows, depth), columns = x.shape, w.shape[1 - w_dim]
+    ring = plan.ring
+    height = rows // ring.size
+    lanes, itemsize = len(ring.directions), x.dtype.itemsize
     wire = plan.wire_dtype
-    pieces = pieces_of(height, max(sublanes(itemsize), sublanes(wire.itemsize)))
+    pieces = piece_count(height, max(sublanes(itemsize), sublanes(wire.itemsize)))
     piece_rows = height // pieces
     blocks = plan.blocks(piece_rows, columns, depth, Operands(itemsize, 4, added=lanes))
 
-    def kernel(x: Ref, w: Ref, out: Ref, slots: Ref, sent: Ref, arrived: Ref, *more: Ref) -> None:
-        room, cores = more
-        sums = Sums(tour, slots, sent, arrived, piece_rows, pieces)
+    def kernel(
+        x: Ref, w: Ref, out: Ref, slots: Ref, sent: Ref, arrived: Ref, *semaphores: Ref
+    ) -> None:
+        slot_free, cores = semaphores
+        sums = Sums(ring, slots, sent, arrived, piece_rows, pieces)
 
-        def product(owner: jax.Array, piece: Index, target: Ref, added: list[Added]) -> None:
-            multiply(
+        def product(owner: jax.Array, piece: Index, target: Ref, added: list[Addend]) -> None:
+            pipelined_matmul(
                 x.at[rows_of(owner * height + piece * piece_rows, piece_rows)],
                 w,
                 target,
                 blocks=blocks,
-                along=along,
+                w_dim=w_dim,
                 precision=plan.precision,
                 added=added,
             )
 
-        def pass_on(hops: Index, lane: Index, piece: Index) -> None:
+        def forward_sum(hops: Index, lane: Index, piece: Index) -> None:
             before = jnp.asarray(hops < sums.hops(lane, piece))
 
             def receive() -> None:
                 earlier = sums.copy(hops + 1, lane, piece)
                 earlier.wait_send()
-                tour.signal(room.at[lane, piece], -way(lane))
+                ring.signal(slot_free.at[lane, piece], -direction_of(lane))
                 earlier.wait_recv()
 
-            tour.lead(lambda: when(before, receive))
-            tour.cores_meet(cores)
-            here = sums.at(hops, lane, piece)
-            product(tour.away(way(lane) * hops), piece, here, [Added(here, before)])
-            tour.cores_meet(cores)
+            ring.on_first_core(lambda: when(before, receive))
+            ring.sync_cores(cores)
+            local_sum = sums.sum_at(hops, lane, piece)
+            product(
+                ring.index_after(direction_of(lane) * hops),
+                piece,
+                local_sum,
+                [Addend(local_sum, before)],
+            )
+            ring.sync_cores(cores)
 
-            @tour.lead
+            @ring.on_first_core
             def _() -> None:
-                when(before, lambda: pl.semaphore_wait(room.at[lane, piece], 1))
+                when(before, lambda: pl.semaphore_wait(slot_free.at[lane, piece], 1))
                 sums.copy(hops, lane, piece).start()
 
-        def step(number: jax.Array, _: None) -> None:
-            hops = sums.farthest - number // (pieces * lanes)
-            piece = remainder(number // lanes, pieces)
-            lane = remainder(number, lanes)
-            pl.when(hops <= sums.hops(lane, piece))(lambda: pass_on(hops, lane, piece))
+        def step(index: jax.Array, _: None) -> None:
+            hops = sums.max_hops - index // (pieces * lanes)
+            piece = remainder(index // lanes, pieces)
+            lane = remainder(index, lanes)
+            pl.when(hops <= sums.hops(lane, piece))(lambda: forward_sum(hops, lane, piece))
 
         def finish(piece: jax.Array, _: None) -> None:
             added = []
             for lane in range(lanes):
-                came = sums.hops(lane, piece) >= 1
+                has_sum = sums.hops(lane, piece) >= 1
 
-                def take(lane: int = lane) -> None:
+                def wait_for_sum(lane: int = lane) -> None:
                     last = sums.copy(1, lane, piece)
                     last.wait_send()
                     last.wait_recv()
 
-                tour.lead(partial(when, came, take))
-                added.append(Added(sums.at(0, lane, piece), came))
-            tour.cores_meet(cores)
+                ring.on_first_core(partial(when, has_sum, wait_for_sum))
+                added.append(Addend(sums.sum_at(0, lane, piece), has_sum))
+            ring.sync_cores(cores)
             share = out.at[rows_of(piece * piece_rows, piece_rows)]
-            product(tour.here(), piece, share, added)
+            product(ring.own_index(), piece, share, added)
 
-        tour.lead(tour.meet)
-        lax.fori_loop(0, sums.farthest * pieces * lanes, step, None)
+        ring.on_first_core(ring.wait_for_neighbours)
+        lax.fori_loop(0, sums.max_hops * pieces * lanes, step, None)
         lax.fori_loop(0, pieces, finish, None)
 
     dma = pltpu.SemaphoreType.DMA((lanes, 2, pieces))

@@ -1,4 +1,20 @@
-"""X"""
+"""The ring of a mesh axis from inside a kernel, and the gather of chunks on it.
+
+A chunk from device s reaches device s+1 after one hop (a remote copy to a neighbour), and s+2 after
+two. In one direction, every chunk makes n-1 hops. In both directions, it makes n/2 hops each way as
+a whole: two chunks arrive in each step, and the two matmuls of a step overlap with its two hops.
+With an even number of devices, the chunk of the opposite device would arrive twice, so half of it
+comes each way.
+
+A chunk arrives in HBM, is sent on from there, and is multiplied there: it is written once and never
+copied. Each hop starts before the matmuls of the chunks that have already arrived, and is waited
+for after them.
+
+There are `SLOTS` slots for chunks of each direction. This allows a neighbour to be a step ahead or
+behind without waiting: a chunk is sent to a slot whose last chunk was multiplied a whole step ago,
+which semaphores (`slot_free`) guarantee. Rings of up to eight devices need no more slots than the
+n-1 of a gathered array, longer ones seven.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +30,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.axes import AxisName, names_of
+from drumline.parallel.axes import AxisName, as_axis_tuple
 from drumline.parallel.rings.ring import Direction
 
 Index = int | jax.Array
@@ -23,16 +39,16 @@ Ref = Any
 
 
 @dataclass(frozen=True)
-class Tour:
-    """The ring of one mesh axis, or of several, on its mesh.
+class KernelRing:
+    """The ring of one or several mesh axes, from inside a kernel.
 
     Attributes:
         axis_name: the axis or axes of the ring.
-        size: how many devices it has.
-        direction: one way or both.
-        mesh: every axis of the mesh, as kernels number devices.
-        cores: of each device, which share its products. The first of them sends and receives for
-            all: a copy counts up semaphores of one core.
+        size: the number of devices.
+        direction: one or both.
+        mesh: all axes of the mesh, which number the devices in kernels.
+        cores: the cores of each device, which share its matmuls. The first core sends and receives
+            for all, because a copy signals the semaphores of one core.
     """
 
     axis_name: AxisName
@@ -42,297 +58,305 @@ class Tour:
     cores: int = 1
 
     @property
-    def ways(self) -> tuple[int, ...]:
-        """The directions that are used, each by the step from a device to the next."""
+    def directions(self) -> tuple[int, ...]:
+        """The directions in use, each as the step from a device to the next."""
         return (1, -1) if self.direction == "both" else (1,)
 
     @property
     def hops(self) -> int:
-        """How many hops a chunk makes whole, each way."""
+        """The number of hops of a whole chunk in each direction."""
         return (self.size - 1) // 2 if self.direction == "both" else self.size - 1
 
     @property
-    def halves(self) -> bool:
-        """Whether there is a device opposite, whose chunk comes in halves by one hop more."""
+    def has_opposite(self) -> bool:
+        """True if there is an opposite device, whose chunk comes in halves by one more hop."""
         return self.direction == "both" and self.size % 2 == 0
 
     @property
     def collective_id(self) -> int:
-        """The number of the barrier's semaphore: another one for every set of axes.
+        """The index of the barrier's semaphore, which differs for every set of axes.
 
-        Kernels on one ring may share it: who leaves one of them has heard from every device in it,
-        so all of them have passed its barrier. Rings over other axes have other neighbours, which
-        may be a kernel ahead.
+        Kernels on one ring may share it: a device that leaves one of them has heard from every
+        device in it, so all have passed its barrier. Rings over other axes have other neighbours,
+        which may be a kernel ahead.
         """
-        return sum(1 << self.mesh.index(name) for name in names_of(self.axis_name))
+        return sum(1 << self.mesh.index(name) for name in as_axis_tuple(self.axis_name))
 
-    def here(self) -> jax.Array:
-        """The place of this device on the ring."""
+    def own_index(self) -> jax.Array:
+        """Return the index of this device on the ring."""
         return lax.axis_index(self.axis_name).astype(jnp.int32)
 
-    def away(self, steps: Index) -> jax.Array:
-        """The place so many steps on; `steps` may be as low as minus the size."""
-        return lax.rem(self.here() + steps + self.size, jnp.int32(self.size))
+    def index_after(self, steps: Index) -> jax.Array:
+        """Return the index some steps on; `steps` may be negative, down to minus the size."""
+        return lax.rem(self.own_index() + steps + self.size, jnp.int32(self.size))
 
-    def device(self, steps: Index) -> tuple[jax.Array, ...]:
-        """The device so many steps on, by its index along every axis of the mesh.
+    def device_id(self, steps: Index) -> tuple[jax.Array, ...]:
+        """Return the device some steps on, as its index along every axis of the mesh.
 
-        JAX takes a tuple for that (`DeviceIdType.MESH`, a name that it gives up); a number would
+        JAX takes a tuple for this (`DeviceIdType.MESH`, a deprecated name). A single number would
         be counted over the whole mesh, as if it had no other axes.
         """
-        place = self.away(steps)
-        names = names_of(self.axis_name)
-        along = {}
-        for at, name in enumerate(names):
-            inner = prod(int(lax.axis_size(other)) for other in names[at + 1 :])
-            along[name] = lax.rem(place // inner, jnp.int32(lax.axis_size(name)))
+        place = self.index_after(steps)
+        names = as_axis_tuple(self.axis_name)
+        w_dim = {}
+        for position, name in enumerate(names):
+            inner = prod(int(lax.axis_size(other)) for other in names[position + 1 :])
+            w_dim[name] = lax.rem(place // inner, jnp.int32(lax.axis_size(name)))
         return tuple(
-            along[name] if name in along else lax.axis_index(name).astype(jnp.int32)
+            w_dim[name] if name in w_dim else lax.axis_index(name).astype(jnp.int32)
             for name in self.mesh
         )
 
-    def meet(self) -> None:
-        """Wait until both neighbours are in this kernel: before that, they have no buffers."""
+    def wait_for_neighbours(self) -> None:
+        """Wait until both neighbours are in this kernel and have their buffers."""
         barrier = pltpu.get_barrier_semaphore()  # type: ignore[no-untyped-call]
         self.signal(barrier, 1)
         self.signal(barrier, -1)
         pl.semaphore_wait(barrier, 2)
 
     def signal(self, semaphore: Ref, steps: Index) -> None:
-        """Count up a semaphore of the device so many steps on."""
-        pl.semaphore_signal(semaphore, 1, device_id=self.device(steps))
+        """Increment a semaphore of the device some steps on."""
+        pl.semaphore_signal(semaphore, 1, device_id=self.device_id(steps))
 
-    def lead(self, act: Callable[[], None]) -> None:
-        """Act on the first core alone; to be used as a decorator."""
-        when(self.cores == 1 or pl.program_id(0) == 0, act)
+    def on_first_core(self, action: Callable[[], None]) -> None:
+        """Run an action on the first core only; usable as a decorator."""
+        when(self.cores == 1 or pl.program_id(0) == 0, action)
 
-    def cores_meet(self, semaphore: Ref) -> None:
-        """Wait until every core of this device has come here."""
+    def sync_cores(self, semaphore: Ref) -> None:
+        """Wait until every core of this device has arrived here."""
         if self.cores == 1:
             return
-        here = pl.program_id(0)
+        own_index = pl.program_id(0)
         for core in range(self.cores):
 
-            @pl.when(core != here)
+            @pl.when(core != own_index)
             def _(core: int = core) -> None:
                 pl.semaphore_signal(semaphore, 1, core_index=core)
 
         pl.semaphore_wait(semaphore, self.cores - 1)
 
     def copy(self, source: Ref, target: Ref, semaphores: tuple[Ref, Ref], steps: Index) -> Any:
-        """A copy from here to the same kernel's buffer on another device, not yet started.
+        """Return a copy to the same kernel's buffer on another device, not yet started.
 
         Args:
-            source: on this device.
-            target: on the other.
-            semaphores: one that counts what has left, and one on the other for what has arrived.
+            source: the local buffer.
+            target: the remote buffer.
+            semaphores: one that counts sent data, and a remote one that counts arrived data.
             steps: from this device to the other.
         """
         return pltpu.make_async_remote_copy(
-            source, target, *semaphores, device_id=self.device(steps)
+            source, target, *semaphores, device_id=self.device_id(steps)
         )
 
 
-def when(condition: bool | jax.Array, act: Callable[[], None]) -> None:
-    """Act if the condition holds, which is known while tracing or only on the device."""
+def when(condition: bool | jax.Array, action: Callable[[], None]) -> None:
+    """Run an action if a condition holds, which may be known only on the device."""
     if isinstance(condition, bool):
         if condition:
-            act()
+            action()
     else:
-        pl.when(condition)(act)
+        pl.when(condition)(action)
 
 
-def remainder(number: Index, divisor: int) -> Index:
-    """The remainder of a number that is not negative, without code for those that are."""
-    return number % divisor if isinstance(number, int) else lax.rem(number, jnp.int32(divisor))
+def remainder(index: Index, divisor: int) -> Index:
+    """Return the remainder of a non-negative number, without code for negative ones."""
+    return index % divisor if isinstance(index, int) else lax.rem(index, jnp.int32(divisor))
 
 
 SLOTS = 3
-"""Chunks of each direction that have room: one to multiply, one to send on, one that arrives."""
+"""The slots for chunks of each direction: one to multiply, one to send on, one that arrives."""
 
 
 class ArrivedChunk(NamedTuple):
-    """A chunk that is here now, in HBM, and the place of the device that it set out from."""
+    """A chunk that has arrived in HBM, and the index of the device that it comes from."""
 
     chunk: Ref
     source: jax.Array
 
 
 Visit = Callable[[list[ArrivedChunk], bool, bool], None]
-"""Work on the chunks of a step, told whether it is the first and whether it is the last."""
+"""A function of the chunks of a step, and of two flags: the first step, and the last step."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Where chunks land.
+    """The slots in which chunks arrive.
 
     Attributes:
-        tour: the ring.
-        keep: whether every chunk stays, at its source's place, so that all of them together are
-            the gathered array.
+        ring: the ring.
+        keep: True if every chunk stays, at its source's index, so that all together are the
+            gathered array.
     """
 
-    tour: Tour
+    ring: KernelRing
     keep: bool
 
     @property
-    def each_way(self) -> int:
-        """How many whole chunks of one direction have room."""
-        return self.tour.hops if self.keep else min(self.tour.hops, SLOTS)
+    def slots_per_direction(self) -> int:
+        """The number of slots for whole chunks of one direction."""
+        return self.ring.hops if self.keep else min(self.ring.hops, SLOTS)
 
     @property
     def count(self) -> int:
-        """How many chunks have room in all."""
+        """The total number of slots."""
         if self.keep:
-            return self.tour.size
-        return len(self.tour.ways) * self.each_way + self.tour.halves
+            return self.ring.size
+        return len(self.ring.directions) * self.slots_per_direction + self.ring.has_opposite
 
     @property
-    def scarce(self) -> bool:
-        """Whether slots are used again, so that senders have to ask for room."""
-        return self.each_way < self.tour.hops
+    def reuses_slots(self) -> bool:
+        """True if slots are reused, so that senders must wait for free slots."""
+        return self.slots_per_direction < self.ring.hops
 
     def semaphores(self) -> list[Any]:
-        """What has left, what has arrived, and where there is room."""
-        each = (len(self.tour.ways), self.each_way + 1)
+        """Return the semaphores of sent chunks, arrived chunks and free slots."""
+        each = (len(self.ring.directions), self.slots_per_direction + 1)
         dma = pltpu.SemaphoreType.DMA
-        return [dma(each), dma(each), pltpu.SemaphoreType.REGULAR((len(self.tour.ways),))]
+        return [dma(each), dma(each), pltpu.SemaphoreType.REGULAR((len(self.ring.directions),))]
 
 
 @dataclass(frozen=True)
-class Travel:
-    """One device's part in the travelling of all chunks, inside a kernel."""
+class ChunkGather:
+    """One device's part in the gather of all chunks, inside a kernel."""
 
     slots: Slots
-    own: Ref
+    own_chunk: Ref
     chunks: Ref
     sent: Ref
     arrived: Ref
-    room: Ref
+    slot_free: Ref
     cores: Ref
 
     def run(self, visit: Visit) -> None:
-        """Send the chunks round, and visit each of them once."""
-        tour = self.slots.tour
+        """Send the chunks around the ring, and visit each of them once."""
+        ring = self.slots.ring
 
-        @tour.lead
+        @ring.on_first_core
         def _() -> None:
-            tour.meet()
-            self._each_onward(0, lambda copy: copy.start())
+            ring.wait_for_neighbours()
+            self._for_each_copy(0, lambda copy: copy.start())
 
-        visit([ArrivedChunk(self.own, tour.here())], True, False)
-        tour.lead(lambda: self._each_onward(0, lambda copy: copy.wait_send()))
-        steps = tour.hops if tour.halves else tour.hops - 1
+        visit([ArrivedChunk(self.own_chunk, ring.own_index())], True, False)
+        ring.on_first_core(lambda: self._for_each_copy(0, lambda copy: copy.wait_send()))
+        steps = ring.hops if ring.has_opposite else ring.hops - 1
         if steps:
             lax.fori_loop(1, steps + 1, lambda step, _: self._step(step, visit), None)
-        if tour.halves:
-            tour.lead(self._await_halves)
+        if ring.has_opposite:
+            ring.on_first_core(self._wait_for_halves)
             opposite = ArrivedChunk(
-                self.chunks.at[self._opposite_slot()], tour.away(tour.size // 2)
+                self.chunks.at[self._opposite_slot()], ring.index_after(ring.size // 2)
             )
             arrivals = [opposite]
         else:
-            tour.lead(lambda: self._await(tour.hops))
-            arrivals = self._arrivals(tour.hops)
-        tour.cores_meet(self.cores)
+            ring.on_first_core(lambda: self._wait_for_arrivals(ring.hops))
+            arrivals = self._arrivals(ring.hops)
+        ring.sync_cores(self.cores)
         visit(arrivals, False, True)
 
     def _step(self, step: jax.Array, visit: Visit) -> None:
-        tour = self.slots.tour
+        ring = self.slots.ring
 
-        @tour.lead
+        @ring.on_first_core
         def _() -> None:
-            self._await(step)
-            self._ask_for_room(step)
-            self._each_onward(step, lambda copy: copy.start())
+            self._wait_for_arrivals(step)
+            self._wait_for_free_slots(step)
+            self._for_each_copy(step, lambda copy: copy.start())
 
-        tour.cores_meet(self.cores)
+        ring.sync_cores(self.cores)
         visit(self._arrivals(step), False, False)
-        tour.cores_meet(self.cores)
+        ring.sync_cores(self.cores)
 
-        @tour.lead
+        @ring.on_first_core
         def _() -> None:
-            self._each_onward(step, lambda copy: copy.wait_send())
-            self._give_room(step)
+            self._for_each_copy(step, lambda copy: copy.wait_send())
+            self._release_slots(step)
 
-    def _ask_for_room(self, step: jax.Array) -> None:
-        """Before a chunk is sent to a slot that has been used: until it has been left."""
-        slots, tour = self.slots, self.slots.tour
-        if slots.scarce:
+    def _wait_for_free_slots(self, step: jax.Array) -> None:
+        """Before a chunk is sent to a reused slot, wait until the slot is free."""
+        slots, ring = self.slots, self.slots.ring
+        if slots.reuses_slots:
 
-            @pl.when((step >= slots.each_way) & (step < tour.hops))
+            @pl.when((step >= slots.slots_per_direction) & (step < ring.hops))
             def _() -> None:
-                for lane in range(len(tour.ways)):
-                    pl.semaphore_wait(self.room.at[lane], 1)
+                for lane in range(len(ring.directions)):
+                    pl.semaphore_wait(self.slot_free.at[lane], 1)
 
-    def _give_room(self, step: jax.Array) -> None:
-        """Tell those who will send to this step's slots that these have been left."""
-        slots, tour = self.slots, self.slots.tour
-        if slots.scarce:
+    def _release_slots(self, step: jax.Array) -> None:
+        """Signal to the senders that the slots of this step are free."""
+        slots, ring = self.slots, self.slots.ring
+        if slots.reuses_slots:
 
-            @pl.when(step + slots.each_way <= tour.hops)
+            @pl.when(step + slots.slots_per_direction <= ring.hops)
             def _() -> None:
-                for lane, way in enumerate(tour.ways):
-                    tour.signal(self.room.at[lane], -way)
+                for lane, direction_of in enumerate(ring.directions):
+                    ring.signal(self.slot_free.at[lane], -direction_of)
 
-    def _await_halves(self) -> None:
+    def _wait_for_halves(self) -> None:
         for lane in range(2):
-            self._half(self.slots.tour.hops, lane).wait_recv()
+            self._half_copy(self.slots.ring.hops, lane).wait_recv()
 
-    def _await(self, step: Index) -> None:
-        for lane in range(len(self.slots.tour.ways)):
+    def _wait_for_arrivals(self, step: Index) -> None:
+        for lane in range(len(self.slots.ring.directions)):
             chunk = self.chunks.at[self._slot(step, lane)]
-            self._copy(chunk, chunk, lane, remainder(step - 1, self.slots.each_way)).wait_recv()
+            self._copy(
+                chunk, chunk, lane, remainder(step - 1, self.slots.slots_per_direction)
+            ).wait_recv()
 
     def _arrivals(self, step: Index) -> list[ArrivedChunk]:
-        tour = self.slots.tour
+        ring = self.slots.ring
         return [
-            ArrivedChunk(self.chunks.at[self._slot(step, lane)], tour.away(-way * step))
-            for lane, way in enumerate(tour.ways)
+            ArrivedChunk(
+                self.chunks.at[self._slot(step, lane)],
+                ring.index_after(-direction_of * step),
+            )
+            for lane, direction_of in enumerate(ring.directions)
         ]
 
-    def _slot(self, hop: Index, lane: int, *, ahead: int = 0) -> Index:
-        """The slot of the chunk that arrives by a hop, here or so many devices ahead."""
+    def _slot(self, hop: Index, lane: int, *, devices_on: int = 0) -> Index:
+        """Return the slot of the chunk that arrives by a hop, here or some devices on."""
         slots = self.slots
         if slots.keep:
-            way = slots.tour.ways[lane]
-            return slots.tour.away(way * (ahead - hop))
-        return lane * slots.each_way + remainder(hop - 1, slots.each_way)
+            direction_of = slots.ring.directions[lane]
+            return slots.ring.index_after(direction_of * (devices_on - hop))
+        return lane * slots.slots_per_direction + remainder(hop - 1, slots.slots_per_direction)
 
-    def _opposite_slot(self, *, ahead: int = 0) -> Index:
+    def _opposite_slot(self, *, devices_on: int = 0) -> Index:
         slots = self.slots
         if slots.keep:
-            return slots.tour.away(slots.tour.size // 2 + ahead)
+            return slots.ring.index_after(slots.ring.size // 2 + devices_on)
         return slots.count - 1
 
     def _source(self, step: Index, lane: int) -> Ref:
         if isinstance(step, int) and step == 0:
-            return self.own
+            return self.own_chunk
         return self.chunks.at[self._slot(step, lane)]
 
-    def _each_onward(self, step: Index, act: Callable[[Any], None]) -> None:
-        """Do something with the copies that leave in a step."""
-        tour = self.slots.tour
-        for lane in range(len(tour.ways)):
-            when(step < tour.hops, partial(lambda lane: act(self._whole(step, lane)), lane))
-            if tour.halves:
-                when(step == tour.hops, partial(lambda lane: act(self._half(step, lane)), lane))
+    def _for_each_copy(self, step: Index, action: Callable[[Any], None]) -> None:
+        """Call a function with the copies that start in a step."""
+        ring = self.slots.ring
+        for lane in range(len(ring.directions)):
+            when(step < ring.hops, partial(lambda lane: action(self._chunk_copy(step, lane)), lane))
+            if ring.has_opposite:
+                when(
+                    step == ring.hops,
+                    partial(lambda lane: action(self._half_copy(step, lane)), lane),
+                )
 
-    def _whole(self, step: Index, lane: int) -> Any:
-        """The copy of the chunk that leaves in a step and arrives by the hop after it."""
-        target = self.chunks.at[self._slot(step + 1, lane, ahead=1)]
+    def _chunk_copy(self, step: Index, lane: int) -> Any:
+        """Return the copy of the chunk that leaves in a step."""
+        target = self.chunks.at[self._slot(step + 1, lane, devices_on=1)]
         return self._copy(
-            self._source(step, lane), target, lane, remainder(step, self.slots.each_way)
+            self._source(step, lane), target, lane, remainder(step, self.slots.slots_per_direction)
         )
 
-    def _half(self, step: Index, lane: int) -> Any:
-        """The copy of half a chunk to the device opposite the one that it set out from."""
-        half = self.own.shape[0] // 2
+    def _half_copy(self, step: Index, lane: int) -> Any:
+        """Return the copy of half a chunk to the device opposite its source."""
+        half = self.own_chunk.shape[0] // 2
         rows = pl.ds(lane * half, half)
-        slot = self._opposite_slot(ahead=self.slots.tour.ways[lane])
+        slot = self._opposite_slot(devices_on=self.slots.ring.directions[lane])
         source = self._source(step, lane).at[rows]
-        return self._copy(source, self.chunks.at[slot, rows], lane, self.slots.each_way)
+        return self._copy(source, self.chunks.at[slot, rows], lane, self.slots.slots_per_direction)
 
-    def _copy(self, source: Ref, target: Ref, lane: int, number: Index) -> Any:
-        semaphores = self.sent.at[lane, number], self.arrived.at[lane, number]
-        return self.slots.tour.copy(source, target, semaphores, self.slots.tour.ways[lane])
+    def _copy(self, source: Ref, target: Ref, lane: int, index: Index) -> Any:
+        semaphores = self.sent.at[lane, index], self.arrived.at[lane, index]
+        return self.slots.ring.copy(source, target, semaphores, self.slots.ring.directions[lane])

@@ -1,4 +1,22 @@
-"""X"""
+"""Two movements of arrays around a ring, overlapped with matmuls.
+
+Every function of `drumline.parallel` uses one of them. In `circulate` the shards of the devices
+move around the ring, and each device works on the shard that has arrived (a gather without the full
+array). In `accumulate` partial sums move around the ring, each device adds its term, and every sum
+ends on its owner (a reduce-scatter). In both, a permute is issued before a matmul that does not
+need it, so a compiler with asynchronous permutes overlaps the two.
+
+`direction="both"` uses both directions of every link, in one of two forms:
+
+- **Halves, all the way around**, for GPUs and CPUs. The data is split into two lanes with opposite
+  directions, so `(n-1)/n·V/2` of the V bytes of the full array go each way. All steps are alike,
+  which a loop needs. Barriers keep the matmuls apart: GPU compilers would merge them into one and
+  leave all permutes but one without a matmul to overlap with.
+- **Whole shards, half way around**, for TPUs. On a ring of n devices each shard is needed by n/2
+  devices on its right and by the others on its left. Both directions start at once, so a gather
+  takes n/2 permutes. All steps are written out. No shard is split or joined, and no barrier keeps
+  the compiler from adding a sum in the epilogue of its matmul.
+"""
 
 from __future__ import annotations
 
@@ -11,66 +29,68 @@ import jax
 from jax import lax
 
 from drumline.parallel.axes import zeros
-from drumline.parallel.rings.ring import Arrival, Lane, Ring, apart
+from drumline.parallel.rings.ring import Arrival, Lane, Ring, barrier
 
 Carry = TypeVar("Carry")
 
 
-def circulate_whole(
+def circulate_whole_shards(
     ring: Ring,
     shard: Lane,
     part: jax.Array,
     visit: Callable[[Carry | None, list[Arrival]], Carry],
 ) -> Carry:
-    """Visit this device's own part, then those of its neighbours right and left, then the next."""
-    right, left = _both_ways(shard)
+    """Visit this device's own part, then those of both neighbours, then the next ones."""
+    right, left = _bidirectional_lanes(shard)
     depths = {right: ring.size // 2, left: (ring.size - 1) // 2}
-    here = {right: part, left: part}
+    held = {right: part, left: part}
     carry = visit(None, [Arrival(right, part, ring.upstream(right, 0))])
     for distance in range(1, ring.size // 2 + 1):
-        here = {
-            lane: ring.hop(lane, sent) for lane, sent in here.items() if depths[lane] >= distance
+        held = {
+            lane: ring.permute(lane, sent)
+            for lane, sent in held.items()
+            if depths[lane] >= distance
         }
-        for lane, arrived in here.items():
+        for lane, arrived in held.items():
             carry = visit(carry, [Arrival(lane, arrived, ring.upstream(lane, distance))])
     return carry
 
 
-def accumulate_whole(
+def accumulate_whole_shards(
     ring: Ring,
     shard: Lane,
     operands: tuple[jax.Array, ...],
     term: Callable[[tuple[jax.Array, ...], Lane, jax.Array], jax.Array],
 ) -> jax.Array:
-    """The sum that this device owns, half of it come from the right and half from the left.
+    """Return the sum that this device owns; half of it comes from the right, half from the left.
 
-    The lanes take turns. While a sum is on its way to the right, the term of the sum that will go
-    left is multiplied: a term is thus added to a sum that has arrived, in one fused operation, and
-    every hop still has a product beside it.
+    The lanes alternate. While a sum moves right, the term of the sum that moves left next is
+    computed. So a term is added to a sum that has already arrived, in one fused operation, and
+    every permute overlaps with a matmul.
     """
-    right, left = _both_ways(shard)
+    right, left = _bidirectional_lanes(shard)
     sums: dict[Lane, jax.Array] = {}
-    for lane, to_go in _turns(ring, right, left):
-        mine = term(operands, lane, ring.upstream(lane, ring.size - to_go))
-        sums[lane] = ring.send_sum(lane, sums[lane] + mine if lane in sums else mine)
-    own = term(operands, right, ring.upstream(right, 0))
-    # The last to set out is on its way while the own term is multiplied, so it is added apart.
+    for lane, permutes_left in _lane_order(ring, right, left):
+        own_term = term(operands, lane, ring.upstream(lane, ring.size - permutes_left))
+        sums[lane] = ring.permute_sum(lane, sums[lane] + own_term if lane in sums else own_term)
+    own_sum = term(operands, right, ring.upstream(right, 0))
+    # The last sum is in flight while the own term is computed, so it is added separately.
     last = lane
     for lane in (right, left):
         if lane != last:
-            own = own + sums[lane]
-    return apart(own) + sums[last]
+            own_sum = own_sum + sums[lane]
+    return barrier(own_sum) + sums[last]
 
 
-def _turns(ring: Ring, right: Lane, left: Lane) -> list[tuple[Lane, int]]:
-    """The lanes in turn, each time with the hops that the sum has before it, the farthest first."""
-    to_right = [(right, to_go) for to_go in range(ring.size // 2, 0, -1)]
-    to_left = [(left, to_go) for to_go in range((ring.size - 1) // 2, 0, -1)]
+def _lane_order(ring: Ring, right: Lane, left: Lane) -> list[tuple[Lane, int]]:
+    """Return the lanes in turn, each with the number of permutes left, in decreasing order."""
+    to_right = [(right, permutes_left) for permutes_left in range(ring.size // 2, 0, -1)]
+    to_left = [(left, permutes_left) for permutes_left in range((ring.size - 1) // 2, 0, -1)]
     pairs = zip_longest(to_right, to_left)
     return [turn for pair in pairs for turn in pair if turn is not None]
 
 
-def _both_ways(shard: Lane) -> tuple[Lane, Lane]:
+def _bidirectional_lanes(shard: Lane) -> tuple[Lane, Lane]:
     return shard._replace(shift=1), shard._replace(shift=-1)
 
 
@@ -80,12 +100,12 @@ def circulate(
     parts: Sequence[jax.Array],
     visit: Callable[[Carry | None, list[Arrival]], Carry],
 ) -> Carry:
-    """Send each device's parts once round the ring, one part per lane.
+    """Send each device's parts once around the ring, one part per lane, with `size - 1` permutes.
 
-    `visit(carry, arrivals)` is called for each of the `size` steps with what is here then, first
-    with the device's own parts and no carry: it begins with the first product, so that nothing has
-    to be filled with zeros. Only a loop off the TPU begins with zeros: with its first step outside,
-    it would be larger and no faster. The parts make `size - 1` hops.
+    `visit(carry, arrivals)` is called in each of the `size` steps with the parts that have arrived,
+    first with the device's own parts and without a carry. So the carry starts as the first result
+    and needs no zeros. Only a loop off the TPU starts with zeros, because with the first step
+    outside of it the program would be larger and no faster.
     """
 
     def arrivals(parts: Sequence[jax.Array], step: int | jax.Array) -> list[Arrival]:
@@ -97,41 +117,43 @@ def circulate(
     def advance(
         step: int | jax.Array, state: tuple[Carry | None, tuple[jax.Array, ...]]
     ) -> tuple[Carry, tuple[jax.Array, ...]]:
-        carry, here = state
-        coming = tuple(ring.hop(lane, part) for lane, part in zip(lanes, here, strict=True))
-        return visit(carry, arrivals(here, step)), coming
+        carry, held = state
+        incoming = tuple(ring.permute(lane, part) for lane, part in zip(lanes, held, strict=True))
+        return visit(carry, arrivals(held, step)), incoming
 
-    if ring.whole:
-        return circulate_whole(ring, lanes[0], parts[0], visit)
+    if ring.whole_shards:
+        return circulate_whole_shards(ring, lanes[0], parts[0], visit)
     if ring.size == 1:
         return visit(None, arrivals(parts, 0))
     if ring.rolled and ring.target == "other":
-        kinds = jax.eval_shape(lambda: visit(None, arrivals(parts, 0)))
-        nothing = jax.tree.map(lambda kind: zeros(kind.shape, kind.dtype, parts[0]), kinds)
-        carry, last = lax.fori_loop(0, ring.size - 1, advance, (nothing, tuple(parts)))
+        carry_types = jax.eval_shape(lambda: visit(None, arrivals(parts, 0)))
+        zeros_carry = jax.tree.map(
+            lambda carry_type: zeros(carry_type.shape, carry_type.dtype, parts[0]), carry_types
+        )
+        carry, last = lax.fori_loop(0, ring.size - 1, advance, (zeros_carry, tuple(parts)))
         return visit(carry, arrivals(last, ring.size - 1))
     state = advance(0, (None, tuple(parts)))
     if ring.rolled:
         state = lax.fori_loop(1, ring.size - 1, advance, state)
     else:
         for step in range(1, ring.size - 1):
-            state = advance(step, ring.finished(state))
-        state = ring.finished(state)
+            state = advance(step, ring.step_barrier(state))
+        state = ring.step_barrier(state)
     carry, last = state
     return visit(carry, arrivals(last, ring.size - 1))
 
 
-def in_turn(
+def visit_in_turn(
     ring: Ring,
     visit: Callable[[Carry | None, Arrival], Carry],
 ) -> Callable[[Carry | None, list[Arrival]], Carry]:
-    """A visit to one arrival after the other, so that each lane's hop has a product beside it."""
+    """Return a visit to one arrival at a time, so that each lane's permute has a matmul."""
 
     def visit_all(carry: Carry | None, arrivals: list[Arrival]) -> Carry:
         first, *others = arrivals
         done = visit(carry, first)
         for lane, part, source in others:
-            done, part = ring.finished((done, part))
+            done, part = ring.step_barrier((done, part))
             done = visit(done, Arrival(lane, part, source))
         return done
 
@@ -144,34 +166,36 @@ def accumulate(
     operands: tuple[jax.Array, ...],
     term: Callable[[tuple[jax.Array, ...], Lane, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """Send sums round the ring; each device adds `term(operands, lane, owner)` to what passes.
+    """Send sums around the ring. Each device adds `term(operands, lane, owner)` to each sum.
 
-    A sum sets out from the device after its owner and ends, complete, on its owner: `size - 1`
-    hops. Returns this device's sums, one per lane.
+    A sum starts on the device after its owner and ends on its owner after `size - 1` permutes.
+    Return this device's complete sums, one per lane.
     """
 
     def terms(operands: tuple[jax.Array, ...], step: int | jax.Array) -> tuple[jax.Array, ...]:
-        found = []
+        results = []
         for lane in lanes:
-            mine = term(operands, lane, ring.upstream(lane, step + 1))
-            # Finished before it is added: fused with the addition, it would await the arrival.
-            mine, operands = apart((mine, operands))
-            found.append(mine)
-        return tuple(found)
+            own_term = term(operands, lane, ring.upstream(lane, step + 1))
+            # Without the barrier, the matmul would be fused with the addition and wait for the sum.
+            own_term, operands = barrier((own_term, operands))
+            results.append(own_term)
+        return tuple(results)
 
     def advance(
         operands: tuple[jax.Array, ...], step: int | jax.Array, sums: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, ...]:
-        coming = [ring.send_sum(lane, part) for lane, part in zip(lanes, sums, strict=True)]
-        return tuple(sum_ + mine for sum_, mine in zip(coming, terms(operands, step), strict=True))
+        incoming = [ring.permute_sum(lane, part) for lane, part in zip(lanes, sums, strict=True)]
+        return tuple(
+            sum_ + own_term for sum_, own_term in zip(incoming, terms(operands, step), strict=True)
+        )
 
-    if ring.whole:
-        return (accumulate_whole(ring, lanes[0], operands, term),)
+    if ring.whole_shards:
+        return (accumulate_whole_shards(ring, lanes[0], operands, term),)
     sums = terms(operands, 0)
     if ring.rolled:
         sums = lax.fori_loop(1, ring.size, partial(advance, operands), sums)
     else:
         for step in range(1, ring.size):
-            sums, operands = ring.finished((sums, operands))
+            sums, operands = ring.step_barrier((sums, operands))
             sums = advance(operands, step, sums)
     return sums
