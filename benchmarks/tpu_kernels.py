@@ -117,17 +117,17 @@ class Case:
 
 def _gather_seconds(tour: KernelRing, product: float, hop: float) -> float:
     """Own product, then those of each step's arrivals, beside what travels on meanwhile."""
-    ways = len(tour.ways)
-    steps = [product, *[ways * product] * tour.hops, *[product] * tour.halves]
-    beside = [*[hop] * tour.hops, *[hop / 2] * tour.halves, 0.0]
+    ways = len(tour.directions)
+    steps = [product, *[ways * product] * tour.hops, *[product] * tour.has_opposite]
+    beside = [*[hop] * tour.hops, *[hop / 2] * tour.has_opposite, 0.0]
     return sum(max(pair) for pair in zip(steps, beside, strict=True))
 
 
 def _scatter_seconds(tour: KernelRing, product: float, hop: float, pieces: int) -> float:
     """The same steps backwards; a sum sets out when its piece's product is there."""
-    ways = len(tour.ways)
-    steps = [*[product] * tour.halves, *[ways * product] * tour.hops, product]
-    beside = [0.0, *[hop / 2] * tour.halves, *[hop] * tour.hops]
+    ways = len(tour.directions)
+    steps = [*[product] * tour.has_opposite, *[ways * product] * tour.hops, product]
+    beside = [0.0, *[hop / 2] * tour.has_opposite, *[hop] * tour.hops]
     delay = product / pieces
     return sum(
         max(work, travel + delay) if travel else work

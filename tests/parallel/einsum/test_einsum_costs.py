@@ -8,7 +8,7 @@ import pytest
 
 from drumline.chips import chip
 from drumline.chips.catalogue import TPUS
-from drumline.parallel.einsum.costs import RingCost, Travels, ring_seconds, xla_seconds
+from drumline.parallel.einsum.costs import RingCost, CostMovement, ring_seconds, xla_seconds
 from drumline.parallel.target import tpu_of
 
 RING = 4
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     """
 
     kind: str
-    travels: Travels
+    travels: CostMovement
     dims: tuple[int, int, int]
     forward: float
     step: float
@@ -62,7 +62,7 @@ def _chosen(seen: Seen) -> bool:
     chip = tpu_of(seen.kind)
     shard = rows * travelling / RING
     work = RingCost(seen.travels, RING, flops, shard, inner * columns / RING, 2)
-    return ring_seconds(work, 2, chip).worse(xla_seconds(work, chip)) <= 1
+    return ring_seconds(work, 2, chip).ratio(xla_seconds(work, chip)) <= 1
 
 
 @pytest.mark.parametrize("seen", SEEN, ids=lambda seen: f"{seen.kind}, {seen.travels} {seen.dims}")
@@ -84,8 +84,8 @@ def test_names_that_jax_has_for_one_chip_are_one() -> None:
 def test_a_chip_has_the_figures_of_the_catalogue() -> None:
     for kind, (name, devices) in TPUS.items():
         known, here = chip(name), tpu_of(kind)
-        assert (here.peak, here.memory) == (
+        assert (here.peak_flops, here.memory_bandwidth) == (
             known.peak_bf16_flops / devices,
             known.hbm_bandwidth / devices,
         ), kind
-        assert here.link == known.link_bandwidth, kind
+        assert here.link_bandwidth == known.link_bandwidth, kind

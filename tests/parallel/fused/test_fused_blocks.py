@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drumline.parallel.fused.kernels import piece_count
-from drumline.parallel.fused.plans import Blocks, Operands, choose_blocks, vmem_of
+from drumline.parallel.fused.plans import Blocks, Operands, choose_blocks, vmem_bytes_of
 
 MIB = 1 << 20
 
@@ -19,7 +19,7 @@ def test_blocks_fit_and_divide(
     operands = Operands(itemsize, 4, added=2)
     found = choose_blocks(rows, columns, depth, operands, vmem=vmem, row_tile=32 // itemsize)
     assert found is not None
-    assert vmem_of(found, operands) < vmem
+    assert vmem_bytes_of(found, operands) < vmem
     assert rows % found.rows == columns % found.columns == depth % found.depth == 0
     assert found.columns % 128 == found.depth % 128 == 0
 

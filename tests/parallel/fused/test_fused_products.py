@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.fused import ring as fused_ring
-from drumline.parallel.fused.plans import RESERVED, Blocks, Operands, vmem_of
+from drumline.parallel.fused.plans import RESERVED_VMEM, Blocks, Operands, vmem_bytes_of
 from drumline.parallel.fused.ring import Slots
 from tests.compiling import EVERY_CASE
 from tests.parallel.fused.emulated import (
@@ -103,10 +103,10 @@ CORES = [1, 2] if EVERY_CASE else [1]  # Two take half a minute to emulate.
 def test_products_of_several_blocks(function: str, cores: int) -> None:
     fused = FUNCTIONS[function]
     x, w, g = operands(fused, 2, F32)
-    little = RESERVED + (256 << 10)
+    little = RESERVED_VMEM + (256 << 10)
     for rows in (x.shape[0] // 2, x.shape[0] // 4):
         whole = Blocks(rows, w.shape[1], w.shape[0])
-        assert vmem_of(whole, Operands(4, 4, added=2)) > little - RESERVED
+        assert vmem_bytes_of(whole, Operands(4, 4, added=2)) > little - RESERVED_VMEM
     options = {"vmem_bytes": little, "cores": cores, "interpret": interpreter("on_wait", cores)}
     out, pull = jax.vjp(mapped(fused, ring_mesh(2), **options), x, w)
     dx, dw = pull(g)
@@ -178,7 +178,7 @@ def test_slots_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_chunk_sent_where_there_is_no_room_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_ring, "SLOTS", 2)
-    monkeypatch.setattr(Slots, "scarce", False)
+    monkeypatch.setattr(Slots, "reuses_slots", False)
     with pytest.raises(RuntimeError, match="RACE DETECTED"):  # JAX raises it itself since 0.12
         _one_way_round_four()
 

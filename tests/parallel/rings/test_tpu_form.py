@@ -103,11 +103,11 @@ def test_a_long_ring_is_rolled_and_two_devices_have_one_lane() -> None:
         return Ring("Y", size, "both", "auto", None, target="tpu")
 
     assert not ring(LONGEST_UNROLLED_ON_TPU).rolled
-    assert ring(LONGEST_UNROLLED_ON_TPU).whole
+    assert ring(LONGEST_UNROLLED_ON_TPU).whole_shards
     assert ring(LONGEST_UNROLLED_ON_TPU + 1).rolled
     assert [lane.size for lane in ring(LONGEST_UNROLLED_ON_TPU + 1).lanes(10)] == [5, 5]
     assert [lane.size for lane in ring(2).lanes(10)] == [10]
-    assert not ring(2).whole
+    assert not ring(2).whole_shards
 
 
 def test_a_mesh_of_tpus_is_written_for_tpus() -> None:

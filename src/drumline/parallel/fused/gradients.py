@@ -149,7 +149,7 @@ def _gather_backward(
     plan: KernelPlan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    g = once_only(plan.caller, g, why=_ONCE)
+    g = once_only(plan.caller, g, reason=_ONCE)
     return scatter_matmul(plan, g, w, w_dim=1), gather_outer(plan, x, g)
 
 
@@ -168,7 +168,7 @@ def _scatter_backward(
     plan: KernelPlan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    g = once_only(plan.caller, g, why=_ONCE)
+    g = once_only(plan.caller, g, reason=_ONCE)
     dx, gathered = gather_matmul(plan, g, w, w_dim=1, keep=True)
     dw = lax.dot_general(
         x,

@@ -23,8 +23,8 @@ Loop = Literal["auto", "unrolled", "rolled"]
 State = TypeVar("State")
 
 # A ring of two devices has one permute and nothing to roll. A longer ring is a loop: the steps
-# share buffers, the program does not grow with the axis (with eight devices it compiles in about half the
-# time), and the permute of a step still overlaps with its matmul.
+# share buffers, the program does not grow with the axis (with eight devices it compiles in about
+# half the time), and the permute of a step still overlaps with its matmul.
 LONGEST_UNROLLED = 2
 # The TPU's compiler copies the carry of a loop in every step, and fuses sums with matmuls only
 # outside of loops. There, rings are written out until the program becomes too large.
