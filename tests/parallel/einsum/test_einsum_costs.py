@@ -8,7 +8,7 @@ import pytest
 
 from drumline.chips import chip
 from drumline.chips.catalogue import TPUS
-from drumline.parallel.einsum.costs import RingCost, CostMovement, ring_seconds, xla_seconds
+from drumline.parallel.einsum.costs import CostMovement, RingCost, ring_seconds, xla_seconds
 from drumline.parallel.target import tpu_of
 
 RING = 4
