@@ -62,7 +62,7 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_matmul, "_on_hopper", lambda: True)
     monkeypatch.setattr(grouped_matmul, "by_platform", on_hopper)
     monkeypatch.setattr(grouped_rows, "by_platform", on_hopper)
-    monkeypatch.setattr(grouped_hopper, "takes", lambda *_: True)
+    monkeypatch.setattr(grouped_hopper, "supports", lambda *_: True)
     monkeypatch.setattr(grouped_hopper, "ROWS", ROWS)
     monkeypatch.setattr(grouped_hopper, "matmul", _matmul)
     monkeypatch.setattr(grouped_hopper, "outer", blocked_outer)

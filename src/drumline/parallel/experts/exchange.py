@@ -284,7 +284,7 @@ def _run_on_platform(rounds: Callable[..., T], *operands: Any) -> T:
 
 def _plan(axes: Axes, matrices: Matrices, keys: jax.Array, schedule: Schedule) -> Rounds:
     experts = matrices[0].shape[0] * lax.axis_size(axes.experts)
-    buffers = {"packed": schedule.packed, "ahead": schedule.overlapped}
+    buffers = {"packed": schedule.packed, "overlapped": schedule.overlapped}
     return plan_exchange(keys.reshape(-1), experts, axes.experts, axes.buffer_rows, **buffers)
 
 
