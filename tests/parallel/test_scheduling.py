@@ -21,18 +21,18 @@ EARLY = "xla_lhs_output_fusion_latency_multiplier"
 
 
 @pytest.mark.parametrize("kind", ["TPU v4", "TPU v5p", "TPU v5", "TPU v6 lite"])
-def test_where_hops_would_set_out_late_the_compiler_is_told(kind: str) -> None:
+def test_the_options_are_set_for_chips_that_start_permutes_late(kind: str) -> None:
     with trace_for("tpu", kind):
         assert overlap_options().keys() == {EARLY}
 
 
-def test_elsewhere_it_is_told_nothing() -> None:
+def test_the_options_are_empty_elsewhere() -> None:
     assert overlap_options() == {}
     with trace_for("tpu", "TPU v5 lite"):
         assert overlap_options() == {}
 
 
-def test_a_compiler_that_does_not_know_the_option_is_not_told(
+def test_the_options_are_empty_for_a_compiler_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
@@ -43,7 +43,7 @@ def test_a_compiler_that_does_not_know_the_option_is_not_told(
 @pytest.mark.skipif(
     not has_tpu_compiler(), reason=f"needs the TPU's compiler: libtpu, or {TPU_PYTHON}"
 )
-def test_hops_that_set_out_early_are_waited_for_less() -> None:
+def test_early_permutes_shorten_the_waits() -> None:
     mesh = AbstractMesh((2, 4), ("X", "Y"))
     x, w = (
         jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=NamedSharding(mesh, spec))

@@ -23,7 +23,7 @@ from drumline.parallel.block.attention import attend, attend_splash
     [(128, 1, True, None), (140, 2, False, 133)],
     ids=["causal, grouped queries", "full, padded"],
 )
-def test_splash_is_xla_attention_with_its_gradients_in_a_checked_loop(
+def test_splash_agrees_with_xla_attention_and_its_gradients(
     length: int, kv_heads: int, causal: bool, tokens: int | None
 ) -> None:
     rng = np.random.default_rng(0)
@@ -60,16 +60,14 @@ def test_splash_is_xla_attention_with_its_gradients_in_a_checked_loop(
     ("platform", "length", "fused"),
     [("tpu", 512, True), ("tpu", 197, False), ("cpu", 512, False)],
 )
-def test_each_platform_gets_the_kernel_it_is_fast_with(
-    platform: str, length: int, fused: bool
-) -> None:
+def test_each_platform_uses_its_kernel(platform: str, length: int, fused: bool) -> None:
     heads = jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16)
     mix = jax.jit(partial(attend, causal=True, kernel="auto"))
     text = mix.trace(heads, heads, heads).lower(lowering_platforms=(platform,)).as_text()
     assert ("tpu_custom_call" in text) == fused
 
 
-def test_what_xla_divides_itself_stays_with_xla() -> None:
+def test_arrays_that_xla_shards_use_xla_attention() -> None:
     heads = jax.ShapeDtypeStruct((2, 512, 2, 64), jnp.bfloat16)
     mix = jax.jit(partial(attend, causal=True, kernel="auto"))
     with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("X",))):

@@ -66,7 +66,7 @@ def _chosen(seen: Seen) -> bool:
 
 
 @pytest.mark.parametrize("seen", SEEN, ids=lambda seen: f"{seen.kind}, {seen.travels} {seen.dims}")
-def test_a_ring_is_taken_only_where_it_is_no_slower_and_wherever_it_clearly_pays(
+def test_a_ring_is_chosen_if_it_clearly_pays_and_never_if_it_is_slower(
     seen: Seen,
 ) -> None:
     worst = max(seen.forward, seen.step)
@@ -76,12 +76,12 @@ def test_a_ring_is_taken_only_where_it_is_no_slower_and_wherever_it_clearly_pays
         assert worst > 0.95
 
 
-def test_names_that_jax_has_for_one_chip_are_one() -> None:
+def test_aliases_of_a_device_kind_are_equal() -> None:
     assert tpu_of("TPU v5p") == tpu_of("TPU v5") != tpu_of("TPU v5e") == tpu_of("TPU v5 lite")
     assert tpu_of("TPU v99") == tpu_of("TPU v5e")
 
 
-def test_a_chip_has_the_figures_of_the_catalogue() -> None:
+def test_the_tpus_match_the_catalogue() -> None:
     for kind, (name, devices) in TPUS.items():
         known, here = chip(name), tpu_of(kind)
         assert (here.peak_flops, here.memory_bandwidth) == (

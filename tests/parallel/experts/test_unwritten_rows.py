@@ -72,7 +72,7 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("exchange", ["local", "allgather", "alltoall"])
-def test_values_and_gradients_of_expert_matmul_stay_true(exchange: str) -> None:
+def test_unwritten_rows_do_not_affect_expert_matmul(exchange: str) -> None:
     case = draw(8, 2)
     function = expert_matmul if exchange == "local" else sharded(mesh_of(4, 2), exchange)
     run = with_gradients(function)
@@ -98,7 +98,7 @@ def _with_gradients(function: Any) -> Any:
 
 
 @pytest.mark.parametrize("exchange", ["local", "alltoall"])
-def test_values_and_gradients_of_the_layer_stay_what_they_are(
+def test_unwritten_rows_do_not_affect_the_layer(
     exchange: str, request: pytest.FixtureRequest
 ) -> None:
     (block, x), expected = _layer()
@@ -121,7 +121,7 @@ def test_values_and_gradients_of_the_layer_stay_what_they_are(
 
 
 @pytest.mark.usefixtures("_hopper")
-def test_grouped_matmul_gives_zeros_for_rows_past_its_groups() -> None:
+def test_grouped_matmul_returns_zeros_for_rows_past_its_groups() -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(64, 8)), rng.normal(size=(64, 12))
     w, sizes = rng.normal(size=(3, 8, 12)), jnp.array([16, 0, 32])

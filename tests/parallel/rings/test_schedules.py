@@ -80,7 +80,7 @@ def products(text: str) -> list[Contraction]:
 
 
 @pytest.mark.parametrize("direction", ["one", "both"])
-def test_products_of_written_out_steps_cannot_be_merged(direction: str) -> None:
+def test_matmuls_of_unrolled_steps_cannot_be_merged(direction: str) -> None:
     # Compilers merge products that share an operand unless one waits for the other. A transfer
     # then has no multiplication left to travel beside.
     mesh, others = mesh_of((4,), 0)
@@ -99,7 +99,7 @@ def reader() -> ModuleType:
     return benchmark("overlap_h200")
 
 
-def test_multiplications_between_start_and_done_are_counted(reader: ModuleType) -> None:
+def test_matmuls_between_start_and_done_are_counted(reader: ModuleType) -> None:
     found = [(transfer.kind, transfer.beside) for transfer in reader.transfers(SCHEDULED)]
     assert found == [
         ("collective-permute", 2),
@@ -112,7 +112,7 @@ def test_multiplications_between_start_and_done_are_counted(reader: ModuleType) 
     assert "collective-permute: 2 asynchronous, 2 with multiplications beside them ([1, 2])" in said
 
 
-def test_a_program_of_emulated_devices_has_only_blocking_permutes(reader: ModuleType) -> None:
+def test_emulated_devices_have_only_blocking_permutes(reader: ModuleType) -> None:
     mesh, others = mesh_of((4,), 0)
     layout = BY_NAME["gather contraction"]
     sizes = {"b": 2, "s": 16, "d": 32, "f": 64}

@@ -86,7 +86,7 @@ def find_route(contraction: Contraction) -> Route | str:
     ]
     if len(divided) + len(changed) - len(scatters) != 1:
         moves = "; ".join(_describe_difference(contraction, n) for n in [*divided, *changed])
-        return f"more than one dimension has to move ({moves}): reshard all but one before"
+        return f"more than one dimension must move ({moves}); reshard all but one first"
     if scatters:
         return _scatter(contraction, scatters[0], partial_sums[0])
     if partial_sums:
@@ -121,12 +121,12 @@ def _gather(contraction: Contraction, label: str, *, swapped: bool) -> Route | s
     else:
         kept, axes = out.axes_of(label), x.axes_of(label)[len(out.axes_of(label)) :]
         if x.axes_of(label) != kept + axes or not axes:
-            return f"{describe}, which is no gather"
+            return f"{describe}, which is not a gather"
     shared = {axis for n in contraction.columns for axis in w.axes_of(n)}
     if not shared.issuperset(axes):
         return (
             f"{describe}, and nothing of the other operand is over {_join_axes(axes)}: "
-            "all its devices would multiply the same"
+            "all its devices would compute the same matmul"
         )
     if label in contraction.contracted:
         return Route("gather contraction", label, label, axes, swapped)
@@ -178,16 +178,16 @@ def describe(route: Route) -> str:
     names, label = _join_axes(route.axes), route.label
     match route.movement:
         case "gather contraction" | "gather rows":
-            bytes_moved = "w" if route.swapped else "x"
+            operand = "w" if route.swapped else "x"
             kind = "contracted " if route.movement == "gather contraction" else ""
-            return f"{kind}{label!r} of {bytes_moved} comes from {names} while it is multiplied"
+            return f"{kind}{label!r} of {operand} is gathered over {names}"
         case "scatter rows" | "scatter columns":
             return (
                 f"contracted {route.contracted!r} is over {names}, and so is {label!r} of the "
-                "result: the sums travel to their owners"
+                "result: the sums are scattered"
             )
         case "allreduce":
-            return f"contracted {label!r} is over {names}, and the result is whole along it"
+            return f"contracted {label!r} is over {names}, and the result is unsharded along it"
 
 
 def _describe_difference(contraction: Contraction, label: str) -> str:
@@ -203,7 +203,7 @@ def _describe_difference(contraction: Contraction, label: str) -> str:
 
 
 def _describe_axes(axes: Axes) -> str:
-    return f"over {_join_axes(axes)}" if axes else "whole"
+    return f"over {_join_axes(axes)}" if axes else "unsharded"
 
 
 def _join_axes(axes: Axes) -> str:
@@ -295,7 +295,7 @@ def explain(contraction: Contraction, types: Types, options: RingOptions) -> Exp
             return fallback(f"{label!r} is empty: there is nothing to multiply", direction)
     if is_local(contraction):
         nothing = {axis: 0 for axis, _ in contraction.mesh}
-        reason = "each device has all that its part of the result needs"
+        reason = "each device has the operands of its part of the result"
         return Explanation("local", reason, nothing, direction)
     route = find_route(contraction)
     if isinstance(route, str):
@@ -347,9 +347,9 @@ def _choose_wire_dtype(
         ring for ring in rings if ring[1].ratio(plain) <= best[1].ratio(plain) * SIMILAR
     )
     if times.ratio(plain) > 1:
-        return _WireChoice(None, f"XLA's own is expected to be faster: {_compared(plain, times)}")
+        return _WireChoice(None, f"plain jit is expected to be faster: {_compared(plain, times)}")
     where = f", with sums in {wire} on the wire" if wire != types.sums else ""
-    return _WireChoice(wire, f"it is expected to pay{where}: {_compared(times, plain)}")
+    return _WireChoice(wire, f"the ring is expected to be faster{where}: {_compared(times, plain)}")
 
 
 def _compared(chosen: RingSeconds, other: RingSeconds) -> str:
@@ -437,7 +437,7 @@ def _ring_bytes(contraction: Contraction, route: Route, types: Types, ring: Ring
 
 
 def _bytes_of_busier_direction(ring: Ring, rows: int, row_bytes: int) -> int:
-    if ring.whole_shards:
+    if ring.full_shards:
         return ring.size // 2 * rows * row_bytes
     ways: dict[int, int] = {}
     for lane in ring.lanes(rows):

@@ -132,7 +132,9 @@ def einsum(
     for group, explanation in _share_rings(spec, x, weights, shardings, options):
         if explanation.route is None:
             if None in shardings.specs:
-                _warn_once(f"einsum: {spec!r} is left to XLA, without a ring: {explanation.reason}")
+                _warn_once(
+                    f"einsum: {spec!r} is computed by XLA, without a ring: {explanation.reason}"
+                )
             outs += [_einsum_with_xla(spec, x, weight, shardings, precision) for weight in group]
             continue
         program = _RingProgram(
@@ -183,16 +185,18 @@ def explain_einsum(
     explicit = (x_sharding, w_sharding)
     shardings = EinsumShardings.find("explain_einsum", x, weights, out_sharding, mesh, explicit)
     options = RingOptions(direction, loop, check_wire_dtype("explain_einsum", wire_dtype))
-    tours = [explanation for _, explanation in _share_rings(spec, x, weights, shardings, options)]
-    if len(tours) == 1:
-        return tours[0]
+    explanations = [
+        explanation for _, explanation in _share_rings(spec, x, weights, shardings, options)
+    ]
+    if len(explanations) == 1:
+        return explanations[0]
     sent: dict[str, int] = {}
-    for explanation in tours:
+    for explanation in explanations:
         for axis, count in explanation.bytes_per_axis.items():
             sent[axis] = sent.get(axis, 0) + count
-    reasons = list(dict.fromkeys(explanation.reason for explanation in tours))
-    reason = f"each of {len(tours)} weights by itself: {'; '.join(reasons)}"
-    return replace(tours[0], reason=reason, bytes_per_axis=sent)
+    reasons = list(dict.fromkeys(explanation.reason for explanation in explanations))
+    reason = f"one ring for each of {len(explanations)} weights: {'; '.join(reasons)}"
+    return replace(explanations[0], reason=reason, bytes_per_axis=sent)
 
 
 @cache

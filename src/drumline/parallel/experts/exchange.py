@@ -211,7 +211,7 @@ def allgather_exchange(
     """Return the same as `alltoall_exchange`, with all tokens gathered on every device at once."""
     gathered = _gather_tokens(axes, a, matrices, keys, gates)
     groups = gathered.groups
-    x = groups.spread(gathered.tokens, keys.shape[1])
+    x = groups.to_rows(gathered.tokens, keys.shape[1])
     y = function.forward(matrices, x, groups.sizes)
     # In float32 until the terms of all devices are summed.
     out = groups.weighted_sum(y, gathered.gates, accumulator(a.dtype))
@@ -230,17 +230,17 @@ def _among_backward(
     groups = gathered.groups
     dy = lax.all_gather(once_only(_CALLERS, dout), axes.experts, tiled=True)
     if function.sums_columns:
-        dy = _whole(dy, axes)
+        dy = _gather_columns(dy, axes)
     dx, dmatrices, dgate = function.backward(
         matrices,
-        groups.spread(gathered.tokens, k),
-        groups.spread(gathered.gates.reshape(-1, 1))[:, 0],
-        groups.spread(dy, k),
+        groups.to_rows(gathered.tokens, k),
+        groups.to_rows(gathered.gates.reshape(-1, 1))[:, 0],
+        groups.to_rows(dy, k),
         groups.sizes,
     )
     da = groups.weighted_sum(dx, jnp.ones_like(gathered.gates), dtype)
     da = _scatter_columns(psum_scatter(da, axes.experts), axes).astype(a.dtype)
-    dgates = groups.collect(dgate[:, None]).reshape(gathered.gates.shape)
+    dgates = groups.to_pairs(dgate[:, None]).reshape(gathered.gates.shape)
     return (
         da,
         tuple(d.astype(matrix.dtype) for d, matrix in zip(dmatrices, matrices, strict=True)),
@@ -264,7 +264,7 @@ def _gather_tokens(
     axes: Axes, a: jax.Array, matrices: Matrices, keys: jax.Array, gates: jax.Array
 ) -> _GatheredTokens:
     experts = matrices[0].shape[0]
-    tokens = _whole(lax.all_gather(a, axes.experts, tiled=True), axes)
+    tokens = _gather_columns(lax.all_gather(a, axes.experts, tiled=True), axes)
     keys, gates = (lax.all_gather(v, axes.experts, tiled=True) for v in (keys, gates))
     local = keys - lax.axis_index(axes.experts) * experts
     is_local = (local >= 0) & (local < experts)
@@ -288,7 +288,7 @@ def _plan(axes: Axes, matrices: Matrices, keys: jax.Array, schedule: Schedule) -
     return plan_exchange(keys.reshape(-1), experts, axes.experts, axes.buffer_rows, **buffers)
 
 
-def _whole(x: jax.Array, axes: Axes) -> jax.Array:
+def _gather_columns(x: jax.Array, axes: Axes) -> jax.Array:
     return x if axes.columns is None else lax.all_gather(x, axes.columns, axis=1, tiled=True)
 
 
@@ -320,10 +320,10 @@ def _forward_rounds(
 
     def work(r: jax.Array, arrived: jax.Array, _: tuple[()]) -> tuple[jax.Array, tuple[()]]:
         groups = _group_rows(plan.received(r), matrices)
-        y = function.forward(matrices, _whole(groups.spread(arrived), axes), groups.sizes)
+        y = function.forward(matrices, _gather_columns(groups.to_rows(arrived), axes), groups.sizes)
         if function.sums_columns:
             y = _scatter_columns(y, axes)
-        return groups.collect(y.astype(a.dtype)), ()
+        return groups.to_pairs(y.astype(a.dtype)), ()
 
     def add(r: jax.Array, answers: jax.Array, out: jax.Array) -> jax.Array:
         pair = plan.sent(r)
@@ -368,15 +368,15 @@ def _backward_rounds(
         r: jax.Array, arrived: tuple[jax.Array, jax.Array, jax.Array], totals: Matrices
     ) -> tuple[Answers, Matrices]:
         groups = _group_rows(plan.received(r), matrices)
-        x, dy, gate = (groups.spread(base) for base in arrived)
+        x, dy, gate = (groups.to_rows(base) for base in arrived)
         if function.sums_columns:
-            dy = _whole(dy, axes)
+            dy = _gather_columns(dy, axes)
         dx, new_totals, dgate = function.backward(
-            matrices, _whole(x, axes), gate[:, 0], dy, groups.sizes
+            matrices, _gather_columns(x, axes), gate[:, 0], dy, groups.sizes
         )
         totals = tuple(total + part for total, part in zip(totals, new_totals, strict=True))
-        dx = groups.collect(_scatter_columns(dx, axes).astype(a.dtype))
-        return (dx, groups.collect(dgate)[:, None]), totals
+        dx = groups.to_pairs(_scatter_columns(dx, axes).astype(a.dtype))
+        return (dx, groups.to_pairs(dgate)[:, None]), totals
 
     def add(r: jax.Array, answers: Answers, sums: Answers) -> Answers:
         pair = plan.sent(r)

@@ -116,33 +116,33 @@ def _local_feedforward(
     k = keys.shape[1]
     sizes = groups.sizes
     by_group = partial(grouped_matmul, aligned=True, zero_rest=False)
-    h = by_group(_spread(k, x, groups), join_gate_and_up(w_in), sizes)
+    h = by_group(_to_rows(k, x, groups), join_gate_and_up(w_in), sizes)
     y = by_group(function.hidden(h), w_out, sizes)
     # The gates multiply sorted rows, so their gradient is a sum over rows of y.
-    weight = groups.spread(gates.reshape(-1))[:, None]
-    return _collect(k, (y.astype(accumulator(x.dtype)) * weight).astype(x.dtype), groups)
+    weight = groups.to_rows(gates.reshape(-1))[:, None]
+    return _to_pairs(k, (y.astype(accumulator(x.dtype)) * weight).astype(x.dtype), groups)
 
 
 # Both directions between tokens and sorted rows are gathers. Automatic differentiation would make
 # each a scatter-add, which is slow on accelerators and sums in the type of x.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _spread(k: int, x: jax.Array, groups: Grouping) -> jax.Array:
-    return groups.spread(x, k)
+def _to_rows(k: int, x: jax.Array, groups: Grouping) -> jax.Array:
+    return groups.to_rows(x, k)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _collect(k: int, y: jax.Array, groups: Grouping) -> jax.Array:
+def _to_pairs(k: int, y: jax.Array, groups: Grouping) -> jax.Array:
     ones = jnp.ones((groups.row.shape[0] // k, k), accumulator(y.dtype))
     return groups.weighted_sum(y, ones)
 
 
-_spread.defvjp(
-    lambda k, x, groups: (_spread(k, x, groups), groups),
-    lambda k, groups, dy: (_collect(k, dy, groups), None),
+_to_rows.defvjp(
+    lambda k, x, groups: (_to_rows(k, x, groups), groups),
+    lambda k, groups, dy: (_to_pairs(k, dy, groups), None),
 )
-_collect.defvjp(
-    lambda k, y, groups: (_collect(k, y, groups), groups),
-    lambda k, groups, dout: (_spread(k, dout, groups), None),
+_to_pairs.defvjp(
+    lambda k, y, groups: (_to_pairs(k, y, groups), groups),
+    lambda k, groups, dout: (_to_rows(k, dout, groups), None),
 )
 
 

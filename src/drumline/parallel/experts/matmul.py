@@ -94,7 +94,7 @@ def expert_matmul(
 @jax.custom_vjp
 def _local_matmul(a: jax.Array, w: jax.Array, keys: jax.Array, gates: jax.Array) -> jax.Array:
     groups = group_rows(keys.reshape(-1), w.shape[0], row_alignment((w,)))
-    y = product(groups.spread(a, keys.shape[1]), w, groups.sizes, aligned=True)
+    y = product(groups.to_rows(a, keys.shape[1]), w, groups.sizes, aligned=True)
     return groups.weighted_sum(y, gates)
 
 
@@ -111,10 +111,10 @@ def _local_backward(saved: _Saved, dout: jax.Array) -> tuple[jax.Array, jax.Arra
     a, w, keys, gates = saved
     k = keys.shape[1]
     groups = group_rows(keys.reshape(-1), w.shape[0], row_alignment((w,)))
-    dy = groups.spread(once_only("expert_matmul", dout), k)
+    dy = groups.to_rows(once_only("expert_matmul", dout), k)
     # The gates multiply x and not dy, so dx does not contain them. Its dot product with a is the
     # gradient of the gates, and the experts' outputs need no recomputation.
-    dw = outer(groups.spread(a, k, gates), dy, groups.sizes, out_dtype=w.dtype, aligned=True)
+    dw = outer(groups.to_rows(a, k, gates), dy, groups.sizes, out_dtype=w.dtype, aligned=True)
     dx = product(dy, w, groups.sizes, transpose=True, aligned=True)
     da = groups.weighted_sum(dx, gates)
     return da, dw, None, groups.dots(dx, a).astype(gates.dtype)

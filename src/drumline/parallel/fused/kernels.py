@@ -58,11 +58,11 @@ def gather_matmul(
     slots = Slots(plan.ring, keep)
 
     def kernel(x: Ref, w: Ref, out: Ref, chunks: Ref, kept: Ref, *semaphores: Ref) -> None:
-        def own_chunk() -> Any:
-            return pltpu.make_async_copy(x, chunks.at[plan.ring.own_index()], kept)
+        def local_chunk() -> Any:
+            return pltpu.make_async_copy(x, chunks.at[plan.ring.device_index()], kept)
 
         if keep:
-            plan.ring.on_first_core(lambda: own_chunk().start())
+            plan.ring.on_first_core(lambda: local_chunk().start())
 
         def visit(arrivals: list[ArrivedChunk], _first: bool, _last: bool) -> None:
             for chunk, source in arrivals:
@@ -73,7 +73,7 @@ def gather_matmul(
 
         ChunkGather(slots, x, chunks, *semaphores).run(visit)
         if keep:
-            plan.ring.on_first_core(lambda: own_chunk().wait())
+            plan.ring.on_first_core(lambda: local_chunk().wait())
 
     out, chunks = plan.call(
         kernel,
@@ -270,7 +270,7 @@ def scatter_matmul(plan: KernelPlan, x: jax.Array, w: jax.Array, *, w_dim: int =
                 added.append(Addend(sums.sum_at(0, lane, piece), has_sum))
             ring.sync_cores(cores)
             share = out.at[rows_of(piece * piece_rows, piece_rows)]
-            product(ring.own_index(), piece, share, added)
+            product(ring.device_index(), piece, share, added)
 
         ring.on_first_core(ring.wait_for_neighbours)
         lax.fori_loop(0, sums.max_hops * pieces * lanes, step, None)

@@ -178,13 +178,13 @@ class KernelPlan:
         have no scratch memory in HBM, so buffers there are outputs as well. A kernel counts as free
         of side effects: if a gradient is unused, no device runs its kernel.
         """
-        own_index = pl.BlockSpec(memory_space=pltpu.HBM)
+        device_index = pl.BlockSpec(memory_space=pltpu.HBM)
         result_bytes = pl.pallas_call(
             kernel,
             grid=(self.ring.cores,),
             out_shape=[_output_type(shape, dtype, inputs[0]) for shape, dtype in outputs],
-            in_specs=[own_index] * len(inputs),
-            out_specs=[own_index] * len(outputs),
+            in_specs=[device_index] * len(inputs),
+            out_specs=[device_index] * len(outputs),
             scratch_shapes=[*scratch, pltpu.SemaphoreType.REGULAR],
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel",),

@@ -82,13 +82,13 @@ class KernelRing:
         """
         return sum(1 << self.mesh.index(name) for name in as_axis_tuple(self.axis_name))
 
-    def own_index(self) -> jax.Array:
+    def device_index(self) -> jax.Array:
         """Return the index of this device on the ring."""
         return lax.axis_index(self.axis_name).astype(jnp.int32)
 
     def index_after(self, steps: Index) -> jax.Array:
         """Return the index some steps on; `steps` may be negative, down to minus the size."""
-        return lax.rem(self.own_index() + steps + self.size, jnp.int32(self.size))
+        return lax.rem(self.device_index() + steps + self.size, jnp.int32(self.size))
 
     def device_id(self, steps: Index) -> tuple[jax.Array, ...]:
         """Return the device some steps on, as its index along every axis of the mesh.
@@ -126,10 +126,10 @@ class KernelRing:
         """Wait until every core of this device has arrived here."""
         if self.cores == 1:
             return
-        own_index = pl.program_id(0)
+        device_index = pl.program_id(0)
         for core in range(self.cores):
 
-            @pl.when(core != own_index)
+            @pl.when(core != device_index)
             def _(core: int = core) -> None:
                 pl.semaphore_signal(semaphore, 1, core_index=core)
 
@@ -220,7 +220,7 @@ class ChunkGather:
     """One device's part in the gather of all chunks, inside a kernel."""
 
     slots: Slots
-    own_chunk: Ref
+    local_chunk: Ref
     chunks: Ref
     sent: Ref
     arrived: Ref
@@ -236,7 +236,7 @@ class ChunkGather:
             ring.wait_for_neighbours()
             self._for_each_copy(0, lambda copy: copy.start())
 
-        visit([ArrivedChunk(self.own_chunk, ring.own_index())], True, False)
+        visit([ArrivedChunk(self.local_chunk, ring.device_index())], True, False)
         ring.on_first_core(lambda: self._for_each_copy(0, lambda copy: copy.wait_send()))
         steps = ring.hops if ring.has_opposite else ring.hops - 1
         if steps:
@@ -328,7 +328,7 @@ class ChunkGather:
 
     def _source(self, step: Index, lane: int) -> Ref:
         if isinstance(step, int) and step == 0:
-            return self.own_chunk
+            return self.local_chunk
         return self.chunks.at[self._slot(step, lane)]
 
     def _for_each_copy(self, step: Index, action: Callable[[Any], None]) -> None:
@@ -351,7 +351,7 @@ class ChunkGather:
 
     def _half_copy(self, step: Index, lane: int) -> Any:
         """Return the copy of half a chunk to the device opposite its source."""
-        half = self.own_chunk.shape[0] // 2
+        half = self.local_chunk.shape[0] // 2
         rows = pl.ds(lane * half, half)
         slot = self._opposite_slot(devices_on=self.slots.ring.directions[lane])
         source = self._source(step, lane).at[rows]

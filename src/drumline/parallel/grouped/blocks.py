@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
     group: jax.Array
     start: jax.Array
-    is_own: jax.Array
+    in_group: jax.Array
 
 
 def rows_per_block(rows: int, groups: int, *, max_rows: int = 256) -> int:
@@ -104,7 +104,7 @@ def blocked_matmul(
             rows, matrix, contract, preferred_element_type=accumulator(x.dtype)
         )
         previous = lax.dynamic_slice_in_dim(out, block.start, m)
-        updated = jnp.where(block.is_own, product.astype(out_dtype), previous)
+        updated = jnp.where(block.in_group, product.astype(out_dtype), previous)
         return lax.dynamic_update_slice_in_dim(out, updated, block.start, 0)
 
     return fori_loop(last[-1], body, out)
@@ -125,8 +125,8 @@ def blocked_outer(
     def body(i: jax.Array, total: jax.Array) -> jax.Array:
         block = _block(i, sizes, per_group, last, m, n)
         # Both operands are masked, so a NaN in a row of another group does not reach this sum.
-        left = jnp.where(block.is_own, lax.dynamic_slice_in_dim(x, block.start, m), 0)
-        right = jnp.where(block.is_own, lax.dynamic_slice_in_dim(y, block.start, m), 0)
+        left = jnp.where(block.in_group, lax.dynamic_slice_in_dim(x, block.start, m), 0)
+        right = jnp.where(block.in_group, lax.dynamic_slice_in_dim(y, block.start, m), 0)
         product = lax.dot_general(
             left, right, (((0,), (0,)), ((), ())), preferred_element_type=dtype
         )

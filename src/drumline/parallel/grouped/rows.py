@@ -124,7 +124,7 @@ class Grouping(NamedTuple):
     sizes: jax.Array  # int32[G], rows of each group with its padding
     counts: jax.Array  # int32[G], pairs of each group
 
-    def spread(
+    def to_rows(
         self, tokens: jax.Array, slots: int = 1, gates: jax.Array | None = None
     ) -> jax.Array:
         """Return one row for each pair in sorted order.
@@ -140,7 +140,7 @@ class Grouping(NamedTuple):
         scattered = partial(_rows_by_scatter, slots=slots)
         return by_platform(self, tokens, gates, cuda=scattered, default=gathered)
 
-    def collect(self, rows: jax.Array) -> jax.Array:
+    def to_pairs(self, rows: jax.Array) -> jax.Array:
         """Return sorted rows in the order of the pairs."""
         return rows_or_zero(rows, self.row)
 
@@ -150,8 +150,8 @@ class Grouping(NamedTuple):
         """Return for each token the sum of its sorted rows, weighted by `gates[S, k]`."""
         dtype = accumulator(rows.dtype)
         total = jnp.zeros_like(rows, shape=(gates.shape[0], rows.shape[1]), dtype=dtype)
-        for j, is_own in enumerate(self._by_slot(rows, gates.shape[1])):
-            total += gates[:, j, None].astype(dtype) * is_own
+        for j, in_group in enumerate(self._by_slot(rows, gates.shape[1])):
+            total += gates[:, j, None].astype(dtype) * in_group
         return total.astype(out_dtype or rows.dtype)
 
     def dots(self, rows: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ class Grouping(NamedTuple):
         k = self.row.shape[0] // tokens.shape[0]
         columns_ = tokens.astype(accumulator(rows.dtype))
         return jnp.stack(
-            [jnp.sum(is_own * columns_, axis=1) for is_own in self._by_slot(rows, k)], axis=1
+            [jnp.sum(in_group * columns_, axis=1) for in_group in self._by_slot(rows, k)], axis=1
         )
 
     def _by_slot(self, rows: jax.Array, k: int) -> Iterator[jax.Array]:

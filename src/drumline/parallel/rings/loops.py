@@ -34,7 +34,7 @@ from drumline.parallel.rings.ring import Arrival, Lane, Ring, barrier
 Carry = TypeVar("Carry")
 
 
-def circulate_whole_shards(
+def circulate_full_shards(
     ring: Ring,
     shard: Lane,
     part: jax.Array,
@@ -43,20 +43,20 @@ def circulate_whole_shards(
     """Visit this device's own part, then those of both neighbours, then the next ones."""
     right, left = _bidirectional_lanes(shard)
     depths = {right: ring.size // 2, left: (ring.size - 1) // 2}
-    held = {right: part, left: part}
+    current = {right: part, left: part}
     carry = visit(None, [Arrival(right, part, ring.upstream(right, 0))])
     for distance in range(1, ring.size // 2 + 1):
-        held = {
+        current = {
             lane: ring.permute(lane, sent)
-            for lane, sent in held.items()
+            for lane, sent in current.items()
             if depths[lane] >= distance
         }
-        for lane, arrived in held.items():
+        for lane, arrived in current.items():
             carry = visit(carry, [Arrival(lane, arrived, ring.upstream(lane, distance))])
     return carry
 
 
-def accumulate_whole_shards(
+def accumulate_full_shards(
     ring: Ring,
     shard: Lane,
     operands: tuple[jax.Array, ...],
@@ -71,15 +71,15 @@ def accumulate_whole_shards(
     right, left = _bidirectional_lanes(shard)
     sums: dict[Lane, jax.Array] = {}
     for lane, permutes_left in _lane_order(ring, right, left):
-        own_term = term(operands, lane, ring.upstream(lane, ring.size - permutes_left))
-        sums[lane] = ring.permute_sum(lane, sums[lane] + own_term if lane in sums else own_term)
-    own_sum = term(operands, right, ring.upstream(right, 0))
+        local_term = term(operands, lane, ring.upstream(lane, ring.size - permutes_left))
+        sums[lane] = ring.permute_sum(lane, sums[lane] + local_term if lane in sums else local_term)
+    local_sum = term(operands, right, ring.upstream(right, 0))
     # The last sum is in flight while the own term is computed, so it is added separately.
     last = lane
     for lane in (right, left):
         if lane != last:
-            own_sum = own_sum + sums[lane]
-    return barrier(own_sum) + sums[last]
+            local_sum = local_sum + sums[lane]
+    return barrier(local_sum) + sums[last]
 
 
 def _lane_order(ring: Ring, right: Lane, left: Lane) -> list[tuple[Lane, int]]:
@@ -117,12 +117,14 @@ def circulate(
     def advance(
         step: int | jax.Array, state: tuple[Carry | None, tuple[jax.Array, ...]]
     ) -> tuple[Carry, tuple[jax.Array, ...]]:
-        carry, held = state
-        incoming = tuple(ring.permute(lane, part) for lane, part in zip(lanes, held, strict=True))
-        return visit(carry, arrivals(held, step)), incoming
+        carry, current = state
+        incoming = tuple(
+            ring.permute(lane, part) for lane, part in zip(lanes, current, strict=True)
+        )
+        return visit(carry, arrivals(current, step)), incoming
 
-    if ring.whole_shards:
-        return circulate_whole_shards(ring, lanes[0], parts[0], visit)
+    if ring.full_shards:
+        return circulate_full_shards(ring, lanes[0], parts[0], visit)
     if ring.size == 1:
         return visit(None, arrivals(parts, 0))
     if ring.rolled and ring.target == "other":
@@ -175,10 +177,10 @@ def accumulate(
     def terms(operands: tuple[jax.Array, ...], step: int | jax.Array) -> tuple[jax.Array, ...]:
         results = []
         for lane in lanes:
-            own_term = term(operands, lane, ring.upstream(lane, step + 1))
+            local_term = term(operands, lane, ring.upstream(lane, step + 1))
             # Without the barrier, the matmul would be fused with the addition and wait for the sum.
-            own_term, operands = barrier((own_term, operands))
-            results.append(own_term)
+            local_term, operands = barrier((local_term, operands))
+            results.append(local_term)
         return tuple(results)
 
     def advance(
@@ -186,11 +188,12 @@ def accumulate(
     ) -> tuple[jax.Array, ...]:
         incoming = [ring.permute_sum(lane, part) for lane, part in zip(lanes, sums, strict=True)]
         return tuple(
-            sum_ + own_term for sum_, own_term in zip(incoming, terms(operands, step), strict=True)
+            sum_ + local_term
+            for sum_, local_term in zip(incoming, terms(operands, step), strict=True)
         )
 
-    if ring.whole_shards:
-        return (accumulate_whole_shards(ring, lanes[0], operands, term),)
+    if ring.full_shards:
+        return (accumulate_full_shards(ring, lanes[0], operands, term),)
     sums = terms(operands, 0)
     if ring.rolled:
         sums = lax.fori_loop(1, ring.size, partial(advance, operands), sums)

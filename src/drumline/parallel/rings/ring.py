@@ -73,7 +73,7 @@ class Ring:
         return self.loop == "rolled" or (self.loop == "auto" and self.size > longest)
 
     @property
-    def whole_shards(self) -> bool:
+    def full_shards(self) -> bool:
         """True if whole shards go both ways, half around, instead of halves all the way."""
         written_out = self.target == "tpu" and not self.rolled
         return written_out and self.direction == "both" and self.size > 2
@@ -83,7 +83,7 @@ class Ring:
 
         Two devices have only one link, and a single row cannot be split: these go one way.
         """
-        if self.direction == "one" or self.whole_shards or self.size == 2 or rows < 2:
+        if self.direction == "one" or self.full_shards or self.size == 2 or rows < 2:
             return (Lane(1, 0, rows),)
         middle = (rows + 1) // 2
         return Lane(1, 0, middle), Lane(-1, middle, rows - middle)
@@ -115,8 +115,8 @@ class Ring:
         """Return the index of the device `steps` (0 to size) permutes before this one."""
         # Unsigned, so slices from this index need no code for negative indices.
         index = lax.axis_index(self.axis_name).astype(jnp.uint32)
-        back = jnp.asarray(self.size - steps if lane.shift == 1 else steps, jnp.uint32)
-        return lax.rem(index + back, jnp.uint32(self.size))
+        offset = jnp.asarray(self.size - steps if lane.shift == 1 else steps, jnp.uint32)
+        return lax.rem(index + offset, jnp.uint32(self.size))
 
 
 def ring_over(

@@ -113,8 +113,8 @@ def scattered_sums(
 
     `w_dim` is the dimension of each w that is contracted; 1 multiplies by the transpose.
     """
-    whole_shards = weights[0].shape[1 - w_dim] if scattered == "columns" else xs[0].shape[-2]
-    length = whole_shards // ring.size
+    full_shards = weights[0].shape[1 - w_dim] if scattered == "columns" else xs[0].shape[-2]
+    length = full_shards // ring.size
 
     def product(start: jax.Array, size: int, x: jax.Array, w: jax.Array) -> jax.Array:
         if scattered == "columns":
