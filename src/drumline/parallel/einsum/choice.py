@@ -113,19 +113,19 @@ def is_local(contraction: Contraction) -> bool:
 
 def _gather(contraction: Contraction, label: str, *, swapped: bool) -> Route | str:
     x, w, out = contraction.x, contraction.w, contraction.out
-    describe = _describe_difference(contraction.swapped() if swapped else contraction, label)
+    difference = _describe_difference(contraction.swapped() if swapped else contraction, label)
     if label in contraction.contracted:
         axes = x.axes_of(label)
         if w.axes_of(label):
-            return f"the operands disagree: {describe}"
+            return f"the operands disagree: {difference}"
     else:
         kept, axes = out.axes_of(label), x.axes_of(label)[len(out.axes_of(label)) :]
         if x.axes_of(label) != kept + axes or not axes:
-            return f"{describe}, which is not a gather"
+            return f"{difference}, which is not a gather"
     shared = {axis for n in contraction.columns for axis in w.axes_of(n)}
     if not shared.issuperset(axes):
         return (
-            f"{describe}, and nothing of the other operand is over {_join_axes(axes)}: "
+            f"{difference}, and nothing of the other operand is over {_join_axes(axes)}: "
             "all its devices would compute the same matmul"
         )
     if label in contraction.contracted:
@@ -162,9 +162,9 @@ def _allreduce(contraction: Contraction, contracted: str) -> Route | str:
 
 def _new_axes(contraction: Contraction, label: str) -> Axes | None:
     """Return the axes that only the result adds to a dimension, or None if it has others."""
-    before = (contraction.x if label in contraction.rows else contraction.w).axes_of(label)
+    operand_ = (contraction.x if label in contraction.rows else contraction.w).axes_of(label)
     after = contraction.out.axes_of(label)
-    return after[len(before) :] if after[: len(before)] == before else None
+    return after[len(operand_) :] if after[: len(operand_)] == operand_ else None
 
 
 def local_size(contraction: Contraction, labels: str, *, of: LabelledArray | None = None) -> int:
@@ -173,7 +173,7 @@ def local_size(contraction: Contraction, labels: str, *, of: LabelledArray | Non
     return prod(array.length_of(n) // contraction.devices(array.axes_of(n)) for n in labels)
 
 
-def describe(route: Route) -> str:
+def describe_route(route: Route) -> str:
     """Describe the movement of a route with the labels of the specification."""
     names, label = _join_axes(route.axes), route.label
     match route.movement:
@@ -195,9 +195,9 @@ def _describe_difference(contraction: Contraction, label: str) -> str:
     if label in contraction.contracted:
         x_axes, w_axes = _describe_axes(x.axes_of(label)), _describe_axes(w.axes_of(label))
         return f"{label!r} is {x_axes} in x and {w_axes} in w"
-    name, before = ("x", x) if label in contraction.rows else ("w", w)
+    name, operand_ = ("x", x) if label in contraction.rows else ("w", w)
     return (
-        f"{label!r} is {_describe_axes(before.axes_of(label))} in {name} "
+        f"{label!r} is {_describe_axes(operand_.axes_of(label))} in {name} "
         f"and {_describe_axes(out.axes_of(label))} in the result"
     )
 
@@ -300,14 +300,14 @@ def explain(contraction: Contraction, types: Types, options: RingOptions) -> Exp
     route = find_route(contraction)
     if isinstance(route, str):
         return fallback(route, direction)
-    wire, reason = options.wire_dtype, describe(route)
+    wire, reason = options.wire_dtype, describe_route(route)
     if options.chip is not None and jnp.issubdtype(types.result, jnp.floating):
-        judged = _choose_wire_dtype(contraction, route, types, options)
-        if judged.ring is None:
-            return fallback(f"{reason}, but {judged.describe}", direction)
-        wire, reason = judged.ring, f"{reason}; {judged.describe}"
+        wire_choice = _choose_wire_dtype(contraction, route, types, options)
+        if wire_choice.wire_dtype is None:
+            return fallback(f"{reason}, but {wire_choice.reason}", direction)
+        wire, reason = wire_choice.wire_dtype, f"{reason}; {wire_choice.reason}"
         wire = None if wire == types.sums else wire
-    on_wire = replace(types, sums=wire or types.sums)
+    sent_types = replace(types, sums=wire or types.sums)
     ring = Ring(
         route.axis_name,
         contraction.devices(route.axes),
@@ -317,7 +317,7 @@ def explain(contraction: Contraction, types: Types, options: RingOptions) -> Exp
         target=options.target,
     )
     sent = {axis: 0 for axis, _ in contraction.mesh}
-    sent[",".join(route.axes)] = _ring_bytes(contraction, route, on_wire, ring)
+    sent[",".join(route.axes)] = _ring_bytes(contraction, route, sent_types, ring)
     sent_direction: Direction = "one" if ring.size == 2 else direction
     return Explanation(_CHOICE[route.movement], reason, sent, sent_direction, wire, route)
 
@@ -326,8 +326,8 @@ def explain(contraction: Contraction, types: Types, options: RingOptions) -> Exp
 class _WireChoice:
     """The wire dtype of a ring that is expected to pay, or None, and the reason."""
 
-    ring: jnp.dtype | None
-    describe: str
+    wire_dtype: jnp.dtype | None
+    reason: str
 
 
 def _choose_wire_dtype(
@@ -338,7 +338,7 @@ def _choose_wire_dtype(
     Sums in the result's type are no worse than those of plain `jit`, which adds in it.
     """
     assert options.chip is not None
-    cost = _work(contraction, route, types, options)
+    cost = _ring_cost(contraction, route, types, options)
     plain = xla_seconds(cost, options.chip)
     wires = [types.sums, types.result] if options.wire_dtype is None else [options.wire_dtype]
     rings = [(wire, ring_seconds(cost, item_bytes(wire), options.chip)) for wire in wires]
@@ -347,19 +347,25 @@ def _choose_wire_dtype(
         ring for ring in rings if ring[1].ratio(plain) <= best[1].ratio(plain) * SIMILAR
     )
     if times.ratio(plain) > 1:
-        return _WireChoice(None, f"plain jit is expected to be faster: {_compared(plain, times)}")
-    where = f", with sums in {wire} on the wire" if wire != types.sums else ""
-    return _WireChoice(wire, f"the ring is expected to be faster{where}: {_compared(times, plain)}")
+        return _WireChoice(
+            None, f"plain jit is expected to be faster: {_compare_seconds(plain, times)}"
+        )
+    sums_note = f", with sums in {wire} on the wire" if wire != types.sums else ""
+    return _WireChoice(
+        wire, f"the ring is expected to be faster{sums_note}: {_compare_seconds(times, plain)}"
+    )
 
 
-def _compared(chosen: RingSeconds, other: RingSeconds) -> str:
+def _compare_seconds(chosen: RingSeconds, other: RingSeconds) -> str:
     return (
         f"{chosen.forward * 1e6:.0f} µs against {other.forward * 1e6:.0f} forward, "
         f"{chosen.step * 1e6:.0f} against {other.step * 1e6:.0f} with gradients"
     )
 
 
-def _work(contraction: Contraction, route: Route, types: Types, options: RingOptions) -> RingCost:
+def _ring_cost(
+    contraction: Contraction, route: Route, types: Types, options: RingOptions
+) -> RingCost:
     if route.swapped:
         contraction, types = contraction.swapped(), replace(types, x=types.w, w=types.x)
     devices = contraction.devices(route.axes)

@@ -179,8 +179,11 @@ class EinsumShardings:
             _check_axes(caller, name, sharding, route)
         own_spec = _spec_of(caller, "x", x, explicit[0], route)
         others = [_spec_of(caller, "w", w, explicit[1], route) for w in weights]
-        spec_ = zip(weights, others, strict=True)
-        if len({None if spec is None else axes_per_dim(spec, w.ndim) for w, spec in spec_}) > 1:
+        known_spec = zip(weights, others, strict=True)
+        if (
+            len({None if spec is None else axes_per_dim(spec, w.ndim) for w, spec in known_spec})
+            > 1
+        ):
             raise ValueError(
                 f"{caller}: the weights are sharded as {' and '.join(map(str, others))}; several "
                 "in one call have to be sharded alike"

@@ -219,8 +219,8 @@ def _explain(
     direction = options.direction
     if shardings.has(AxisType.Manual):
         return fallback("inside shard_map; call the ring functions themselves there", direction)
-    for name, spec_ in zip("xw", shardings.specs, strict=True):
-        if spec_ is None:
+    for name, known_spec in zip("xw", shardings.specs, strict=True):
+        if known_spec is None:
             reason = f"the sharding of {name} is not known here; pass {name}_sharding="
             return fallback(reason, direction)
     specs = (*shardings.specs, shardings.out_spec)
@@ -249,13 +249,13 @@ def _contraction_of(spec: str, x: Any, w: Any, shardings: EinsumShardings) -> Co
     lengths = dict(zip(operand_labels[0] + operand_labels[1], (*x.shape, *w.shape), strict=True))
     mesh = dict(shardings.mesh.shape)
 
-    def labelled(labels: str, spec_: PartitionSpec | None) -> LabelledArray:
-        if spec_ is not None and len(spec_) > len(labels):
+    def labelled(labels: str, known_spec: PartitionSpec | None) -> LabelledArray:
+        if known_spec is not None and len(known_spec) > len(labels):
             raise ValueError(
-                f"einsum: the sharding {spec_} has {len(spec_)} entries, but {labels!r} of "
-                f"{spec!r} has {len(labels)} dimensions"
+                f"einsum: the sharding {known_spec} has {len(known_spec)} entries, but {labels!r} "
+                f"of {spec!r} has {len(labels)} dimensions"
             )
-        axes = drop_single_axes(axes_per_dim(spec_ or WHOLE, len(labels)), mesh)
+        axes = drop_single_axes(axes_per_dim(known_spec or WHOLE, len(labels)), mesh)
         return LabelledArray(labels, tuple(lengths[n] for n in labels), axes)
 
     x_spec, w_spec = shardings.specs

@@ -74,7 +74,7 @@ def accumulate_full_shards(
         local_term = term(operands, lane, ring.upstream(lane, ring.size - permutes_left))
         sums[lane] = ring.permute_sum(lane, sums[lane] + local_term if lane in sums else local_term)
     local_sum = term(operands, right, ring.upstream(right, 0))
-    # The last sum is in flight while the own term is computed, so it is added separately.
+    # The last sum is in flight while the local term is computed, so it is added separately.
     last = lane
     for lane in (right, left):
         if lane != last:

@@ -133,8 +133,10 @@ def ring_over(
     size = devices_along(caller, axis_name)
     order = None if isinstance(axis_name, str) else AxisOrder.of(caller, axis_name)
     wire = check_wire_dtype(caller, wire_dtype)
-    direction_, steps = cast(Direction, direction), cast(Loop, loop)
-    return Ring(axis_name, size, direction_, steps, precision, order, wire, current_target())
+    checked_direction, checked_loop = cast(Direction, direction), cast(Loop, loop)
+    return Ring(
+        axis_name, size, checked_direction, checked_loop, precision, order, wire, current_target()
+    )
 
 
 def check_wire_dtype(caller: str, wire_dtype: DTypeLike | None) -> jnp.dtype | None:
