@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "drumline"
 LONGEST_FILE = 700
 FULLEST_ROOM = 20
 ALONE = {
-    "drumline.chips": (),
+    "drumline.chips": ("drumline.deprecated", "drumline.errors"),
     "drumline.parallel": (),
     "drumline.cloud.model": ("drumline.chips",),
     "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.observed"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from drumline.chips.kinds import device_kind
+from drumline.chips.catalogue import device_kind
 from drumline.health.bench import Bench
 from drumline.health.checks.arithmetic import functions, matmul_bf16, matmul_int8
 from drumline.health.checks.devices import check_devices, described, own_numbers

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from drumline.chips.kinds import device_kind
+from drumline.chips.catalogue import device_kind
 from drumline.health.accusation import Accusation
 from drumline.health.checks.devices import Device
 from drumline.health.judging import LEAST_SHARE, UNJUDGED, Finding, slow_chips

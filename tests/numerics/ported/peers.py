@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from drumline.models import LM, ViT
-from drumline.models.interchange import export
-from drumline.models.layouts import Params
+from drumline.models.interchange import to_tensors
+from drumline.models.sharding import Params
 
 torch: Any = pytest.importorskip("torch")
 
@@ -74,7 +74,7 @@ def drawn(model: ViT | LM, seed: int) -> Params:
 
 def given_to(peer: Any, model: ViT | LM, params: Params) -> Any:
     """The peer with our weights."""
-    tensors = {name: torch.from_numpy(value) for name, value in export(model, params).items()}
+    tensors = {name: torch.from_numpy(value) for name, value in to_tensors(model, params).items()}
     missing, unexpected = peer.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert all("inv_freq" in name for name in missing)

@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 
-from drumline.models.layouts import Params  # noqa: E402
+from drumline.models.sharding import Params  # noqa: E402
 from drumline.numerics import LLAMA, TIMM_VIT, trace_divergence  # noqa: E402
 from tests.numerics.ported.peers import (  # noqa: E402
     DECODER,

@@ -1,4 +1,4 @@
-"""The few JAX functions used here that carry no types, with types, and nothing else."""
+"""Typed wrappers of JAX functions that have no types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.modes import batch_first
+from drumline.parallel.transforms import batch_first
 
 T = TypeVar("T")
 
@@ -38,9 +38,9 @@ def psum_scatter(x: jax.Array, axis_name: AxisName, dimension: int = 0) -> jax.A
 
 
 def by_platform(*operands: Any, default: Callable[..., T], **others: Callable[..., T]) -> T:
-    """`lax.platform_dependent`: the platform is known when the program is lowered.
+    """Call `lax.platform_dependent`: the platform is known when the program is lowered.
 
-    Every branch is traced each time, so name only the platforms that differ.
+    Every branch is traced each time, so pass only the platforms that differ.
     """
     return cast(T, lax.platform_dependent(*operands, default=default, **others))
 

@@ -1,4 +1,4 @@
-"""Blocked products of arrays in HBM, each a pipeline through VMEM inside a kernel."""
+"""Blocked matmuls of arrays in HBM, each a pipeline through VMEM inside a kernel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.fused.blocks import Blocks
-from drumline.parallel.fused.tours import Ref
+from drumline.parallel.fused.plans import Blocks
+from drumline.parallel.fused.ring import Ref
 
-# The blocks of the result are divided between the cores, whose number is that of the programs.
+# The cores share the blocks of the result; each core runs one program.
 _SHARED: Any = {
     "core_axis": 0,
     "dimension_semantics": (pltpu.PARALLEL, pltpu.PARALLEL, pltpu.ARBITRARY),
@@ -23,62 +23,62 @@ _SHARED: Any = {
 
 
 @dataclass(frozen=True)
-class Added:
-    """A float32 sum of the product's shape to add to it, if the condition holds."""
+class Addend:
+    """A float32 array to add to a matmul, if the condition holds."""
 
     array: Ref
     condition: jax.Array | bool = True
 
 
-def multiply(
+def pipelined_matmul(
     x: Ref,
     w: Ref,
     out: Ref,
     *,
     blocks: Blocks,
-    along: int,
+    w_dim: int,
     precision: lax.PrecisionLike,
-    added: Sequence[Added] = (),
+    added: Sequence[Addend] = (),
 ) -> None:
-    """out = x[M, K] · w[K, N] + what is added, written once in out's type.
+    """Compute out = x[M, K] · w[K, N] + addends, written once in the type of out.
 
     Args:
         x: in HBM, as are w and out.
-        w: `[K, N]`, or `[N, K]` with `along=1`; its blocks are not transposed in memory.
-        out: may be one of the arrays that are added: a block is read before it is written.
-        blocks: how to cut them.
-        along: the dimension of w that is contracted.
-        precision: of each multiplication.
-        added: to the finished product.
+        w: `[K, N]`, or `[N, K]` with `w_dim=1`; its blocks are not transposed in memory.
+        out: may be one of the addends: a block is read before it is written.
+        blocks: the sides of the blocks.
+        w_dim: the dimension of w that is contracted.
+        precision: the precision of each matmul.
+        added: arrays to add to the finished matmul.
     """
-    (rows, depth), columns = x.shape, w.shape[1 - along]
+    (rows, depth), columns = x.shape, w.shape[1 - w_dim]
     m, n, k = blocks.rows, blocks.columns, blocks.depth
     last = depth // k - 1
 
     def step(x_block: Ref, w_block: Ref, *refs: Ref) -> None:
-        *added_blocks, out_block, total = refs
-        at = pl.program_id(2)
+        *added_blocks, out_block, accumulator = refs
+        step_index = pl.program_id(2)
 
-        @pl.when(at == 0)
+        @pl.when(step_index == 0)
         def _() -> None:
-            total[...] = jnp.zeros_like(total)
+            accumulator[...] = jnp.zeros_like(accumulator)
 
-        total[...] += lax.dot_general(
+        accumulator[...] += lax.dot_general(
             x_block[...],
             w_block[...],
-            (((1,), (along,)), ((), ())),
+            (((1,), (w_dim,)), ((), ())),
             precision=precision,
             preferred_element_type=jnp.float32,
         )
 
-        @pl.when(at == last)
+        @pl.when(step_index == last)
         def _() -> None:
-            out_block[...] = _sum(total, added_blocks, added).astype(out_block.dtype)
+            out_block[...] = _sum(accumulator, added_blocks, added).astype(out_block.dtype)
 
     result = pl.BlockSpec((m, n), lambda i, j, _: (i, j))
     weights = (
         pl.BlockSpec((n, k), lambda _, j, d: (j, d))
-        if along
+        if w_dim
         else pl.BlockSpec((k, n), lambda _, j, d: (d, j))
     )
     pipeline = pltpu.emit_pipeline(
@@ -88,33 +88,36 @@ def multiply(
         out_specs=[result],
         **_SHARED,
     )
-    refs = (x, w, *(one.array for one in added), out)
-    _with_total(blocks, lambda total: pipeline(*refs, scratches=(total,)))
+    refs = (x, w, *(addend.array for addend in added), out)
+    _with_total(blocks, lambda accumulator: pipeline(*refs, scratches=(accumulator,)))
 
 
-def multiply_transposed(
+def pipelined_outer(
     pairs: Sequence[tuple[Ref, Ref]],
     out: Ref,
     *,
     blocks: Blocks,
     precision: lax.PrecisionLike,
-    added: Sequence[Added] = (),
+    added: Sequence[Addend] = (),
 ) -> None:
-    """out = Σ x[K, M]ᵀ · g[K, N] over the pairs, and what is added, written once."""
+    """Compute out = Σ x[K, M]ᵀ · g[K, N] over the pairs, plus addends, written once."""
     (depth, rows), columns = pairs[0][0].shape, pairs[0][1].shape[1]
     m, n, k = blocks.rows, blocks.columns, blocks.depth
     last = depth // k - 1
 
     def step(*refs: Ref) -> None:
-        operands, (*added_blocks, out_block, total) = refs[: 2 * len(pairs)], refs[2 * len(pairs) :]
-        at = pl.program_id(2)
+        operands, (*added_blocks, out_block, accumulator) = (
+            refs[: 2 * len(pairs)],
+            refs[2 * len(pairs) :],
+        )
+        step_index = pl.program_id(2)
 
-        @pl.when(at == 0)
+        @pl.when(step_index == 0)
         def _() -> None:
-            total[...] = jnp.zeros_like(total)
+            accumulator[...] = jnp.zeros_like(accumulator)
 
         for x_block, g_block in zip(operands[::2], operands[1::2], strict=True):
-            total[...] += lax.dot_general(
+            accumulator[...] += lax.dot_general(
                 x_block[...],
                 g_block[...],
                 (((0,), (0,)), ((), ())),
@@ -122,9 +125,9 @@ def multiply_transposed(
                 preferred_element_type=jnp.float32,
             )
 
-        @pl.when(at == last)
+        @pl.when(step_index == last)
         def _() -> None:
-            out_block[...] = _sum(total, added_blocks, added).astype(out_block.dtype)
+            out_block[...] = _sum(accumulator, added_blocks, added).astype(out_block.dtype)
 
     result = pl.BlockSpec((m, n), lambda i, j, _: (i, j))
     pair = [
@@ -138,20 +141,20 @@ def multiply_transposed(
         out_specs=[result],
         **_SHARED,
     )
-    refs = (*(ref for both in pairs for ref in both), *(one.array for one in added), out)
-    _with_total(blocks, lambda total: pipeline(*refs, scratches=(total,)))
+    refs = (*(ref for both in pairs for ref in both), *(addend.array for addend in added), out)
+    _with_total(blocks, lambda accumulator: pipeline(*refs, scratches=(accumulator,)))
 
 
 def _with_total(blocks: Blocks, run: Callable[[Ref], None]) -> None:
-    """Run a pipeline with room in VMEM for the float32 sum of one block."""
+    """Run a pipeline with a float32 accumulator for one block in VMEM."""
     pl.run_scoped(run, pltpu.VMEM((blocks.rows, blocks.columns), jnp.float32))
 
 
-def _sum(total: Ref, blocks: Sequence[Ref], added: Sequence[Added]) -> jax.Array:
-    value: jax.Array = total[...]
-    for block, one in zip(blocks, added, strict=True):
+def _sum(accumulator: Ref, blocks: Sequence[Ref], added: Sequence[Addend]) -> jax.Array:
+    value: jax.Array = accumulator[...]
+    for block, addend in zip(blocks, added, strict=True):
         term = block[...].astype(jnp.float32)
-        if one.condition is not True:
-            term = jnp.where(one.condition, term, 0.0)
+        if addend.condition is not True:
+            term = jnp.where(addend.condition, term, 0.0)
         value = value + term
     return value
