@@ -36,7 +36,7 @@ COMMANDS = {
     "chips": "chips:chips",
     "inspect": "inspect:app",
     "numerics": "numerics:app",
-    "burnin": "health.burnin:burnin",
+    "burnin": "burnin:burnin",
     "init": "init:init",
     "completion": "completion:completion",
     "server": "server:app",
@@ -45,10 +45,10 @@ COMMANDS = {
 # An exception whose module was never imported cannot have been raised.
 MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
+    ("drumline.errors", "UserError"),
     ("drumline.inspect.mistakes", "Mistake"),
     ("drumline.jobs.caller", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
-    ("drumline.numerics.mistakes", "Mistake"),
     ("drumline.targets", "Mistake"),
 )
 # Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.
