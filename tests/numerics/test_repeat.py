@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.numerics.repetition import LeafDifference, repeat, run_on
 
 
@@ -183,10 +183,10 @@ def test_random_keys_go_in_and_come_out() -> None:
 
 @pytest.mark.parametrize(("runs", "devices"), [(0, 2), (-1, 2), (3, 0), (1, 1)])
 def test_nothing_to_compare_is_a_sentence(runs: int, devices: int) -> None:
-    with pytest.raises(Mistake, match=r"^repeat: "):
+    with pytest.raises(UserError, match=r"^repeat: "):
         repeat(layer, operands(), devices=jax.devices()[:devices], runs=runs)
 
 
 def test_inputs_that_are_no_arrays_are_a_sentence() -> None:
-    with pytest.raises(Mistake, match=r"^repeat: inputs\[0\]\['mode'\] is 'train', no array"):
+    with pytest.raises(UserError, match=r"^repeat: inputs\[0\]\['mode'\] is 'train', no array"):
         repeat(lambda options: options["x"], ({"x": 1.0, "mode": "train"},))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from jax import lax
 
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.numerics.topk import TopKCheck, allowed_misses, recalls, top_k, violations
 from drumline.numerics.topk_survey import DISTRIBUTIONS, TopKGrid
 from tests.numerics.planted import DTYPES, PLANTED, ROWS, Result, results
@@ -105,7 +105,7 @@ def test_how_many_may_be_missing(chosen: int, target: float, allowed: int) -> No
     ],
 )
 def test_what_is_no_result_is_a_sentence(arguments: Any, said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         violations(*(np.asarray(each) for each in arguments))
 
 
@@ -118,9 +118,9 @@ def test_how_jax_orders_what_has_no_order() -> None:
 
 def test_arguments_of_other_kinds_are_told_in_a_sentence() -> None:
     x = np.arange(4.0, dtype=np.float32)
-    with pytest.raises(Mistake, match=r"k is 2\.5; it has to be a whole number"):
+    with pytest.raises(UserError, match=r"k is 2\.5; it has to be a whole number"):
         top_k(x, 2.5)  # type: ignore[arg-type]
-    with pytest.raises(Mistake, match="indices float64"):
+    with pytest.raises(UserError, match="indices float64"):
         violations(x, x[:2], np.array([0.0, 1.0]))
-    with pytest.raises(Mistake, match="length: 99999999999 elements"):
+    with pytest.raises(UserError, match="length: 99999999999 elements"):
         TopKGrid(shapes=((1, 99_999_999_999),))

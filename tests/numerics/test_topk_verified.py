@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from jax import lax
 
+from drumline.errors import UserError
 from drumline.numerics import topk
-from drumline.numerics.mistakes import Mistake
 from drumline.numerics.topk import TopKCheck, TopKWarning, top_k, violations
 from drumline.numerics.topk_survey import DISTRIBUTIONS
 from tests.numerics import planted
@@ -31,11 +31,11 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Approximate], N
     """Put another function in the place of `lax.approx_max_k`."""
 
     def put(wrong: Approximate) -> None:
-        topk._verified_indices.cache_clear()
+        topk._compile_verified_indices.cache_clear()
         monkeypatch.setattr(lax, "approx_max_k", lambda x, k, **_: wrong(x, k))
 
     yield put
-    topk._verified_indices.cache_clear()
+    topk._compile_verified_indices.cache_clear()
 
 
 def heard(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -260,7 +260,7 @@ class Judge:
                 mock.patch.object(lax, "approx_max_k", return_value=(values, indices)),
                 mock.patch.object(topk, "_warn", record),
             ):
-                return topk._choose(x, planted.K, 1.0)
+                return topk._verified_indices(x, planted.K, 1.0)
 
         x = jax.ShapeDtypeStruct((planted.ROWS, planted.LENGTH), dtype)
         result = jax.ShapeDtypeStruct((planted.ROWS, planted.K), dtype)
@@ -318,5 +318,5 @@ def test_nothing_to_choose() -> None:
 def test_bad_arguments_are_a_sentence(
     shape: tuple[int, ...], k: int, recall: float, said: str
 ) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         top_k(jnp.ones(shape), k, verify=True, recall_target=recall)
