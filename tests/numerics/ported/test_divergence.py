@@ -205,7 +205,7 @@ def test_a_tap_in_a_loop_is_a_user_error() -> None:
         )
 
 
-def test_what_nobody_looks_at_costs_nothing() -> None:
+def test_unused_taps_cost_nothing() -> None:
     params = drawn(VIT, 0)
     x = images(0).transpose(0, 2, 3, 1)
     before = str(jax.make_jaxpr(partial(VIT.logits, params))(x))
@@ -215,34 +215,34 @@ def test_what_nobody_looks_at_costs_nothing() -> None:
     assert str(jax.make_jaxpr(partial(VIT.logits, params))(x)) == before
 
 
-def test_weights_load_both_ways(tmp_path: Path) -> None:
-    """Through files: jax_fn into the peer, whose scores are then jax_fn, and the peer's into jax_fn."""
+def test_weights_load_in_both_directions(tmp_path: Path) -> None:
+    """Write Drumline's weights to files for the peer, and read the peer's weights."""
     cases: list[Any] = [
         (VIT, timm_vit(), images(7), vit_on),
         (DECODER, llama(), tokens(7), lm_on),
     ]
-    for model, peer, given, jax_fn in cases:
+    for model, peer, x, apply in cases:
         theirs = {name: value.detach().numpy() for name, value in peer.state_dict().items()}
         save_file(theirs, tmp_path / "theirs.safetensors")
         params = load(tmp_path / "theirs.safetensors", model)
-        before = peer.eval()(torch.as_tensor(given))
+        before = peer.eval()(torch.as_tensor(x))
         before = getattr(before, "logits", before).detach().numpy()
-        np.testing.assert_allclose(jax_fn(model, params)(given), before, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(apply(model, params)(x), before, rtol=1e-4, atol=1e-5)
 
         other = drawn(model, 8)
-        save(tmp_path / "jax_fn.safetensors", model, other)
-        peer.load_state_dict(load_torch_file(tmp_path / "jax_fn.safetensors"))
-        after = peer(torch.as_tensor(given))
+        save(tmp_path / "drumline.safetensors", model, other)
+        peer.load_state_dict(load_torch_file(tmp_path / "drumline.safetensors"))
+        after = peer(torch.as_tensor(x))
         after = getattr(after, "logits", after).detach().numpy()
-        np.testing.assert_allclose(jax_fn(model, other)(given), after, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(apply(model, other)(x), after, rtol=1e-4, atol=1e-4)
 
 
-def find_cause(plant: Callable[[Any], None], jax_fn: LM = DECODER) -> tuple[str, str, str]:
+def find_cause(plant: Callable[[Any], None], lm: LM = DECODER) -> tuple[str, str, str]:
     """Return the layer, the cause and its description for a fault in a Llama."""
     params = drawn(DECODER, 0)
     peer = given_to(llama(), DECODER, params)
     plant(peer)
-    divergence = trace_divergence(lm_on(jax_fn, params), peer, tokens(0), rename=LLAMA)
+    divergence = trace_divergence(lm_on(lm, params), peer, tokens(0), rename=LLAMA)
     assert divergence.first is not None
     assert divergence.cause is not None
     return divergence.first.name, divergence.cause.kind, divergence.cause.description
