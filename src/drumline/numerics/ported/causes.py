@@ -40,7 +40,8 @@ class Candidate:
     """The name of the cause; empty for PyTorch's own computation."""
     description: str
     """The end of a sentence that begins with "JAX computes"."""
-    value: NDArray
+    output: NDArray
+    """The output under the cause."""
 
     @property
     def is_rounding(self) -> bool:
@@ -103,8 +104,8 @@ def linear_candidates(x: NDArray, weight: NDArray, bias: NDArray | None) -> Iter
 def _bias_candidates(without_bias: NDArray, bias: NDArray) -> Iterator[Candidate]:
     yield Candidate("bias", "without the bias", without_bias)
     for name in ("bfloat16", "float16"):
-        value = without_bias + NARROW_TYPES[name](bias)
-        yield Candidate("bias in another dtype", f"with the bias in {name}", value)
+        y = without_bias + NARROW_TYPES[name](bias)
+        yield Candidate("bias in another dtype", f"with the bias in {name}", y)
 
 
 def _narrow_candidates(
@@ -114,17 +115,17 @@ def _narrow_candidates(
     exact = multiply(x, kernel) + offset
     for name, devices in (("bfloat16", "TPUs"), ("TF32", "GPUs")):
         narrow = NARROW_TYPES[name]
-        value = multiply(narrow(x), narrow(kernel)) + offset
+        y = multiply(narrow(x), narrow(kernel)) + offset
         description = f"with operands rounded to {name}, the default of {devices}"
-        yield Candidate("precision default", description, value)
+        yield Candidate("precision default", description, y)
     for name in ("bfloat16", "float16"):
         narrow = NARROW_TYPES[name]
-        value = multiply(x, narrow(kernel)) + offset
-        yield Candidate("kernel in another dtype", f"with the kernel in {name}", value)
+        y = multiply(x, narrow(kernel)) + offset
+        yield Candidate("kernel in another dtype", f"with the kernel in {name}", y)
         yield Candidate("output in another dtype", f"in {name} at the end", narrow(exact))
         matmul = narrow(multiply(narrow(x), narrow(kernel)))
-        value = narrow(matmul + narrow(np.asarray(offset)))
-        yield Candidate("computed in another dtype", f"in {name} throughout", value)
+        y = narrow(matmul + narrow(np.asarray(offset)))
+        yield Candidate("computed in another dtype", f"in {name} throughout", y)
 
 
 def norm_candidates(
@@ -146,15 +147,15 @@ def norm_candidates(
     yield Candidate("", "as PyTorch does", normalized * weight + shift)
     for other in EPSILONS:
         if not math.isclose(other, epsilon, rel_tol=1e-6):
-            value = normalize(x, other) * weight + shift
+            y = normalize(x, other) * weight + shift
             description = f"with an epsilon of {other:g}, and PyTorch with {epsilon:g}"
-            yield Candidate("epsilon", description, value)
+            yield Candidate("epsilon", description, y)
     if subtracts_mean and x.shape[-1] > 1:
-        value = normalize(x, epsilon, ddof=1) * weight + shift
-        yield Candidate("norm's variance", "the variance over D - 1 instead of D", value)
+        y = normalize(x, epsilon, ddof=1) * weight + shift
+        yield Candidate("norm's variance", "the variance over D - 1 instead of D", y)
     other_norm = "by the mean square alone" if subtracts_mean else "by mean and variance"
-    value = normalize(x, epsilon, subtracts_mean=not subtracts_mean) * weight + shift
-    yield Candidate("another norm", f"the norm {other_norm}", value)
+    y = normalize(x, epsilon, subtracts_mean=not subtracts_mean) * weight + shift
+    yield Candidate("another norm", f"the norm {other_norm}", y)
     yield Candidate("norm's scale", "without the norm's scale", normalized + shift)
     yield Candidate("norm's scale", "with 1 + scale", normalized * (1 + weight) + shift)
     if bias is not None:
@@ -163,18 +164,18 @@ def norm_candidates(
         narrow = NARROW_TYPES[name]
         cause = "norm in another dtype"
         from_narrow_x = normalize(narrow(x), epsilon)
-        value = narrow(from_narrow_x) * narrow(weight) + narrow(shift)
-        yield Candidate(cause, f"the norm in {name}", value)
-        value = from_narrow_x * weight + shift
-        yield Candidate(cause, f"the norm of rows in {name}", value)
-        value = normalized * narrow(weight) + narrow(shift)
-        yield Candidate(cause, f"with the norm's scale in {name}", value)
-        value = narrow(normalized * weight + shift)
-        yield Candidate(cause, f"the norm to {name} at the end", value)
+        y = narrow(from_narrow_x) * narrow(weight) + narrow(shift)
+        yield Candidate(cause, f"the norm in {name}", y)
+        y = from_narrow_x * weight + shift
+        yield Candidate(cause, f"the norm of rows in {name}", y)
+        y = normalized * narrow(weight) + narrow(shift)
+        yield Candidate(cause, f"with the norm's scale in {name}", y)
+        y = narrow(normalized * weight + shift)
+        yield Candidate(cause, f"the norm to {name} at the end", y)
         if bias is not None:
-            value = normalized * weight + narrow(shift)
+            y = normalized * weight + narrow(shift)
             description = f"with the norm's bias in {name}"
-            yield Candidate("bias in another dtype", description, value)
+            yield Candidate("bias in another dtype", description, y)
 
 
 def activation_candidates(x: NDArray, output: NDArray) -> Iterator[Candidate]:
@@ -195,15 +196,15 @@ def activation_candidates(x: NDArray, output: NDArray) -> Iterator[Candidate]:
     original = min(activations, key=lambda name: _rms_difference(activations[name], output))
     is_known = _is_close(activations[original], output)
     yield Candidate("", "as PyTorch does", output)
-    for name, value in activations.items():
+    for name, y in activations.items():
         if name != original or not is_known:
             are_gelus = is_known and name.startswith("gelu") and original.startswith("gelu")
             cause = "gelu's variant" if are_gelus else "another activation"
             torch_activation = original if is_known else "an unknown activation"
-            yield Candidate(cause, f"{name}, and PyTorch {torch_activation}", value)
+            yield Candidate(cause, f"{name}, and PyTorch {torch_activation}", y)
     for type_name in ("bfloat16", "float16"):
-        value = NARROW_TYPES[type_name](output)
-        yield Candidate("activation in another dtype", f"the activation in {type_name}", value)
+        y = NARROW_TYPES[type_name](output)
+        yield Candidate("activation in another dtype", f"the activation in {type_name}", y)
 
 
 def residual_candidates(x: NDArray, branch: NDArray) -> Iterator[Candidate]:
@@ -212,8 +213,8 @@ def residual_candidates(x: NDArray, branch: NDArray) -> Iterator[Candidate]:
     yield Candidate("residual", "the branch without the block's input", branch)
     yield Candidate("residual", "without the branch", x)
     for name in ("bfloat16", "float16"):
-        value = NARROW_TYPES[name](x + branch)
-        yield Candidate("residual in another dtype", f"the sum in {name}", value)
+        y = NARROW_TYPES[name](x + branch)
+        yield Candidate("residual in another dtype", f"the sum in {name}", y)
 
 
 def _convolution_candidates(
@@ -249,10 +250,10 @@ def _convolution_candidates(
         ("with the kernel flipped", weight[..., ::-1, ::-1]),
     ):
         if kernel.shape == weight.shape:
-            value = convolve(x, np.ascontiguousarray(kernel), *padding) + offset
-            yield Candidate("transposed kernel", description, value)
-    value = convolve(x, np.ascontiguousarray(weight[:, ::-1]), *padding) + offset
-    yield Candidate("channels", "with the channels in the other order", value)
+            y = convolve(x, np.ascontiguousarray(kernel), *padding) + offset
+            yield Candidate("transposed kernel", description, y)
+    y = convolve(x, np.ascontiguousarray(weight[:, ::-1]), *padding) + offset
+    yield Candidate("channels", "with the channels in the other order", y)
     same_totals = [
         max((math.ceil(length / step) - 1) * step + extent - length, 0)
         for length, step, extent in zip(x.shape[-2:], stride, extents, strict=True)
@@ -267,12 +268,12 @@ def _convolution_candidates(
     }
     for name, (before, after) in paddings.items():
         if (before, after) != padding:
-            value = convolve(x, weight, before, after) + offset
+            y = convolve(x, weight, before, after) + offset
             description = (
                 f"with padding {name} {before} to {after}, and PyTorch with {padding[0]} to "
                 f"{padding[1]}"
             )
-            yield Candidate("padding", description, value)
+            yield Candidate("padding", description, y)
     if bias is not None:
         yield from _bias_candidates(without_bias, bias)
     yield from _narrow_candidates(
@@ -287,8 +288,8 @@ def _embedding_candidates(x: NDArray, weight: NDArray) -> Iterator[Candidate]:
     yield Candidate("embedding scale", "with rows times √D", rows * scale)
     yield Candidate("embedding scale", "with rows over √D", rows / scale)
     for name in ("bfloat16", "float16"):
-        value = NARROW_TYPES[name](rows)
-        yield Candidate("embedding in another dtype", f"with the table in {name}", value)
+        y = NARROW_TYPES[name](rows)
+        yield Candidate("embedding in another dtype", f"with the table in {name}", y)
 
 
 @dataclass(frozen=True)
@@ -447,11 +448,11 @@ def _is_last_axis_norm(type_name: str) -> bool:
     return "norm" in name and not any(other in name for other in ("batch", "group", "instance"))
 
 
-def _is_close(value: NDArray, expected: NDArray) -> bool:
+def _is_close(actual: NDArray, expected: NDArray) -> bool:
     """Return True if the values agree up to parts that PyTorch computes in float32."""
     scale = float(np.sqrt(np.mean(np.square(expected))))
-    return _rms_difference(value, expected) <= FLOAT32_TOLERANCE * scale
+    return _rms_difference(actual, expected) <= FLOAT32_TOLERANCE * scale
 
 
-def _rms_difference(value: NDArray, expected: NDArray) -> float:
-    return float(np.sqrt(np.mean(np.square(value - expected))))
+def _rms_difference(actual: NDArray, expected: NDArray) -> float:
+    return float(np.sqrt(np.mean(np.square(actual - expected))))

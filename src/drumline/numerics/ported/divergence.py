@@ -222,24 +222,24 @@ def trace_divergence(
     """
     arguments = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     _check_arguments(torch_module, arguments, bound)
-    jax_values = _collect_intermediates(jax_fn, arguments)
+    jax_arrays = _collect_intermediates(jax_fn, arguments)
     original = record(torch_module, arguments)
     reference = record(float64_copy(torch_module), arguments)
-    torch_names = dict(_match_names(jax_values, reference, rename))
-    if not torch_names:
+    matches = dict(_match_names(jax_arrays, reference, rename))
+    if not matches:
         raise UserError(
-            f"no intermediate has a counterpart: JAX has {_abbreviate(jax_values)}, PyTorch "
+            f"no intermediate has a counterpart: JAX has {_abbreviate(jax_arrays)}, PyTorch "
             f"{_abbreviate(reference.outputs)}; map the names with rename"
         )
     layers = tuple(
-        _layer_error(name, torch_name, jax_values[name], original, reference)
-        for name, torch_name in torch_names.items()
+        _layer_error(name, torch_name, jax_arrays[name], original, reference)
+        for name, torch_name in matches.items()
     )
     first = next((layer for layer in layers if layer.diverges(bound)), None)
     cause = None
     if first is not None:
-        cause = _find_cause(first, bound, jax_values, torch_names, reference)
-    unmatched = tuple(name for name in jax_values if name not in torch_names)
+        cause = _find_cause(first, bound, jax_arrays, matches, reference)
+    unmatched = tuple(name for name in jax_arrays if name not in matches)
     return Divergence(layers, first, cause, unmatched, bound)
 
 
@@ -249,10 +249,10 @@ def _check_arguments(torch_module: Any, inputs: Sequence[Any], bound: float) -> 
         raise UserError(f"torch_module is {type(torch_module).__name__}, no torch.nn.Module")
     if not 1 < bound < math.inf:
         raise UserError(f"bound is {bound}; it has to be more than 1, and finite")
-    for value in inputs:
-        if isinstance(value, Mapping | str) or value is None:
+    for x in inputs:
+        if isinstance(x, Mapping | str) or x is None:
             raise UserError(
-                f"an input is {type(value).__name__}: pass arrays, in the order of the arguments"
+                f"an input is {type(x).__name__}: pass arrays, in the order of the arguments"
             )
 
 
@@ -266,44 +266,44 @@ def _collect_intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) ->
     def run(*inputs: Any) -> list[Any]:
         with collecting() as taps:
             result = jax_fn(*inputs)
-        values: dict[str, Any] = dict(taps)
+        arrays: dict[str, Any] = dict(taps)
         if isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping):
             result, named = result
-            values |= named
+            arrays |= named
         if isinstance(result, Mapping):
-            values |= result
+            arrays |= result
         elif hasattr(result, "shape"):
-            values.setdefault(OUTPUT, result)
-        names[:] = values  # jit returns dictionaries in sorted order, so keep this one
-        return list(values.values())
+            arrays.setdefault(OUTPUT, result)
+        names[:] = arrays  # jit returns dictionaries in sorted order, so keep this one
+        return list(arrays.values())
 
     try:
-        values = jax.jit(run)(*(np.asarray(to_numpy(value)) for value in inputs))
+        arrays = jax.jit(run)(*(np.asarray(to_numpy(x)) for x in inputs))
     except jax.errors.UnexpectedTracerError:
         raise UserError(
             "a tap is inside a function that is traced by itself, such as the body of a scan or "
             "a checkpoint; trace the model with its layers one by one"
         ) from None
-    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    return {name: np.asarray(x) for name, x in zip(names, arrays, strict=True)}
 
 
 def _match_names(
-    jax_values: Mapping[str, NDArray], reference: Recording, rename: Rename | None
+    jax_arrays: Mapping[str, NDArray], reference: Recording, rename: Rename | None
 ) -> Iterator[tuple[str, TorchName]]:
     """Yield the names that both sides have, in JAX and in PyTorch."""
-    for name, jax_value in jax_values.items():
+    for name, jax_array in jax_arrays.items():
         counterpart = torch_counterpart(name, rename)
         if counterpart is not None and not isinstance(counterpart, str):
             raise UserError(f"rename: {name} becomes {counterpart!r}, which is no name")
         torch_name = TorchName.parse(counterpart) if counterpart is not None else None
         if torch_name is None and name == OUTPUT:
             torch_name = TorchName(OUTPUT)
-        torch_value = reference.value(torch_name) if torch_name is not None else None
-        if torch_name is None or torch_value is None:
+        torch_array = reference.value(torch_name) if torch_name is not None else None
+        if torch_name is None or torch_array is None:
             continue
-        if jax_value.size != torch_value.size:
+        if jax_array.size != torch_array.size:
             raise UserError(
-                f"{name} is {jax_value.shape} in JAX, and {counterpart} is {torch_value.shape} in "
+                f"{name} is {jax_array.shape} in JAX, and {counterpart} is {torch_array.shape} in "
                 "PyTorch: these are not the same values; correct rename"
             )
         yield name, torch_name
@@ -312,15 +312,15 @@ def _match_names(
 def _layer_error(
     name: str,
     torch_name: TorchName,
-    jax_value: NDArray,
+    jax_array: NDArray,
     original: Recording,
     reference: Recording,
 ) -> LayerError:
-    torch_value, expected = original.value(torch_name), reference.value(torch_name)
-    assert torch_value is not None
+    torch_array, expected = original.value(torch_name), reference.value(torch_name)
+    assert torch_array is not None
     assert expected is not None
     # The finer of both types, so that a side with a coarser type is reported.
-    dtypes = jax_value.dtype, original.dtype(torch_name)
+    dtypes = jax_array.dtype, original.dtype(torch_name)
     rounding = min(
         (float(ml_dtypes.finfo(dtype).eps) / 2 for dtype in dtypes if _is_float(dtype)),
         default=2.0**-24,
@@ -328,8 +328,8 @@ def _layer_error(
     return LayerError(
         name,
         str(torch_name),
-        _relative_error(jax_value, expected),
-        _relative_error(torch_value, expected),
+        _relative_error(jax_array, expected),
+        _relative_error(torch_array, expected),
         FLOOR_ROUNDINGS * rounding,
         (str(dtypes[0]), str(dtypes[1])),
     )
@@ -338,16 +338,16 @@ def _layer_error(
 def _find_cause(
     first: LayerError,
     bound: float,
-    jax_values: Mapping[str, NDArray],
-    torch_names: Mapping[str, TorchName],
+    jax_arrays: Mapping[str, NDArray],
+    matches: Mapping[str, TorchName],
     reference: Recording,
 ) -> DivergenceCause:
-    """Return the known cause that best explains the JAX value of a layer."""
-    torch_name = torch_names[first.name]
+    """Return the known cause that best explains JAX's output of a layer."""
+    torch_name = matches[first.name]
     expected = reference.value(torch_name)
     assert expected is not None
-    value = _align(jax_values[first.name].astype(np.float64), expected)
-    non_finite = int((~np.isfinite(value) & ~_equal_or_nan(value, expected)).sum())
+    jax_output = _align(jax_arrays[first.name].astype(np.float64), expected)
+    non_finite = int((~np.isfinite(jax_output) & ~_equal_or_nan(jax_output, expected)).sum())
     if non_finite:
         description = (
             f"JAX has {non_finite} values that are NaN or infinite, and PyTorch has numbers there"
@@ -361,9 +361,9 @@ def _find_cause(
             first.jax_error,
         )
     trials = [
-        (_relative_error(value, candidate.value), candidate)
-        for candidate in _candidates(first.name, torch_name, jax_values, torch_names, reference)
-        if candidate.value.size == value.size
+        (_relative_error(jax_output, candidate.output), candidate)
+        for candidate in _candidates(first.name, torch_name, jax_arrays, matches, reference)
+        if candidate.output.size == jax_output.size
     ]
     unexplained = min(first.jax_error, *(error for error, c in trials if not c.cause), math.inf)
     agreement = bound * max(first.torch_error, first.floor)
@@ -393,8 +393,8 @@ def _find_cause(
 def _candidates(
     name: str,
     torch_name: TorchName,
-    jax_values: Mapping[str, NDArray],
-    torch_names: Mapping[str, TorchName],
+    jax_arrays: Mapping[str, NDArray],
+    matches: Mapping[str, TorchName],
     reference: Recording,
 ) -> Iterator[Candidate]:
     """Yield the values of a layer under each known cause."""
@@ -407,7 +407,7 @@ def _candidates(
         # A module may only look like one of a known kind.
         with suppress(ArithmeticError, IndexError, RuntimeError, TypeError, ValueError):
             for candidate in causes.module_candidates(module, x, output):
-                value = torch_name.select(_to_output_shape(candidate.value, output))
+                value = torch_name.select(_to_output_shape(candidate.output, output))
                 candidates.append(Candidate(candidate.cause, candidate.description, value))
         if candidates:
             yield from candidates
@@ -417,8 +417,8 @@ def _candidates(
     def sibling(other: str) -> NDArray | None:
         """Return the reference of another tap in the same block, in its JAX shape."""
         key = f"{scope}{dot}{other}"
-        value = reference.value(torch_names[key]) if key in torch_names else None
-        return None if value is None else value.reshape(jax_values[key].shape)
+        value = reference.value(matches[key]) if key in matches else None
+        return None if value is None else value.reshape(jax_arrays[key].shape)
 
     if last == "mixed":
         query, key, values = sibling("query"), sibling("key"), sibling("value")
@@ -426,7 +426,7 @@ def _candidates(
             yield from causes.attention_candidates(query, key, values, expected)
         return
     # The two residual sums of a block: after attention and after the feed-forward part.
-    norm = torch_names.get(f"{scope}{dot}attention_norm")
+    norm = matches.get(f"{scope}{dot}attention_norm")
     sums = {
         "attention": (
             reference.module_input(norm.module) if norm else None,
@@ -441,25 +441,25 @@ def _candidates(
         )
 
 
-def _align(value: NDArray, expected: NDArray) -> NDArray:
-    """Reshape a JAX value to PyTorch's shape, with channels first if PyTorch has them first."""
-    if value.shape != expected.shape and value.ndim == 4 and expected.ndim == 4:
-        transposed = value.transpose(0, 3, 1, 2)
+def _align(array: NDArray, expected: NDArray) -> NDArray:
+    """Reshape a JAX array to PyTorch's shape, with channels first if PyTorch has them first."""
+    if array.shape != expected.shape and array.ndim == 4 and expected.ndim == 4:
+        transposed = array.transpose(0, 3, 1, 2)
         if transposed.shape == expected.shape:
             return transposed
-    return value.reshape(expected.shape)
+    return array.reshape(expected.shape)
 
 
-def _to_output_shape(value: NDArray, output: NDArray) -> NDArray:
+def _to_output_shape(array: NDArray, output: NDArray) -> NDArray:
     """Reshape a candidate for a convolution, [batch, positions, channels], to the output."""
-    if value.ndim == 3 and output.ndim == 4 and value.size == output.size:
-        return value.swapaxes(1, 2).reshape(output.shape)
-    return value
+    if array.ndim == 3 and output.ndim == 4 and array.size == output.size:
+        return array.swapaxes(1, 2).reshape(output.shape)
+    return array
 
 
-def _relative_error(value: NDArray, expected: NDArray) -> float:
+def _relative_error(array: NDArray, expected: NDArray) -> float:
     """Return the root mean square of the error, relative to that of the finite expected values."""
-    actual = _align(value.astype(np.float64), expected)
+    actual = _align(array.astype(np.float64), expected)
     finite = expected[np.isfinite(expected)]
     scale = math.sqrt(float(np.mean(np.square(finite)))) if finite.size else 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -470,9 +470,9 @@ def _relative_error(value: NDArray, expected: NDArray) -> float:
     return error / scale if scale else (math.inf if error else 0.0)
 
 
-def _equal_or_nan(value: NDArray, expected: NDArray) -> NDArray:
+def _equal_or_nan(array: NDArray, expected: NDArray) -> NDArray:
     """Return True for equal elements, including equal infinities and NaN, as in a mask."""
-    return (value == expected) | (np.isnan(value) & np.isnan(expected))
+    return (array == expected) | (np.isnan(array) & np.isnan(expected))
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:

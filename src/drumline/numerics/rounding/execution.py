@@ -84,7 +84,7 @@ def all_executions(function: Callable[..., Any], inputs: Sequence[Any]) -> list[
 
 
 def _primitives(program: TracedFunction) -> list[str]:
-    return [equation.primitive.name for equation in program.closed.jaxpr.eqns]
+    return [equation.primitive.name for equation in program.equations]
 
 
 # ---- The reference in float64 ------------------------------------------------------------------
@@ -108,17 +108,17 @@ def run_in_float64(program: TracedFunction) -> list[np.ndarray]:
         inputs = [_move_to_host(value) for value in program.inputs]
         jaxpr = program.closed.jaxpr
         constants = [_move_to_host(value) for value in program.closed.consts]
-        values = _initial_values(jaxpr, constants, inputs)
+        env = _initial_env(jaxpr, constants, inputs)
         for index, equation in enumerate(jaxpr.eqns):
             try:
-                _evaluate(equation, values)
+                _evaluate(equation, env)
             except Exception as error:  # any primitive, also of another package, may raise anything
                 operation = program.operation(index)
                 source = f" at {operation.source}" if operation.source else ""
                 raise Float64Unavailable(
                     f"{operation.primitive}{source} cannot be computed in float64"
                 ) from error
-        return [to_host(_read(atom, values)) for atom in jaxpr.outvars]
+        return [to_host(_read(atom, env)) for atom in jaxpr.outvars]
 
 
 def _on_cpu() -> Any:
@@ -134,28 +134,28 @@ def _move_to_host(value: Any) -> Any:
     return value if is_key else np.asarray(value)
 
 
-def _initial_values(jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> dict[Any, Any]:
+def _initial_env(jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> dict[Any, Any]:
     variables = [*jaxpr.constvars, *jaxpr.invars]
     values = [*constants, *inputs]
     return {var: _to_float64(value) for var, value in zip(variables, values, strict=True)}
 
 
-def _read(atom: Any, values: dict[Any, Any]) -> Any:
+def _read(atom: Any, env: dict[Any, Any]) -> Any:
     if not isinstance(atom, jex.Literal):
-        return values[atom]
+        return env[atom]
     # A literal is first rounded to its own dtype, as in the function.
     return _to_float64(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
 
 
-def _evaluate(equation: Any, values: dict[Any, Any]) -> None:
-    """Compute the results of an equation in float64 and add them to `values`."""
-    operands = [_read(atom, values) for atom in equation.invars]
+def _evaluate(equation: Any, env: dict[Any, Any]) -> None:
+    """Compute the results of an equation in float64 and add them to `env`."""
+    operands = [_read(atom, env) for atom in equation.invars]
     name = equation.primitive.name
     are_floats = [_is_inexact(operand.dtype) for operand in operands]
     if name in _ROUNDINGS and are_floats[0]:
         rounded = equation.outvars[0]
         if _float64_dtype(rounded.aval.dtype) == operands[0].dtype:
-            values[rounded] = operands[0]
+            env[rounded] = operands[0]
             return
     if name in _OPAQUE or (name == "bitcast_convert_type" and are_floats[0]):
         raise NotImplementedError(name)
@@ -169,7 +169,7 @@ def _evaluate(equation: Any, values: dict[Any, Any]) -> None:
     results = jex.jaxpr_as_fun(closed)(*operands)
     if any(are_floats) and any(_float64_dtype(value.dtype) != value.dtype for value in results):
         raise NotImplementedError(name)
-    values.update(zip(outputs, map(_to_float64, results), strict=True))
+    env.update(zip(outputs, map(_to_float64, results), strict=True))
 
 
 def _is_inexact(dtype: Any) -> bool:
@@ -208,10 +208,10 @@ def _convert_body(closed: Any) -> Any:
     inlined, _ = inline_calls(closed)
 
     def body(*inputs: Any) -> list[Any]:
-        values = _initial_values(inlined.jaxpr, inlined.consts, inputs)
+        env = _initial_env(inlined.jaxpr, inlined.consts, inputs)
         for equation in inlined.jaxpr.eqns:
-            _evaluate(equation, values)
-        return [_read(atom, values) for atom in inlined.jaxpr.outvars]
+            _evaluate(equation, env)
+        return [_read(atom, env) for atom in inlined.jaxpr.outvars]
 
     shapes = [
         jax.ShapeDtypeStruct(aval.shape, _float64_dtype(aval.dtype))  # type: ignore[no-untyped-call]

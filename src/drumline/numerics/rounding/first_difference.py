@@ -194,7 +194,7 @@ def _operand_roundings(program: TracedFunction, index: int) -> list[tuple[str, S
     Operands in memory, from a gather or a sort, are returned only if there are no others.
     """
     roundings = []
-    for atom in program.closed.jaxpr.eqns[index].invars:
+    for atom in program.equations[index].invars:
         dtype = getattr(atom.aval, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize > 2:
             continue
@@ -208,7 +208,7 @@ def _operand_roundings(program: TracedFunction, index: int) -> list[tuple[str, S
 def _skip_reshapes(program: TracedFunction, producer: int | None) -> int | None:
     """Return the operation that computed the numbers, before any reshapes."""
     while producer is not None and _primitive(program, producer) in _RESHAPES:
-        producer = program.producer(program.closed.jaxpr.eqns[producer].invars[0])
+        producer = program.producer(program.equations[producer].invars[0])
     return producer
 
 
@@ -231,4 +231,4 @@ def _explain_fusion(program: TracedFunction, index: int, name: str) -> str:
 
 
 def _primitive(program: TracedFunction, index: int) -> str:
-    return str(program.closed.jaxpr.eqns[index].primitive.name)
+    return str(program.equations[index].primitive.name)

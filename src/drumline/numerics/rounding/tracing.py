@@ -102,11 +102,17 @@ class TracedFunction:
 
     def __len__(self) -> int:
         """Return the number of operations."""
-        return len(self.closed.jaxpr.eqns)
+        return len(self.equations)
+
+    @property
+    def equations(self) -> list[Any]:
+        """The equations of the jaxpr, in order."""
+        equations: list[Any] = self.closed.jaxpr.eqns
+        return equations
 
     @cached_property
     def _producers(self) -> dict[Any, int]:
-        equations = enumerate(self.closed.jaxpr.eqns)
+        equations = enumerate(self.equations)
         return {var: index for index, equation in equations for var in equation.outvars}
 
     def producer(self, atom: Any) -> int | None:
@@ -116,7 +122,7 @@ class TracedFunction:
 
     def operands(self, index: int) -> list[int]:
         """Return the operations that compute the inputs of an operation."""
-        producers = (self.producer(atom) for atom in self.closed.jaxpr.eqns[index].invars)
+        producers = (self.producer(atom) for atom in self.equations[index].invars)
         return sorted({producer for producer in producers if producer is not None})
 
     def ancestors(self, index: int) -> list[int]:
@@ -146,7 +152,7 @@ class TracedFunction:
 
     def program_until(self, index: int) -> Any:
         """Return a closed jaxpr that computes only the results of one operation."""
-        equations = [self.closed.jaxpr.eqns[earlier] for earlier in self.ancestors(index)]
+        equations = [self.equations[earlier] for earlier in self.ancestors(index)]
         outputs = [var for var in equations[-1].outvars if not isinstance(var, jex.DropVar)]
         variables = {
             atom
@@ -163,7 +169,7 @@ class TracedFunction:
 
     def operation(self, index: int) -> TracedOperation:
         """Return the description of an operation."""
-        equation = self.closed.jaxpr.eqns[index]
+        equation = self.equations[index]
         return TracedOperation(
             number=index + 1,
             primitive=equation.primitive.name,
