@@ -1,4 +1,4 @@
-"""One computation by several implementations, against what is true."""
+"""`compare` measures several implementations against a reference."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,12 @@ B = np.random.default_rng(1).standard_normal((16, 8)).astype(np.float32)
 
 
 def narrow_matmul(a: Any, b: Any) -> Any:
-    """As a device does that rounds its operands."""
+    """Multiply with rounded operands."""
     wide = [x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b)]
     return wide[0] @ wide[1]
 
 
-def test_each_is_measured_against_the_first_in_float64() -> None:
+def test_the_reference_is_the_first_function_in_float64() -> None:
     comparison = compare(
         {"JAX": UnderJax(jnp.matmul), "NumPy": np.matmul, "rounded": narrow_matmul}, A, B
     )
@@ -54,7 +54,7 @@ def test_precisions_and_compiler_options_are_settings_of_one_function() -> None:
     assert all(np.isfinite(row.errors.max_ulp) for row in comparison.rows)
 
 
-def test_pytorch_is_one_of_them() -> None:
+def test_pytorch_functions_can_be_compared() -> None:
     torch = pytest.importorskip("torch")
     comparison = compare(
         {
@@ -73,7 +73,7 @@ def test_pytorch_is_one_of_them() -> None:
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_the_truth_may_come_from_mpmath() -> None:
+def test_the_reference_can_use_mpmath() -> None:
     wide = [x.astype(np.float64) for x in (A, B)]
     comparison = compare({"NumPy": np.matmul}, *wide, reference=exact.matmul)
     (row,) = comparison.rows
@@ -81,7 +81,7 @@ def test_the_truth_may_come_from_mpmath() -> None:
     assert row.errors.expected == pytest.approx(row.errors.actual, rel=1e-9)
 
 
-def test_it_is_told_as_a_table_a_plot_and_a_dictionary(tmp_path: Path) -> None:
+def test_the_comparison_as_table_plot_and_dictionary(tmp_path: Path) -> None:
     both = {"good": lambda x: {"a": x, "b": x * 2}, "bad": lambda x: {"a": x + 1, "b": x * 2}}
     comparison = compare(both, A, reference=both["good"])
     lines = str(comparison).splitlines()
@@ -112,7 +112,7 @@ def test_functions_that_cannot_be_compared_are_a_user_error(fns: Any, message: s
         compare(fns, A)
 
 
-def test_a_plot_is_an_svg_that_can_be_written(tmp_path: Path) -> None:
+def test_a_plot_needs_a_writable_svg_file(tmp_path: Path) -> None:
     comparison = compare({"one": lambda x: x}, A)
     with pytest.raises(UserError, match=r"name it errors\.svg"):
         comparison.plot(tmp_path / "errors.png")
@@ -127,7 +127,7 @@ def test_complex_numbers_have_a_wider_reference() -> None:
     assert row.errors.max_abs >= np.abs((np.exp(z) - np.exp(z.astype(complex))).real).max() / 100
 
 
-def test_narrow_inputs_reach_pytorch_as_they_are() -> None:
+def test_narrow_inputs_keep_their_type_in_pytorch() -> None:
     pytest.importorskip("torch")
     narrow = A.astype(ml_dtypes.bfloat16)
     (row,) = compare({"PyTorch": UnderTorch(lambda x: x + x)}, narrow).rows

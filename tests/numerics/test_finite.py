@@ -78,7 +78,7 @@ def test_double_precision_and_imaginary_parts() -> None:
     assert str(element) == "tree.z[1] is -inf; 1 of 2 are not finite"
 
 
-def test_random_positions_are_the_first_of_the_first_leaf() -> None:
+def test_the_first_element_of_the_first_leaf_is_found() -> None:
     random = np.random.default_rng(2)
     for _ in range(50):
         leaves = [random.standard_normal((5, 8)).astype(np.float32) for _ in range(4)]
@@ -107,7 +107,7 @@ def test_random_positions_are_the_first_of_the_first_leaf() -> None:
         jnp.float32(3),
     ],
 )
-def test_what_holds_nothing_that_is_not_finite(tree: Any) -> None:
+def test_finite_trees_raise_nothing(tree: Any) -> None:
     check_finite(tree, wait=True)
 
 
@@ -121,7 +121,7 @@ class Moments(NamedTuple):
     square: Any
 
 
-def test_paths_are_written_as_a_user_would() -> None:
+def test_paths_are_readable() -> None:
     state = {"adam": (Moments(jnp.ones(2), [jnp.ones(1), jnp.array([1.0, np.nan])]),)}
     with pytest.raises(NotFinite, match=r"^state\.adam\.0\.square\.1\[1\] is nan"):
         check_finite(state, "state", wait=True)
@@ -155,7 +155,7 @@ def test_axis_groups_cover_leaves_of_any_size() -> None:
 
 
 def test_a_leaf_larger_than_memory_compiles() -> None:
-    """Its position and its count need more than 31 bits; nothing in the program has them."""
+    """Its position and count need more than 31 bits."""
     huge = jax.ShapeDtypeStruct((3, 2**31 + 1), jnp.bfloat16)
     assert jax.eval_shape(first_not_finite, huge).encoded.shape == (5,)
 

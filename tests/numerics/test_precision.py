@@ -1,4 +1,4 @@
-"""One function run in several ways: what changes, where it begins, and why."""
+"""A function in several execution modes: the changes, the first operation and the reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def floats(*values: float) -> np.ndarray:
 
 
 def line(function: Callable[..., Any], marked: str) -> int:
-    """The number of the function's line that ends with `# marked`."""
+    """Return the number of the function's line that ends with `# marked`."""
     lines, first = inspect.getsourcelines(function)
     return first + next(i for i, text in enumerate(lines) if text.rstrip().endswith(f"# {marked}"))
 
@@ -55,38 +55,38 @@ def run_in(report: PrecisionReport, mode: ExecutionMode) -> VariantReport:
 # Where it parts -----------------------------------------------------------------------------------
 
 
-def rounded_on_the_way(x: jax.Array) -> jax.Array:
+def rounded_intermediate(x: jax.Array) -> jax.Array:
     short = x * jnp.bfloat16(3.1)  # rounded
     wide = short.astype(jnp.float32)  # wide again
     return jnp.tanh(wide)
 
 
-def test_a_rounding_that_the_compiler_drops_is_found_at_its_line() -> None:
-    report = precision(rounded_on_the_way, normal(64, 64).astype(jnp.bfloat16))
-    strict = run_in(report, ExecutionMode.NO_EXCESS)
-    assert 0 < strict.changes <= 64 * 64
-    assert strict.first is not None
-    found = strict.first.operation
+def test_a_dropped_rounding_is_found_at_its_line() -> None:
+    report = precision(rounded_intermediate, normal(64, 64).astype(jnp.bfloat16))
+    no_excess = run_in(report, ExecutionMode.NO_EXCESS)
+    assert 0 < no_excess.changes <= 64 * 64
+    assert no_excess.first is not None
+    found = no_excess.first.operation
     assert found.primitive == "convert_element_type"
     assert (found.inputs, found.outputs) == (("bfloat16[64,64]",), ("float32[64,64]",))
     assert found.source is not None
     assert found.source.file == __file__
-    assert found.source.line == line(rounded_on_the_way, "wide again")
-    assert "its bfloat16 operand was kept in float32" in strict.first.reason
-    assert f":{line(rounded_on_the_way, 'rounded')} never happened" in strict.first.reason
+    assert found.source.line == line(rounded_intermediate, "wide again")
+    assert "its bfloat16 operand was kept in float32" in no_excess.first.reason
+    assert f":{line(rounded_intermediate, 'rounded')} never happened" in no_excess.first.reason
     # As compiled it is closer to exact arithmetic, and not what was written.
-    compiled, rounded = report.as_compiled.outputs[0].error, strict.outputs[0].error
+    compiled, rounded = report.as_compiled.outputs[0].error, no_excess.outputs[0].error
     assert compiled is not None
     assert rounded is not None
     assert compiled.largest < rounded.largest
     assert "xla_allow_excess_precision" in report.verdict
 
 
-def test_op_by_op_a_dropped_rounding_is_told_from_fusion() -> None:
-    report = precision(rounded_on_the_way, normal(64, 64).astype(jnp.bfloat16))
-    alone = run_in(report, ExecutionMode.OP_BY_OP)
-    assert alone.same_as is ExecutionMode.NO_EXCESS
-    assert alone.first == run_in(report, ExecutionMode.NO_EXCESS).first
+def test_op_by_op_distinguishes_a_dropped_rounding_from_fusion() -> None:
+    report = precision(rounded_intermediate, normal(64, 64).astype(jnp.bfloat16))
+    op_by_op = run_in(report, ExecutionMode.OP_BY_OP)
+    assert op_by_op.same_as is ExecutionMode.NO_EXCESS
+    assert op_by_op.first == run_in(report, ExecutionMode.NO_EXCESS).first
     assert "op by op" not in report.verdict
 
 
@@ -113,8 +113,8 @@ def chain() -> TracedFunction:
     return traced
 
 
-def planted(traced: TracedFunction, index: int) -> Execution:
-    """The same, but one addition is a subtraction."""
+def with_subtraction(traced: TracedFunction, index: int) -> Execution:
+    """Replace one addition by a subtraction."""
     equations = list(traced.closed.jaxpr.eqns)
     equations[index] = equations[index].replace(primitive=jex.primitives.sub_p)
     jaxpr = traced.closed.jaxpr
@@ -128,8 +128,8 @@ def first(search: DifferenceSearch, other: OperationRunner, end: int) -> int | N
 
 
 @dataclass
-class Counted:
-    """A variant that counts what is asked of it."""
+class CountingExecution:
+    """An execution that counts the calls."""
 
     variant: Execution
     asked: int = 0
@@ -140,16 +140,16 @@ class Counted:
 
 
 @pytest.mark.parametrize("index", range(LENGTH))
-def test_a_change_is_found_wherever_it_is_planted(chain: TracedFunction, index: int) -> None:
-    other = Counted(planted(chain, index))
+def test_a_change_is_found_at_any_operation(chain: TracedFunction, index: int) -> None:
+    other = CountingExecution(with_subtraction(chain, index))
     search = DifferenceSearch(chain, Execution(ExecutionMode.OP_BY_OP, chain))
     assert first(search, other, LENGTH - 1) == index
     assert other.asked <= math.ceil(math.log2(LENGTH)) + 2
 
 
 @dataclass(frozen=True)
-class Dots:
-    """Results that differ from nought at some operations."""
+class FakeExecution:
+    """An execution with results that differ from 0 at some operations."""
 
     at: frozenset[int] = frozenset()
 
@@ -159,15 +159,15 @@ class Dots:
 
 @given(st.frozensets(st.integers(0, LENGTH - 1), min_size=1))
 @settings(deadline=None, max_examples=200)
-def test_a_difference_that_comes_and_goes_ends_at_a_neighbouring_pair(at: frozenset[int]) -> None:
+def test_a_disappearing_difference_ends_at_neighbours(at: frozenset[int]) -> None:
     traced = trace(additions, [np.float32(1)])
-    found = first(DifferenceSearch(traced, Dots()), Dots(at), max(at))
+    found = first(DifferenceSearch(traced, FakeExecution()), FakeExecution(at), max(at))
     assert found is not None
     assert found in at
     assert found == 0 or found - 1 not in at
 
 
-def test_the_branch_where_it_began_is_found_behind_one_that_agrees() -> None:
+def test_the_differing_branch_is_found_behind_an_agreeing_one() -> None:
     def branches(x: jax.Array) -> jax.Array:
         left = jnp.sin(x)
         right = jnp.cos(jnp.cos(jnp.cos(x)))
@@ -181,16 +181,18 @@ def test_the_branch_where_it_began_is_found_behind_one_that_agrees() -> None:
         "cos",
         "add",
     ]
-    assert first(DifferenceSearch(traced, Dots()), Dots(frozenset({0, 4})), 4) == 0
+    assert (
+        first(DifferenceSearch(traced, FakeExecution()), FakeExecution(frozenset({0, 4})), 4) == 0
+    )
 
 
-def test_what_agrees_at_the_end_of_a_program_of_its_own_has_no_first_operation(
+def test_an_output_that_agrees_by_itself_has_no_first_operation(
     chain: TracedFunction,
 ) -> None:
-    assert first(DifferenceSearch(chain, Dots()), Dots(), LENGTH - 1) is None
+    assert first(DifferenceSearch(chain, FakeExecution()), FakeExecution(), LENGTH - 1) is None
 
 
-def test_the_reason_for_a_product_is_its_precision() -> None:
+def test_the_reason_for_a_matmul_is_its_precision() -> None:
     def product(x: jax.Array, y: jax.Array) -> jax.Array:
         return x @ y
 
@@ -200,17 +202,21 @@ def test_the_reason_for_a_product_is_its_precision() -> None:
     equation = tried[ExecutionMode.HIGHEST].program.closed.jaxpr.eqns[0]
     assert equation.params["precision"] == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
     assert tried[ExecutionMode.AS_COMPILED].program.closed.jaxpr.eqns[0].params["precision"] is None
-    told = explain(tried[ExecutionMode.HIGHEST].program, 0, ExecutionMode.HIGHEST, is_excess=False)
-    assert told.startswith("a matmul at default precision")
+    reason = explain(
+        tried[ExecutionMode.HIGHEST].program, 0, ExecutionMode.HIGHEST, is_excess=False
+    )
+    assert reason.startswith("a matmul at default precision")
 
 
-def test_a_multiply_and_an_add_are_named_as_one_rounding() -> None:
+def test_a_fused_multiply_and_add_is_explained() -> None:
     def fused(x: jax.Array, y: jax.Array) -> jax.Array:
         return x * y - x
 
-    told = explain(trace(fused, [normal(4), normal(4)]), 1, ExecutionMode.OP_BY_OP, is_excess=False)
-    assert "a multiply and an add became one rounding" in told
-    assert f"{__name__.rpartition('.')[2]}.py:" in told
+    reason = explain(
+        trace(fused, [normal(4), normal(4)]), 1, ExecutionMode.OP_BY_OP, is_excess=False
+    )
+    assert "a multiply and an add became one rounding" in reason
+    assert f"{__name__.rpartition('.')[2]}.py:" in reason
 
 
 # Every function that JAX can trace ----------------------------------------------------------------
@@ -242,7 +248,7 @@ def nested(x: jax.Array, w: jax.Array) -> dict[str, Any]:
     return {"state": x, "sums": (sums, sums.argmax()), "ended": lax.stop_gradient(x)}
 
 
-def test_calls_are_opened_and_compute_what_jit_computes() -> None:
+def test_inlined_calls_compute_the_same_as_jit() -> None:
     x, w = normal(4, 8), normal(8, 8, seed=1)
     traced = trace(nested, [x, w])
     assert not {"jit", "checkpoint", "custom_vjp_call", "custom_jvp_call"} & {
@@ -259,7 +265,7 @@ def test_calls_are_opened_and_compute_what_jit_computes() -> None:
     assert selected.line == line(inspect.unwrap(inner), "inner")
 
 
-def test_a_function_that_is_called_twice_is_opened_twice() -> None:
+def test_a_function_called_twice_is_inlined_twice() -> None:
     x = normal(8)
     traced = trace(lambda x: inner(inner(x)), [x])
     [output] = Execution(ExecutionMode.OP_BY_OP, traced).outputs()
@@ -274,12 +280,12 @@ def test_a_rounding_inside_a_loop_is_found_at_the_loop() -> None:
 
         return lax.scan(body, jnp.sin(x), None, length=3)[0]  # looped
 
-    strict = run_in(precision(loop, normal(64)), ExecutionMode.NO_EXCESS)
-    assert strict.first is not None
-    assert strict.first.operation.primitive == "scan"
-    assert strict.first.operation.source is not None
-    assert strict.first.operation.source.line == line(loop, "looped")
-    assert "inside it, values were kept in float32" in strict.first.reason
+    no_excess = run_in(precision(loop, normal(64)), ExecutionMode.NO_EXCESS)
+    assert no_excess.first is not None
+    assert no_excess.first.operation.primitive == "scan"
+    assert no_excess.first.operation.source is not None
+    assert no_excess.first.operation.source.line == line(loop, "looped")
+    assert "inside it, values were kept in float32" in no_excess.first.reason
 
 
 def test_a_changed_index_is_an_output_that_changes() -> None:
@@ -290,14 +296,14 @@ def test_a_changed_index_is_an_output_that_changes() -> None:
         return jnp.argmax(reached, axis=-1), reached
 
     report = precision(choice, normal(64, 32).astype(jnp.bfloat16))
-    strict = run_in(report, ExecutionMode.NO_EXCESS)
-    indices, reached = strict.outputs
+    no_excess = run_in(report, ExecutionMode.NO_EXCESS)
+    indices, reached = no_excess.outputs
     assert (indices.kind, reached.kind) == ("int32[64]", "bool[64,32]")
     assert indices.change.differing > 0
     assert indices.change.ulps is None
-    assert strict.first is not None
-    assert strict.first.operation.source is not None
-    assert strict.first.operation.source.line == line(choice, "compared")
+    assert no_excess.first is not None
+    assert no_excess.first.operation.source is not None
+    assert no_excess.first.operation.source.line == line(choice, "compared")
 
 
 def test_nested_functions_have_a_reference_in_float64() -> None:
@@ -345,7 +351,7 @@ def test_random_numbers_are_the_same_in_the_reference() -> None:
     assert not precision(drawn, key).changes
 
 
-def test_an_operation_that_cannot_be_widened_leaves_the_reference_out() -> None:
+def test_without_float64_the_reference_is_left_out() -> None:
     def of_bits(x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int32) & 7
 
@@ -368,21 +374,21 @@ def test_prints_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == ""
 
 
-def test_the_options_of_the_users_own_jit_are_kept() -> None:
-    own = jax.jit(rounded_on_the_way, compiler_options={"xla_allow_excess_precision": False})
+def test_the_options_of_the_users_jit_are_kept() -> None:
+    own = jax.jit(rounded_intermediate, compiler_options={"xla_allow_excess_precision": False})
     assert not run_in(
         precision(own, normal(64, 64).astype(jnp.bfloat16)), ExecutionMode.NO_EXCESS
     ).changes
 
 
-def test_inputs_that_are_no_arrays_are_passed_on() -> None:
+def test_inputs_that_are_not_arrays_are_passed_on() -> None:
     def scaled(x: jax.Array, how: dict[str, Any]) -> jax.Array:
         return x * how["by"] if how["mode"] == "times" else x
 
     assert precision(scaled, normal(4), {"mode": "times", "by": 2.0}).operations == 2
 
 
-def test_a_value_that_is_passed_on_and_one_that_is_constant() -> None:
+def test_an_output_that_is_an_input_and_a_constant_output() -> None:
     def passed(x: jax.Array) -> tuple[Any, ...]:
         return x, jnp.ones(3), np.arange(4), True
 
@@ -401,7 +407,7 @@ def test_a_value_that_is_passed_on_and_one_that_is_constant() -> None:
         (lambda x: x, [np.array(["a"])], "no array"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(
+def test_functions_that_cannot_be_compared_are_a_user_error(
     function: Callable[..., Any], inputs: Sequence[Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=said) as raised:
@@ -412,7 +418,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 # Numbers ------------------------------------------------------------------------------------------
 
 
-def test_units_of_the_last_place_are_those_of_the_dtype() -> None:
+def test_ulps_are_those_of_the_dtype() -> None:
     ours = np.array([1.0, 2.0, 0.0, np.nan, np.inf], np.float32)
     theirs = np.array([1.0, np.nextafter(np.float32(2), np.float32(3)), 0.0, np.nan, np.inf])
     found = measure_difference(ours, theirs.astype(np.float32))
@@ -446,12 +452,12 @@ def test_flipped_decisions_are_counted_with_their_margins() -> None:
     assert (same.flipped, same.largest, same.median) == (0, None, None)
 
 
-def test_a_decision_among_nothing_has_no_margin() -> None:
+def test_rows_of_minus_infinity_have_no_margin() -> None:
     ours, theirs = np.full((1, 3), -np.inf, np.float32), floats(-np.inf, 1, -np.inf)[None]
     assert count_flips("scores", ours, theirs).largest == Margin(0.0, 0.0)
 
 
-def test_the_output_for_the_argmax_is_named() -> None:
+def test_the_output_for_the_argmax_must_exist() -> None:
     def two(x: jax.Array) -> dict[str, jax.Array]:
         return {"scores": x * 2, "token": jnp.argmax(x, axis=-1)}
 

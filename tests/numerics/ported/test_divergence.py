@@ -1,4 +1,4 @@
-"""What else `trace_divergence` is asked: other types, other modules, odd names, odd arguments."""
+"""`trace_divergence` with other types, modules, names and arguments."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ from tests.numerics.ported.peers import (  # noqa: E402
     llama,
     lm_on,
     nothing,
-    plant_in_torch,
+    set_in_torch,
     timm_vit,
     tokens,
     vit_on,
@@ -41,7 +41,7 @@ from tests.numerics.ported.peers import (  # noqa: E402
 
 
 @pytest.mark.parametrize("model", [VIT, DECODER], ids=["vit", "lm"])
-def test_a_model_in_bfloat16_is_told_apart_from_one_in_float32(model: ViT | LM) -> None:
+def test_a_model_in_bfloat16_diverges_from_one_in_float32(model: ViT | LM) -> None:
     params = drawn(model, 3)
     coarse = replace(model, compute_dtype="bfloat16")
     if isinstance(coarse, ViT):
@@ -131,7 +131,7 @@ def test_intermediates_can_be_returned_by_name(tmp_path: Path) -> None:
     assert "diverges at z" in (tmp_path / "layers.svg").read_text()
 
 
-def test_an_unknown_difference_is_not_given_a_name() -> None:
+def test_an_unknown_difference_has_no_known_cause() -> None:
     torch.manual_seed(1)
     layer = torch.nn.Sequential(torch.nn.Linear(8, 8))
     weight, bias = (value.detach().numpy() for value in layer.parameters())
@@ -159,7 +159,7 @@ def test_a_missing_residual_is_named() -> None:
     assert (divergence.first.name, divergence.cause.kind) == ("blocks.1.feedforward", "residual")
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_unchanged() -> None:
     peer = timm_vit().train()
     peer.blocks[0].eval()
     trace_divergence(
@@ -237,11 +237,11 @@ def test_weights_load_in_both_directions(tmp_path: Path) -> None:
         np.testing.assert_allclose(apply(model, other)(x), after, rtol=1e-4, atol=1e-4)
 
 
-def find_cause(plant: Callable[[Any], None], lm: LM = DECODER) -> tuple[str, str, str]:
+def find_cause(add_fault: Callable[[Any], None], lm: LM = DECODER) -> tuple[str, str, str]:
     """Return the layer, the cause and its description for a fault in a Llama."""
     params = drawn(DECODER, 0)
     peer = given_to(llama(), DECODER, params)
-    plant(peer)
+    add_fault(peer)
     divergence = trace_divergence(lm_on(lm, params), peer, tokens(0), rename=LLAMA)
     assert divergence.first is not None
     assert divergence.cause is not None
@@ -251,7 +251,7 @@ def find_cause(plant: Callable[[Any], None], lm: LM = DECODER) -> tuple[str, str
 def test_an_unknown_scale_is_not_reported_as_a_known_one() -> None:
     for scale in (0.5, 2.5):
         layer, cause, description = find_cause(
-            plant_in_torch("model.layers.0.self_attn", scaling=scale)
+            set_in_torch("model.layers.0.self_attn", scaling=scale)
         )
         assert (layer, cause) == ("blocks.0.mixed", "attention")
         assert "scores times 1/√H" in description
@@ -309,7 +309,7 @@ def test_a_shared_mask_is_no_difference() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_pytorch_in_bfloat16_is_told_apart_from_jax_in_float32() -> None:
+def test_pytorch_in_bfloat16_diverges_from_jax_in_float32() -> None:
     params = drawn(VIT, 0)
     peer = given_to(timm_vit(), VIT, params).bfloat16()
     divergence = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
@@ -349,7 +349,7 @@ def test_convolutions_and_norms_of_every_kind_have_a_cause() -> None:
         ({"rename": lambda _: 3}, "becomes 3, which is no name"),
     ],
 )
-def test_arguments_that_make_no_sense_are_told_in_a_sentence(changes: Any, sentence: str) -> None:
+def test_bad_arguments_are_a_user_error(changes: Any, sentence: str) -> None:
     given = {"torch_module": torch.nn.Sequential(torch.nn.Linear(2, 2)), "inputs": np.ones((1, 2))}
     with pytest.raises(UserError, match=re.escape(sentence)):
         trace_divergence(lambda x: tap("0", x), **{**given, **changes})
