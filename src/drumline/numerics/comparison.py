@@ -1,6 +1,6 @@
 """Compare several implementations of a computation with a more precise reference."""
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drumline.numerics.implementations import UnderJax, UnderTorch
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """The errors of one output of one implementation."""
+    """The errors of an implementation in an output."""
 
     implementation: str
     output: str

@@ -6,7 +6,7 @@ distance between neighbours of the result's type around the reference. No comput
 less than half an ulp, and ulps make types comparable.
 """
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TF32_MANTISSA_BITS = 10
 class ErrorStatistics:
     """The errors of an array.
 
-    An element is misplaced if only one of result and reference is finite, or if they are different
-    infinities or NaN.
+    An element is misplaced if either the result or the reference is not finite, and they are not
+    the same infinity or both NaN.
 
     Attributes:
         count: The number of elements.

@@ -1,6 +1,6 @@
 """References for results that float64 cannot judge: object arrays of mpmath's numbers."""
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Implementations take NumPy arrays and return NumPy arrays, so that they get the 
 be compared. `seconds` measures the time with the arrays on the device.
 """
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 matmuls also show the error of a sum and the cost of precision in time.
 """
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TORCH = "PyTorch highest"
 
 @dataclass(frozen=True)
 class MatmulMeasurement:
-    """The measurement of one matmul by one implementation.
+    """The measurement of a matmul by an implementation.
 
     Attributes:
         shape: `thin` or `square`.

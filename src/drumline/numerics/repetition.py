@@ -26,7 +26,7 @@ Run = Callable[[Callable[..., Any], tuple[Any, ...], jax.Device], Any]
 
 @dataclass(frozen=True)
 class LeafDifference:
-    """The difference between two results in one leaf of the outputs."""
+    """The difference between two results in a leaf of the outputs."""
 
     leaf: str
     """The path of the leaf; empty if the function returns a single array."""

@@ -1,11 +1,11 @@
-"""Known causes of a layer's difference: the layer's output if one thing is done differently.
+"""Known causes of a layer's difference, as computations of the layer's output with a single change.
 
 A cause is a float64 computation of the layer's output with one change. The cause whose output is
 closest to JAX's is reported, with the remaining error. Causes are tried, not guessed from the size
 of an error.
 """
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 Padding = tuple[int, int]
-"""The padding of height and width on one side."""
+"""The padding of height and width."""
 EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0)
 FLOAT32_TOLERANCE = 1e-5
 """The relative error of a float32 computation that is otherwise the same."""
@@ -308,7 +308,7 @@ class AttentionVariant:
 def attention_candidates(
     query: NDArray, key: NDArray, value: NDArray, output: NDArray
 ) -> Iterator[Candidate]:
-    """Yield the candidates for attention over [B, S, heads, H]: variants with one change.
+    """Yield the candidates for attention over [B, S, heads, H]: variants with a single change.
 
     PyTorch's own variant is the known one that is closest to its output.
     """
@@ -374,7 +374,7 @@ def _describe(variant: AttentionVariant, scale_names: dict[float, str]) -> str:
 def _describe_change(
     variant: AttentionVariant, original: AttentionVariant, scale_names: dict[float, str]
 ) -> tuple[str, str]:
-    """Return the cause and its description if exactly one thing changes, else empty strings."""
+    """Return the cause and its description of a single change, else empty strings."""
     changed = [
         name
         for name in ("scale", "causal", "rotary", "base", "key_sharing")

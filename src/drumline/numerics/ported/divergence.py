@@ -6,7 +6,7 @@ computes something different, however small the difference is. If both errors ar
 layers are the same. The cause is then found by trial (see `causes`).
 """
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A PyTorch name is that of a module and stands for its output. `norm1:input` is t
 the first token of each sequence.
 """
 
-# NumPy's functions return Any in more cases than these functions do.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Difference:
     differing: int
     """The number of elements with different bits. All NaNs are equal."""
     largest: float
-    """The largest absolute difference; infinite if only one of two elements is finite."""
+    """The largest absolute difference; infinite between a finite and a non-finite element."""
     ulps: float | None
     """The largest difference in ulps, or None for arrays that are not floating-point."""
 
@@ -95,7 +95,7 @@ def json_number(number: float | None) -> float | str | None:
 
 
 def _as_integers(array: np.ndarray) -> np.ndarray:
-    """Return the bits of each element as one integer, or as two if no integer is as wide."""
+    """Return the bits of the elements as integers, or as pairs for elements wider than 64 bits."""
     flat = np.ascontiguousarray(array).reshape(-1)
     width = array.dtype.itemsize
     if width > 8:
