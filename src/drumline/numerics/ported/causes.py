@@ -1,8 +1,7 @@
-"""Known causes of a layer's difference, as computations of the layer's output with a single change.
+"""Known causes of a layer's difference, as computations of its output with a single change.
 
-A cause is a float64 computation of the layer's output with one change. The cause whose output is
-closest to JAX's is reported, with the remaining error. Causes are tried, not guessed from the size
-of an error.
+The computations use float64. The cause with the output closest to JAX's is reported, with the
+remaining error. Causes are tried, not guessed from the size of an error.
 """
 
 # NumPy annotates many results as Any.
