@@ -52,7 +52,7 @@ def matmul(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the errors of float32 matmuls in all precisions against float64."""
+    """Measure the errors of float32 matmuls against float64."""
     need_jax()
     import jax
 
