@@ -1,5 +1,7 @@
 """The old public names of `drumline.numerics` warn and work."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,8 +20,9 @@ def test_old_module_names() -> None:
 
 
 def test_old_attributes_and_keywords() -> None:
+    old_keywords: dict[str, Any] = {"got": np.array([1.5], np.float32), "true": np.array([1.0])}
     with pytest.warns(DeprecationWarning, match="actual=|expected="):
-        errors = error_statistics(got=np.float32([1.5]), true=np.array([1.0]))
+        errors = error_statistics(**old_keywords)
     with pytest.warns(DeprecationWarning, match="ErrorStatistics.actual"):
         assert errors.got == 1.5
     with pytest.warns(DeprecationWarning, match="ErrorStatistics.expected"):
