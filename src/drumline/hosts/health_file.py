@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import drumline
-from drumline.health.accusation import BURN_IN_FAILED
+from drumline.health.fault_report import BURN_IN_FAILED
 from drumline.hosts.agent_file import zipped_files
 
 PACKAGE = Path(drumline.__file__).parent

@@ -1,4 +1,4 @@
-"""Results of a top k with a fault in them: where it is known, so that a judge can be judged."""
+"""Results of a top k with a known fault, to test `violations`."""
 
 # mypy: allow-untyped-calls
 
@@ -17,21 +17,21 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def compared(x: np.ndarray) -> np.ndarray:
-    """Elements as numbers, those that devices take for zero as zeros."""
+    """Return the elements as numbers, with subnormals as zeros, as devices treat them."""
     value = x.astype(np.float64)
     least = 0.0 if x.dtype == np.float16 else float(jnp.finfo(x.dtype).smallest_normal)
     return np.where(np.abs(value) < least, 0.0, value)
 
 
 def order(x: np.ndarray) -> np.ndarray:
-    """Indices from the largest to the least, by value and not by bits as the code has it."""
+    """Return the indices in descending order, by value and not by bits as in the code."""
     value = compared(x)
     beyond = np.where(np.isnan(value), np.where(np.signbit(value), -1, 1), 0)
     return np.lexsort((-np.where(beyond == 0, value, 0.0), -beyond), axis=-1)
 
 
 class Result:
-    """Rows, the right answer for them, and ways to spoil it."""
+    """Rows, their correct top k, and functions that add a fault."""
 
     def __init__(self, distribution: str, dtype: str, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ class Result:
         self.column = int(self.random.integers(K))
 
     def less(self, a: int, b: int) -> bool:
-        """Whether one element of the row is truly less than another."""
+        """Return True if one element of the row is less than another."""
         one, other = compared(self.x[self.row])[[a, b]]
         if np.isnan(one) or np.isnan(other):
             return bool(np.isnan(other) and not np.isnan(one))
@@ -96,7 +96,7 @@ class Result:
         self.put(K - 1, rest[0])
 
 
-PLANTED: dict[TopKCheck, Callable[[Result], int | None]] = {
+FAULTY_RESULTS: dict[TopKCheck, Callable[[Result], int | None]] = {
     TopKCheck.RANGE: Result.out_of_range,
     TopKCheck.TWICE: Result.twice,
     TopKCheck.VALUE: Result.wrong_value,

@@ -1,4 +1,4 @@
-"""A clean port raises no alarm; whatever is planted in it is found at its layer, and named."""
+"""A correct port does not diverge. Every fault is found at its layer, with its cause."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from tests.numerics.ported.peers import (  # noqa: E402
     llama,
     lm_on,
     nothing,
-    plant_in_torch,
+    set_in_torch,
     timm_vit,
     tokens,
     vit_on,
@@ -35,7 +35,7 @@ def narrow(x: jax.Array) -> jax.Array:
 
 
 def in_block(number: int, name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
-    """The same weights but for one, in one block."""
+    """Return a function that changes one weight of one block."""
 
     def changed(params: Params) -> Params:
         weight = params["blocks"][name]
@@ -54,7 +54,7 @@ def as_it_is(params: Params) -> Params:
 
 
 def square(w: jax.Array) -> jax.Array:
-    """The kernel of heads, transposed as a matrix."""
+    """Transpose the kernel of the heads as a matrix."""
     return w.reshape(w.shape[0], -1).T.reshape(w.shape)
 
 
@@ -69,7 +69,7 @@ def llama_peer() -> Any:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_clean_port_of_vit_gives_no_alarm(seed: int, vit_peer: Any) -> None:
+def test_a_correct_port_of_vit_does_not_diverge(seed: int, vit_peer: Any) -> None:
     params = drawn(VIT, seed)
     peer = given_to(vit_peer, VIT, params)
     found = trace_divergence(vit_on(VIT, params), peer, images(seed), rename=TIMM_VIT)
@@ -79,7 +79,7 @@ def test_a_clean_port_of_vit_gives_no_alarm(seed: int, vit_peer: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_clean_port_of_llama_gives_no_alarm(seed: int, llama_peer: Any) -> None:
+def test_a_correct_port_of_llama_does_not_diverge(seed: int, llama_peer: Any) -> None:
     params = drawn(DECODER, seed)
     peer = given_to(llama_peer, DECODER, params)
     found = trace_divergence(lm_on(DECODER, params), peer, tokens(seed), rename=LLAMA)
@@ -117,13 +117,13 @@ def rotary_base(peer: Any) -> None:
     peer.model.rotary_emb.inv_freq.copy_(inverse)
 
 
-Planted = tuple[str, str, str, Callable[[Params], Params], Callable[[Any], None]]
-"""What it is, the layer, the cause, and what is changed in JAX's weights or in PyTorch's model."""
+Fault = tuple[str, str, str, Callable[[Params], Params], Callable[[Any], None]]
+"""A name, the layer, the cause, and the change of JAX's weights or of PyTorch's model."""
 
-IN_VIT: list[Planted] = [
+IN_VIT: list[Fault] = [
     ("epsilon", "blocks.1.attention_norm", "epsilon", as_it_is,
-     plant_in_torch("blocks.1.norm1", eps=1e-5)),
-    ("last epsilon", "norm", "epsilon", as_it_is, plant_in_torch("norm", eps=1e-3)),
+     set_in_torch("blocks.1.norm1", eps=1e-5)),
+    ("last epsilon", "norm", "epsilon", as_it_is, set_in_torch("norm", eps=1e-3)),
     ("tanh", "blocks.1.activation", "gelu's variant", as_it_is, tanh_gelu),
     ("quick gelu", "blocks.0.activation", "gelu's variant", as_it_is, quick_gelu),
     ("no bias", "blocks.1.up", "bias", in_block(1, "up_bias", jnp.zeros_like), nothing),
@@ -150,11 +150,11 @@ IN_VIT: list[Planted] = [
      outside("patch", lambda w: w.reshape(8, 8, 3, 64)[:, :, ::-1].reshape(w.shape)), nothing),
 ]  # fmt: skip
 
-IN_LM: list[Planted] = [
+IN_LM: list[Fault] = [
     ("epsilon", "blocks.1.feedforward_norm", "epsilon", as_it_is,
-     plant_in_torch("model.layers.1.post_attention_layernorm", variance_epsilon=1e-5)),
+     set_in_torch("model.layers.1.post_attention_layernorm", variance_epsilon=1e-5)),
     ("last epsilon", "norm", "epsilon", as_it_is,
-     plant_in_torch("model.norm", variance_epsilon=1e-4)),
+     set_in_torch("model.norm", variance_epsilon=1e-4)),
     ("activation", "blocks.1.activation", "another activation", as_it_is, silu_for_gelu),
     ("transposed query", "blocks.0.query", "transposed kernel",
      in_block(0, "query", square), nothing),
@@ -170,9 +170,9 @@ IN_LM: list[Planted] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("planted", IN_VIT, ids=lambda planted: planted[0])
-def test_what_is_planted_in_vit_is_found(planted: Planted) -> None:
-    _, layer, cause, change, plant = planted
+@pytest.mark.parametrize("fault", IN_VIT, ids=lambda fault: fault[0])
+def test_faults_in_vit_are_found(fault: Fault) -> None:
+    _, layer, cause, change, plant = fault
     params = drawn(VIT, 1)
     peer = given_to(timm_vit(), VIT, params)
     plant(peer)
@@ -182,9 +182,9 @@ def test_what_is_planted_in_vit_is_found(planted: Planted) -> None:
     assert (found.first.name, found.cause.kind) == (layer, cause), str(found)
 
 
-@pytest.mark.parametrize("planted", IN_LM, ids=lambda planted: planted[0])
-def test_what_is_planted_in_llama_is_found(planted: Planted) -> None:
-    _, layer, cause, change, plant = planted
+@pytest.mark.parametrize("fault", IN_LM, ids=lambda fault: fault[0])
+def test_faults_in_llama_are_found(fault: Fault) -> None:
+    _, layer, cause, change, plant = fault
     params = drawn(DECODER, 1)
     peer = given_to(llama(), DECODER, params)
     plant(peer)

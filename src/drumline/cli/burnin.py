@@ -1,4 +1,4 @@
-"""`drumline burnin`: whether the chips of this machine compute as they should."""
+"""`drumline burnin`: test the chips of this machine."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +7,7 @@ import typer
 from drumline.cli.options import AsJson, need_jax
 
 if TYPE_CHECKING:
-    from drumline.health.report import BurnIn, CheckOutcome, ChipHealth, HostHealth
+    from drumline.health.report import CheckOutcome, ChipHealth, HealthReport, HostHealth
 
 COLUMNS = {
     "matmul_bf16": "BF16",
@@ -21,11 +21,11 @@ COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 def burnin(
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", help="How long to go on.")
+        float, typer.Option("--seconds", metavar="N", help="Seconds to test.")
     ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Test whether the chips here compute right."""
+    """Test the chips of this machine for wrong results."""
     from drumline.errors import UserError
 
     if not 0 < seconds < 1e6:
@@ -36,25 +36,25 @@ def burnin(
 
     try:
         report = burn_in(seconds=seconds)
-    except RuntimeError as trouble:
-        # Chips that another program holds, or whose memory is full, are not bad chips.
-        said = (str(trouble).splitlines() or [type(trouble).__name__])[0]
-        raise UserError(f"the chips could not be tested: {said[:300]}") from None
+    except RuntimeError as error:
+        # Chips that another program uses, or whose memory is full, are not bad chips.
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the chips could not be tested: {first_line[:300]}") from None
     if as_json:
         echo_json(report.as_dict())
     else:
-        _show(report)
+        _print_report(report)
     raise typer.Exit(1 if report.verdict == "fail" else 0)
 
 
-def _show(report: "BurnIn") -> None:
+def _print_report(report: "HealthReport") -> None:
     from drumline.cli.connect import coloured
     from drumline.cli.rendering.table import table_lines
     from drumline.cli.rendering.text import count, harmless
 
     kinds = ", ".join(sorted({chip.kind for chip in report.devices}))
-    counted = f"{count(len(report.devices), 'chip')} ({kinds})"
-    typer.echo(f"{counted} · {count(len(report.hosts), 'host')} · {report.seconds:.0f} s")
+    chips = f"{count(len(report.devices), 'chip')} ({kinds})"
+    typer.echo(f"{chips} · {count(len(report.hosts), 'host')} · {report.seconds:.0f} s")
 
     def paint(column: int, cell: str) -> str:
         verdict = cell.strip().lower()
@@ -68,9 +68,9 @@ def _show(report: "BurnIn") -> None:
     typer.secho(heading, bold=True)
     for line in lines:
         typer.echo(line)
-    for sentence in _remarks(report):
-        typer.echo(harmless(sentence))
-    typer.secho(harmless(report.said), bold=True)
+    for message in _further_messages(report):
+        typer.echo(harmless(message))
+    typer.secho(harmless(report.message), bold=True)
 
 
 def _row(chip: "ChipHealth") -> list[str]:
@@ -80,32 +80,30 @@ def _row(chip: "ChipHealth") -> list[str]:
 
 
 def _cell(test: "CheckOutcome") -> str:
-    """The rate beside the catalogue's, or the verdict where there is no rate."""
+    """Return the rate and the catalogue's peak, or the verdict if there is no rate."""
     rate, unit = (test.tflops, "TFLOP/s") if test.tflops else (test.gb_per_s, "GB/s")
     if test.verdict == "pass" and test.seconds is None:
         return "–"
     if not rate:
-        shown = "ok"
+        text = "ok"
     elif test.peak and test.share is not None:
-        shown = f"{rate:,.0f} of {test.peak:,.0f} {unit}, {test.share:.0%}"
+        text = f"{rate:,.0f} of {test.peak:,.0f} {unit}, {test.share:.0%}"
     else:
-        shown = f"{rate:.3g} {unit}"
-    return (
-        shown if test.verdict == "pass" else f"{test.verdict.upper()} {shown}".removesuffix(" ok")
-    )
+        text = f"{rate:.3g} {unit}"
+    return text if test.verdict == "pass" else f"{test.verdict.upper()} {text}".removesuffix(" ok")
 
 
-def _remarks(report: "BurnIn") -> list[str]:
-    """What is wrong, a line each, but for what the sentence that ends the report says."""
-    places: list[tuple[str, ChipHealth | HostHealth]] = [
+def _further_messages(report: "HealthReport") -> list[str]:
+    """Return a line for each fault and warning that the final message does not contain."""
+    tested: list[tuple[str, ChipHealth | HostHealth]] = [
         *((f"chip {chip.id} on host {chip.host}", chip) for chip in report.devices),
         *((f"host {host.host}", host) for host in report.hosts),
     ]
-    warned = [
-        f"{who}: {test.said}"
-        for who, place in places
-        for test in place.tests.values()
+    warnings = [
+        f"{name}: {test.message}"
+        for name, health in tested
+        for test in health.tests.values()
         if test.verdict == "warn"
     ]
-    accused = [one.sentence.removeprefix("drumline: ") for one in report.accusations[1:]]
-    return accused + (warned if report.accusations else warned[1:])
+    faults = [fault.sentence.removeprefix("drumline: ") for fault in report.faults[1:]]
+    return faults + (warnings if report.faults else warnings[1:])
