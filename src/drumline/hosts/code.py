@@ -7,6 +7,7 @@ may contain the Drumline package too (bundled_package.py), in a folder without f
 
 import gzip
 import hashlib
+import os
 import tarfile
 import tempfile
 from contextlib import ExitStack
@@ -132,10 +133,22 @@ class ArchiveWriter:
 
 
 def _package_files(package: Path) -> list[str]:
-    """List the files of an installed package, relative to its parent folder."""
-    files = (path for path in package.rglob("*") if path.is_file())
-    return sorted(
-        path.relative_to(package.parent).as_posix()
-        for path in files
-        if "__pycache__" not in path.parts
-    )
+    """List the source files of a package, relative to its parent folder.
+
+    A checkout may also have other files, such as an `.env`, and links to files elsewhere.
+    """
+    files: list[str] = []
+    for folder, folders, names in os.walk(package):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        paths = (Path(folder) / name for name in names if is_source(name))
+        files += (
+            path.relative_to(package.parent).as_posix()
+            for path in paths
+            if path.is_file() and not path.is_symlink()
+        )
+    return sorted(files)
+
+
+def is_source(name: str) -> bool:
+    """Return True for the name of a file of Drumline's own package."""
+    return name.endswith(".py") or name == "py.typed"

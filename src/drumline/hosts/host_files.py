@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import drumline
-from drumline.health.accusation import BURN_IN_FAILED
+from drumline.health.fault_report import BURN_IN_FAILED
 
 
 def zip_texts(texts: Mapping[str, str]) -> bytes:
@@ -44,7 +44,15 @@ AGENT_FILE = f"agent-{AGENT_SHA[:8]}"
 # The burn-in -------------------------------------------------------------------------------------
 
 PACKAGE = Path(drumline.__file__).parent
-BURN_IN_SOURCES = ("__init__.py", "heartbeat.py", "distributed.py", "chips", "health")
+BURN_IN_SOURCES = (
+    "__init__.py",
+    "errors.py",
+    "deprecated.py",
+    "heartbeat.py",
+    "distributed.py",
+    "chips",
+    "health",
+)
 # As `python -m` does: the module itself sets the exit code.
 BURN_IN_MAIN = "import runpy\n\nrunpy.run_module('drumline.health', run_name='__main__')\n"
 NOT_TESTED = '{"verdict": "warn", "said": "chips were not tested: the burn-in could not run"}'

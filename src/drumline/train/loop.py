@@ -16,11 +16,16 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from drumline.health.accusation import HardwareFault
+from drumline.health.fault_report import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
 from drumline.train.checkpoints.files import usable
-from drumline.train.checkpoints.saving import Saving, open_checkpoints
+from drumline.train.checkpoints.saving import (
+    Saving,
+    describe_origin,
+    open_checkpoints,
+    refuse_other_recipe,
+)
 from drumline.train.mesh import make_mesh
 from drumline.train.notice import listening
 from drumline.train.plan import Plan, make_plan
@@ -55,7 +60,8 @@ def fit(
     """
     mesh = make_mesh(recipe.mesh)
     with listening(), jax.set_mesh(mesh), ExitStack() as closing:
-        run = _open(recipe, mesh, None if checkpoint is None else str(checkpoint), closing)
+        path = None if checkpoint is None else str(checkpoint)
+        run = _open(recipe, mesh, path, allow_changes, closing)
         try:
             return _train(run, recipe, allow_changes)
         except HardwareFault as fault:
@@ -202,7 +208,7 @@ class _Run:
         self.reports.say(str(fault))
         # What a compiler's checker found, one host knows alone.
         together = fault.__cause__ is None or jax.process_count() == 1
-        for step in self.saving.condemn(fault.why, wait=together):
+        for step in self.saving.condemn(fault.reason, wait=together):
             self.reports.say(f"checkpoint {step} is suspect: nobody will go on from it")
 
     def finish(self, ending: Ending) -> Result:
@@ -227,7 +233,9 @@ class _Run:
         return f"going on from step {self.pipeline.step:,}"
 
 
-def _open(recipe: Recipe, mesh: Mesh, path: str | None, closing: ExitStack) -> _Run:
+def _open(
+    recipe: Recipe, mesh: Mesh, path: str | None, allow_changes: bool, closing: ExitStack
+) -> _Run:
     """Make everything ready for the first step; `closing` puts it away again."""
     # What cannot be is refused before anything is opened.
     plan = make_plan(recipe, mesh)
@@ -241,11 +249,13 @@ def _open(recipe: Recipe, mesh: Mesh, path: str | None, closing: ExitStack) -> _
         history = open_history(None)
         reports.open(None, history.attempt)
     else:
+        origin = describe_origin(plan)
+        refuse_other_recipe(path, origin, allow_changes)
         claimed = claim(path)
         closing.callback(claimed.release)
         with usable(path):
             # This first: on a full disk it makes room, of what an earlier attempt left.
-            folder = open_checkpoints(plan, path, reports.say, claimed.fence)
+            folder = open_checkpoints(plan, path, origin, reports.say, claimed.fence)
             history = open_history(path)
             reports.open(path, history.attempt, claimed.check)
     closing.callback(reports.close)

@@ -17,7 +17,7 @@ import pytest
 
 from drumline.train import Functions, Mistake, Settings, fit
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State
 from tests.train.checkpoints.dying_writer import saved, state_of, write

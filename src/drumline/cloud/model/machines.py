@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from drumline.chips import LOCAL_ZONES, Slice, places, slices
+from drumline.chips import LOCAL_ZONES, Slice, slices, zone_offers
 from drumline.cloud.model.resources import NodeSpec
 
 # A user who keeps a bad slice, so that it is not assigned again, needs a second one.
@@ -98,4 +98,4 @@ def _hosts_by_pool(specs: Sequence[NodeSpec]) -> Counter[str]:
 
 
 def _is_offered(tpu_slice: Slice, zone: str) -> bool:
-    return zone in LOCAL_ZONES or any(place.zone == zone for place in places(tpu_slice))
+    return zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(tpu_slice))

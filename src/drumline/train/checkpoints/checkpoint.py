@@ -33,10 +33,10 @@ from jax.sharding import Mesh
 from drumline.train.agree import as_host_0_says, hosts_without
 from drumline.train.checkpoints.digest import digest
 from drumline.train.checkpoints.fence import Fence, FencedOff
-from drumline.train.checkpoints.files import children, still_writable
-from drumline.train.checkpoints.marks import COMMITTED, Marks
+from drumline.train.checkpoints.files import COMMITTED, children, still_writable
+from drumline.train.checkpoints.marks import Marks
 from drumline.train.mistakes import Mistake
-from drumline.train.state import State, dotted, everywhere, on_all
+from drumline.train.state import State, dotted, everywhere, on_all, steps_taken
 
 _MISFIT = "does not fit the recipe"
 RECORDS, DIGEST = "records", "digest"
@@ -134,7 +134,7 @@ class Checkpoints:
                 if replaced:
                     # Before the new mark, which says nothing of a suspect.
                     self._remove(name)
-                self._marks.put(name, saved.provenance, checked=saved.checked)
+                self._marks.put(name, saved.provenance, checked=saved.checked, claim=self._claim)
         self._ours.add(step)
         self._written.add(step)
         (self._checked.add if saved.checked else self._checked.discard)(step)
@@ -228,7 +228,7 @@ class Checkpoints:
         # the next attempt would go on from that.
         for step in reversed(condemned) if _first() or not wait else []:
             with suppress(OSError):
-                self._marks.suspect(self._name(step), why)
+                self._marks.suspect(self._name(step), why, self._claim)
         self._suspects |= set(condemned)
         return condemned
 
@@ -327,6 +327,9 @@ class Checkpoints:
         *leaves, position = tree.values()
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         taken = int(position) * batch if OF_OLD in tree else _number(position)
+        saved_step = steps_taken(state)
+        if saved_step != step:
+            return None, f"is damaged (it holds step {saved_step:,})"
         return Saved(state, taken, self._marks.read(self._name(step)) or {}), ""
 
     def _read_here(self, step: int, wanted: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -365,6 +368,8 @@ class Checkpoints:
                 self._claims.pop(old, None)
             self._steps = steps - gone
             self._written -= gone
+            if self._fence is not None:
+                self._fence.check()
             committed()
         except Exception as error:
             self._failure = self._explain(error, self._name(step))

@@ -23,6 +23,8 @@ REWRITE_EVERY = 30.0
 
 
 BUCKET = "gs://"
+COMMITTED = "commit_success.txt"
+"""Orbax writes this file last, into the folder of a checkpoint."""
 
 
 def open_folder(folder: str) -> None:
@@ -31,9 +33,13 @@ def open_folder(folder: str) -> None:
         raise Mistake(f"checkpoint: {folder} is neither a folder nor {BUCKET}BUCKET/FOLDER")
     try:
         with usable(folder):
-            epath.Path(folder).mkdir(parents=True, exist_ok=True)
+            path = epath.Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            is_checkpoint = path.name.isdigit() and (path / COMMITTED).exists()
     except (ImportError, RuntimeError):
         raise Mistake(f"checkpoint: {folder} needs gcsfs: pip install 'drumline[gcs]'") from None
+    if is_checkpoint:
+        raise Mistake(f"checkpoint: {folder} is one checkpoint of a run; name the folder above it")
 
 
 def disable_listing_cache(folder: str) -> None:

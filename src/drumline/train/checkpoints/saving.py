@@ -7,10 +7,14 @@ from functools import partial
 from typing import Any
 
 import jax
+from etils import epath  # type: ignore[import-untyped]
 
 from drumline.train.agree import hosts_without
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
-from drumline.train.checkpoints.fence import Fence
+from drumline.train.checkpoints.claim import claim_records
+from drumline.train.checkpoints.fence import Fence, newest
+from drumline.train.checkpoints.files import COMMITTED, children, disable_listing_cache
+from drumline.train.checkpoints.marks import Marks
 from drumline.train.checkpoints.provenance import compare, provenance
 from drumline.train.mistakes import Mistake
 from drumline.train.plan import Plan
@@ -27,12 +31,57 @@ class CheckpointFolder:
     provenance: Mapping[str, Any]
 
 
+def describe_origin(plan: Plan) -> dict[str, Any]:
+    """Describe the recipe and the data of a run, for the marks of its checkpoints."""
+    return provenance(plan.recipe, plan.mesh, plan.places, plan.loss.traced)
+
+
+def refuse_other_recipe(folder: str, origin: Mapping[str, Any], allow_changes: bool) -> None:
+    """Raise Mistake if another run may be using a folder, and has another recipe.
+
+    This only reads, because a run that will be refused must not take the folder over. In a folder
+    that nobody uses, `Saving.check` refuses it, with more detail.
+    """
+    disable_listing_cache(folder)
+    refused, step = "", 0
+    if jax.process_index() == 0 and not allow_changes:
+        with suppress(OSError, ImportError, RuntimeError, Mistake):
+            refused, step = _recipe_in_use(folder, origin)
+    if hosts_without(not refused):
+        raise _other_recipe(folder, step, refused or "as host 0 sees it")
+
+
+def _recipe_in_use(folder: str, origin: Mapping[str, Any]) -> tuple[str, int]:
+    """Compare a recipe with that of the run that holds a folder: the difference, and its step."""
+    holder = newest(claim_records(folder))
+    if holder is None or holder.released:
+        return "", 0
+    path, marks = epath.Path(folder), Marks(folder)
+    present = marks.names().intersection(child.name for child in children(path))
+    complete = [name for name in present if (path / name / COMMITTED).exists()]
+    name = max(complete, key=float, default="")
+    before = marks.read(name) if name else None
+    refused = compare(before, origin, allow_changes=False).refused if before else ""
+    return refused, int(name.partition(".")[0] or 0)
+
+
+def _other_recipe(folder: str, step: int, reason: str) -> Mistake:
+    return Mistake(
+        f"checkpoint: step {step:,} in {folder} comes from another recipe ({reason}), and going on "
+        "would give the result of neither; change it back, name another folder, or allow it with "
+        "--allow-changes or fit(…, allow_changes=True)"
+    )
+
+
 def open_checkpoints(
-    plan: Plan, folder: str, say: Callable[[str], None], fence: Fence | None
+    plan: Plan,
+    folder: str,
+    origin: Mapping[str, Any],
+    say: Callable[[str], None],
+    fence: Fence | None,
 ) -> CheckpointFolder:
     """Open a folder that has been claimed. On a full disk this makes room first."""
     settings = plan.recipe.settings
-    origin = provenance(plan.recipe, plan.mesh, plan.places, plan.loss.traced)
     keep = partial(kept, last=settings.keep_last, every=settings.keep_every)
     checkpoints = Checkpoints(folder, keep, say, fence, plan.recipe.steps)
     return CheckpointFolder(folder, checkpoints, origin)
@@ -87,12 +136,7 @@ class Saving:
         refusing = hosts_without(not compared.refused)
         if refusing:
             why = compared.refused or f"as host {refusing[0]} sees it"
-            raise Mistake(
-                f"checkpoint: step {self._saved:,} in {self._folder.path} comes from another "
-                f"recipe ({why}), and going on would give the result of neither; change it back, "
-                "name another folder, or allow it with --allow-changes or "
-                "fit(…, allow_changes=True)"
-            )
+            raise _other_recipe(self._folder.path, self._saved, why)
         return compared.said
 
     def is_due(self, step: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from drumline.chips import LOCAL_ZONES, Slice, UnknownName, places, slice_of, slices
+from drumline.chips import LOCAL_ZONES, Slice, UnknownName, slice_of, slices, zone_offers
 from drumline.cloud.model.errors import Json, invalid
 from drumline.cloud.model.resources import NodeSpec, RequestSpec, Tier
 
@@ -224,7 +224,7 @@ def _slice_of_node(node: _Node, zone: str) -> Slice:
     if (
         tpu_slice is None
         or tpu_slice.runtime_image is None
-        or not (zone in LOCAL_ZONES or any(place.zone == zone for place in places(tpu_slice)))
+        or not (zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(tpu_slice)))
     ):
         message = (
             f"Cloud TPU received a bad request. The accelerator {name} was not found in zone {zone}"
