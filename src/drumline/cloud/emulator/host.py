@@ -173,9 +173,8 @@ class _Host:
             if not signal_file.read(1):
                 raise RuntimeError("the SSH server did not start")
         # Only now, because callers log in as soon as they know that the host has booted.
-        with contextlib.suppress(
-            OSError
-        ):  # the emulator is gone, and `carry_out_orders` will return
+        # If the emulator is gone, `carry_out_orders` returns next.
+        with contextlib.suppress(OSError):
             self._pipe.send(Booted(self.port, self.public_key))
         self._run_startup_script()
 

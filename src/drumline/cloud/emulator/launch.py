@@ -26,7 +26,7 @@ ENDPOINT = "endpoint.json"
 # It starts in about a second, or in many seconds on a busy machine.
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-_ANSWER_SECONDS = 30.0
+_RESPONSE_SECONDS = 30.0
 
 
 # The emulator outlives this process. If it ends first, its parent must reap it.
@@ -48,7 +48,7 @@ class Access(NamedTuple):
 
 
 def find(home: Path) -> Access | None:
-    """Return the access to the emulator of a home, or None if none runs. Do not call it.
+    """Return the access to the emulator of a home, or None if none runs. Send no call.
 
     After a crash, the port may belong to another user, who must not get the token. Therefore the
     file counts only while an emulator holds the lock.
@@ -161,7 +161,7 @@ def _call(access: Access, verb: str, **arguments: Any) -> dict[str, Any]:
     is_read = verb in {"status", "resources"}
     address = urlsplit(access.url)
     connection = http.client.HTTPConnection(
-        address.hostname or "", address.port, timeout=_ANSWER_SECONDS
+        address.hostname or "", address.port, timeout=_RESPONSE_SECONDS
     )
     try:
         connection.request(

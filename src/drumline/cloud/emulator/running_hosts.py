@@ -77,7 +77,7 @@ class _RunningHost:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def listen(self) -> None:
-        """Start to receive the host's messages."""
+        """Receive the host's messages from now on."""
         asyncio.get_running_loop().add_reader(self.pipe.fileno(), self._receive)
 
     def _receive(self) -> None:
@@ -94,7 +94,7 @@ class _RunningHost:
         self.changed.set()
 
     def stop_listening(self) -> None:
-        """Stop to receive messages, and wake the waiting tasks."""
+        """Stop receiving messages, and wake the waiting tasks."""
         if not self.closed:
             asyncio.get_running_loop().remove_reader(self.pipe.fileno())
             self.closed = True

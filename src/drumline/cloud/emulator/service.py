@@ -63,20 +63,20 @@ class Service:
         self._failed = 0
         self._changed = asyncio.Event()
 
-    # The loop.
+    # Advancing
 
-    def settle(self) -> None:
+    def carry_out_orders(self) -> None:
         """Advance the fleet to the current time and carry out its orders."""
         self.fleet.advance()
         orders, self.fleet.orders = self.fleet.orders, []
         for order in orders:
             match order:
                 case StartHosts(node):
-                    self.hosts.start(node, self._hosts_up)
+                    self.hosts.start(node, self._on_hosts_booted)
                 case RestartHosts(node):
-                    self.hosts.restart(node, self._hosts_up)
+                    self.hosts.restart(node, self._on_hosts_booted)
                 case EndHosts(node, keep_disks):
-                    self.hosts.end(node, self._hosts_gone, keep_disks=keep_disks)
+                    self.hosts.end(node, self._on_hosts_ended, keep_disks=keep_disks)
         self._changed.set()
 
     async def run(self) -> None:
@@ -85,27 +85,27 @@ class Service:
             self._changed.clear()
             self.fleet.advance()
             if self.fleet.orders:
-                self.settle()
+                self.carry_out_orders()
                 continue
-            due = self.fleet.next_change_at()
-            wait = None if due is None else max(0.0, due - self.clock())
+            change_at = self.fleet.next_change_at()
+            timeout = None if change_at is None else max(0.0, change_at - self.clock())
             try:
-                await asyncio.wait_for(self._changed.wait(), wait)
+                await asyncio.wait_for(self._changed.wait(), timeout)
             except TimeoutError:
-                self.settle()
+                self.carry_out_orders()
 
-    def _hosts_up(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
+    def _on_hosts_booted(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
         if hosts:
             self.fleet.hosts_booted(node, hosts)
         else:
             self.fleet.preempt(node)
-        self.settle()
+        self.carry_out_orders()
 
-    def _hosts_gone(self, node: Node, disks_kept: bool) -> None:
+    def _on_hosts_ended(self, node: Node, disks_kept: bool) -> None:
         self.fleet.hosts_ended(node, disks_kept=disks_kept)
-        self.settle()
+        self.carry_out_orders()
 
-    # Faults.
+    # Injected faults
 
     def injected_error(self) -> ApiError | None:
         """Return the error with which this call fails, or None."""
@@ -124,7 +124,7 @@ class Service:
         delayed = self._random.random() < self.faults.delay
         return self.faults.seconds if delayed else 0.0
 
-    # Controls, which a real cloud does not have.
+    # Controls that a real cloud does not have
 
     def find(self, target: str) -> Request | Node:
         """Return a request or a node by its name or full name, or by its job.
@@ -172,7 +172,7 @@ class Service:
             nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
             for node in nodes:
                 await self.hosts.give_notice(node)
-        self.settle()
+        self.carry_out_orders()
         return subject.spec.name.rpartition("/")[2]
 
     def resources(self) -> Json:

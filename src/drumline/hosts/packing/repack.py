@@ -15,7 +15,7 @@ from drumline.hosts.packing.folders import DRUMLINE_HOME, looks_like_home
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.packing.names import secret_file, secret_folder
 from drumline.hosts.packing.rules import LeftOut
-from drumline.hosts.packing.selection import PIECE
+from drumline.hosts.packing.selection import READ_BYTES
 
 
 def repack(archive: Path) -> Archive | None:
@@ -86,7 +86,7 @@ def _by_file(old: tarfile.TarFile, member: tarfile.TarInfo) -> LeftOut | None:
     parts = member.name.split("/")
     scan = SecretScan(parts)
     file = old.extractfile(member) if member.isreg() else None
-    while file is not None and (piece := file.read(PIECE)):
+    while file is not None and (piece := file.read(READ_BYTES)):
         scan.feed(piece)
     reason = scan.reason() or secret_file(parts)
     return LeftOut(member.name, reason) if reason else None

@@ -67,7 +67,7 @@ async def _status(service: Service, _: object) -> Json:
 
 
 async def _resources(service: Service, _: object) -> Json:
-    service.settle()
+    service.carry_out_orders()
     return service.resources()
 
 
@@ -88,7 +88,7 @@ async def _capacity(service: Service, body: object) -> Json:
         pools.pop(name, None)
     else:
         pools[name] = arguments.chips
-    service.settle()
+    service.carry_out_orders()
     return {"zone": arguments.zone, "accelerator": name, "chips": arguments.chips}
 
 

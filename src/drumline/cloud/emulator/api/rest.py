@@ -336,7 +336,7 @@ def _endpoint(
             service.fleet.advance()
             call.check_query(query)
             body = handler(call)
-            service.settle()
+            service.carry_out_orders()
             if injected is not None:
                 raise injected
             return JSONResponse(body)
