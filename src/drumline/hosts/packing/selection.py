@@ -40,7 +40,7 @@ READ_BYTES = 1 << 20
 """The number of bytes of one read."""
 _TARGET_BYTES = 4 << 20
 """The maximum number of bytes to read of a file outside the folder to which a link points."""
-_NEVER_INCLUDED = ALWAYS_IGNORED | {"", ".", PurePosixPath(PACKAGE_FOLDER).components[0]}
+_NEVER_INCLUDED = ALWAYS_IGNORED | {"", ".", PurePosixPath(PACKAGE_FOLDER).parts[0]}
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -206,7 +206,7 @@ class Selection:
                 folder_descriptor = child
                 if private is None and not os.fstat(folder_descriptor).st_mode & 0o055:
                     private = "/".join(components[:depth]) + "/"
-            # Opening a device or a pipe may have effects, so its mode is looked up first.
+            # Opening a device or a pipe may have effects, so check the type first.
             mode = _status(components[-1], folder_descriptor).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise _NotAFileError
