@@ -139,7 +139,7 @@ async def driven(folder: Path, host: object) -> AsyncIterator[HostRunner]:
     await asyncio.gather(driving, return_exceptions=True)
 
 
-def test_an_end_is_not_undone_by_an_answer_that_comes_late(tmp_path: Path) -> None:
+def test_an_exit_is_not_undone_by_a_late_answer(tmp_path: Path) -> None:
     """A program that is over in no time; its host would read RUNNING for ever."""
 
     async def story() -> None:
@@ -155,7 +155,7 @@ def test_an_end_is_not_undone_by_an_answer_that_comes_late(tmp_path: Path) -> No
     asyncio.run(story())
 
 
-def test_an_end_is_told_only_once_all_of_the_log_is_here(tmp_path: Path) -> None:
+def test_an_exit_is_reported_only_after_the_whole_log(tmp_path: Path) -> None:
     """Who hears of the end lets go of the slice, and of what was not yet copied from it."""
 
     async def story() -> None:
@@ -171,7 +171,7 @@ def test_an_end_is_told_only_once_all_of_the_log_is_here(tmp_path: Path) -> None
     asyncio.run(story())
 
 
-def test_a_host_that_floods_its_log_has_still_told_what_it_does(tmp_path: Path) -> None:
+def test_a_host_that_floods_its_log_still_has_a_status_time(tmp_path: Path) -> None:
     """Else no verdict would be passed on it: one waits for what every host says of its program."""
 
     async def story() -> None:
@@ -184,7 +184,7 @@ def test_a_host_that_floods_its_log_has_still_told_what_it_does(tmp_path: Path) 
     asyncio.run(story())
 
 
-def test_a_program_that_is_lost_is_told_of_as_soon_as_its_host_is_back(tmp_path: Path) -> None:
+def test_a_lost_program_is_reported_as_soon_as_its_host_is_back(tmp_path: Path) -> None:
     async def story() -> None:
         async with driven(tmp_path, Rebooted()) as driver:
             await until(lambda: driver.report().phase is HostPhase.MISSING, "it is told of")
@@ -193,7 +193,7 @@ def test_a_program_that_is_lost_is_told_of_as_soon_as_its_host_is_back(tmp_path:
     asyncio.run(story())
 
 
-def test_a_host_that_lets_us_in_and_answers_nothing_is_tried_less_and_less(
+def test_reconnects_to_a_host_that_answers_nothing_back_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = NeverAnswers()

@@ -38,7 +38,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_host_knows_its_machine_and_a_bad_one_is_given_again(emulator: Emulator) -> None:
+def test_a_host_knows_its_machine_and_a_bad_machine_is_assigned_again(emulator: Emulator) -> None:
     first = "local-a-v4-4-0"
     (host,) = emulator.slice("first")
     assert host["machine"] == first
@@ -64,7 +64,7 @@ def test_a_host_knows_its_machine_and_a_bad_one_is_given_again(emulator: Emulato
 
 
 @LINUX
-def test_a_machine_broken_before_it_is_granted_is_broken_then(emulator: Emulator) -> None:
+def test_a_machine_may_be_broken_before_its_first_slice(emulator: Emulator) -> None:
     first = "local-a-v6e-4-0"
     for how, chip in (("missing-chip", 1), ("slow", None), ("vfio", None), ("nan", 3)):
         done = emulator.control("break", target=first, how=how, chip=chip)
