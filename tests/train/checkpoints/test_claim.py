@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.train import Ending, Mistake, fit
+from drumline.errors import UserError
+from drumline.train import Ending, fit
 from drumline.train.checkpoints import claim
 from drumline.train.checkpoints.fence import FencedOff
 from tests.train.checkpoints.test_resume import start, wait_for_step
@@ -47,7 +48,7 @@ def test_a_second_training_is_refused_while_the_first_lives_and_not_once_it_is_k
     first = start(tmp_path, compiled, "--set", "pause=0.02", "--set", "steps=100000")
     try:
         wait_for_step(first, tmp_path, 12)
-        with pytest.raises(Mistake) as refusal:
+        with pytest.raises(UserError) as refusal:
             fit(toy(20), checkpoint=tmp_path)
         assert str(refusal.value) == (
             f"checkpoint: process {first.pid} on {os.uname().nodename} is training into "
@@ -73,7 +74,7 @@ def test_a_child_that_outlives_a_killed_training_does_not_hold_the_folder(tmp_pa
     assert held.stdout is not None
     with held:
         child = int(held.stdout.readline())
-        with pytest.raises(Mistake, match=f"process {held.pid} on "):
+        with pytest.raises(UserError, match=f"process {held.pid} on "):
             claim.claim(str(tmp_path))
         held.send_signal(signal.SIGKILL)
         held.wait()
@@ -95,7 +96,7 @@ def test_a_later_attempt_of_a_job_goes_on_without_an_earlier_one_that_is_cut_off
     monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
     attempt(monkeypatch, "aaaa", "000001", 1)
     first = claim.claim(str(tmp_path))
-    with pytest.raises(Mistake, match="is training into"):
+    with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
     said: list[str] = []
     attempt(monkeypatch, "aaaa", "000001", 2)
@@ -104,13 +105,15 @@ def test_a_later_attempt_of_a_job_goes_on_without_an_earlier_one_that_is_cut_off
     with pytest.raises(FencedOff, match=r"attempt 2 of job 000001 .* has taken over"):
         first.check()
     attempt(monkeypatch, "bbbb", "000001", 3)
-    with pytest.raises(Mistake, match="is training into"):
+    with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
     first.release()
-    with pytest.raises(Mistake, match="of job 000001 of another home"):
+    with pytest.raises(UserError, match="of job 000001 of another home"):
         claim.claim(str(tmp_path))
     attempt(monkeypatch, "aaaa", "000001", 1)
-    with pytest.raises(Mistake, match=r"a later attempt has claimed it \(attempt 2 of job 000001"):
+    with pytest.raises(
+        UserError, match=r"a later attempt has claimed it \(attempt 2 of job 000001"
+    ):
         claim.claim(str(tmp_path))
 
 
@@ -147,7 +150,7 @@ def test_what_an_attempt_on_another_machine_has_claimed_is_refused_with_the_way_
         killed = claim.claim(str(tmp_path))
     assert killed.lock is not None
     claim._unlock(killed.lock)
-    with pytest.raises(Mistake, match=f"remove {tmp_path}/drumline/claims$"):
+    with pytest.raises(UserError, match=f"remove {tmp_path}/drumline/claims$"):
         claim.claim(str(tmp_path))
     shutil.rmtree(tmp_path / "drumline" / "claims")
     claim.claim(str(tmp_path)).release()
@@ -162,7 +165,7 @@ def test_a_lock_that_a_machine_left_on_a_file_server_can_be_removed(
         elsewhere.setattr(socket, "gethostname", lambda: "host-of-old")
         left = claim.claim(str(tmp_path))
     lock = tmp_path / "drumline" / "lock"
-    with pytest.raises(Mistake, match=f"if that machine is gone, remove {lock}$"):
+    with pytest.raises(UserError, match=f"if that machine is gone, remove {lock}$"):
         claim.claim(str(tmp_path))
     lock.unlink()
     claim.claim(str(tmp_path)).release()

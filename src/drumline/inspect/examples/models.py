@@ -69,7 +69,7 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Built:
 
     from drumline.train.data import Data
     from drumline.train.recipe import Functions, Recipe
-    from drumline.train.state import layout
+    from drumline.train.state import abstract_state
     from drumline.train.steps.step import make_step
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
@@ -86,7 +86,7 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Built:
         mesh=dict(mesh.shape),
         steps=1,
     )
-    places = layout(recipe, mesh)
+    places = abstract_state(recipe, mesh)
     shape = partial(_shape, mesh)
     rows = {name: shape(dims, model.batch_spec(), dtype) for name, (dims, dtype) in batch.items()}
     watch = shape((), P(), np.int32)
