@@ -13,21 +13,21 @@ import optax  # type: ignore[import-untyped]
 import pytest
 from jax.sharding import PartitionSpec
 
-from drumline.health.report import BurnIn
+from drumline.health.report import HealthReport
 from drumline.train import Evaluation, Functions, fit, hardware
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.checkpoints.saving import RunCheckpoints
 from drumline.train.loop import _Run
 from drumline.train.steps import pipeline
-from tests.train.toy import init, loss
 from tests.train.test_hardware_faults import COPIES, spiky
+from tests.train.toy import init, loss
 
 NO_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
 
 
 @pytest.fixture(autouse=True)
 def burn_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "burn_in", lambda *_: BurnIn("pass", "all is well"))
+    monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
 
 
 @jax.custom_vjp
@@ -124,7 +124,7 @@ def test_without_the_memory_for_a_second_state_nobody_is_accused(
         return first(saving) if len(begun) == 1 else refuse()
 
     monkeypatch.setattr(RunCheckpoints, "_initial", once)
-    monkeypatch.setattr(hardware, "burn_in", lambda *_: BurnIn("pass", "all is well"))
+    monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
     assert fit(spiky(9, 8, Functions(init, uneven), check_every=4)).step == 8
     assert len(begun) == 2
     said = capsys.readouterr().out

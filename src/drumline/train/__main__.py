@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from drumline.errors import StorageError, UserError
-from drumline.health.accusation import HardwareFault
+from drumline.health.fault_report import HardwareFault
 from drumline.train import missing_packages_message
 
 

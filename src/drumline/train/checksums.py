@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from drumline.health.blame import Blamed, blame
+from drumline.health.replicas import ReplicaComparison, compare_replicas
 from drumline.train.state import replicated
 
 # Whole arrays -------------------------------------------------------------------------------------
@@ -243,6 +243,8 @@ def without_replicas(groups: ReplicaGroups) -> ReplicaGroups:
     return replace(groups, groups=single)
 
 
-def _compare(runs: Sequence[DeviceChecksums], index: int, groups: ReplicaGroups) -> Blamed:
+def _compare(
+    runs: Sequence[DeviceChecksums], index: int, groups: ReplicaGroups
+) -> ReplicaComparison:
     values = [{device: row[index] for device, row in run.items()} for run in runs]
-    return blame(values, groups.groups)
+    return compare_replicas(values, groups.groups)

@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from drumline.health.accusation import HardwareFault
+from drumline.health.fault_report import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
 from drumline.train.checkpoints.files import raise_user_errors
@@ -227,7 +227,7 @@ class _Run:
         self.log.message(str(fault))
         # A fault from the compiler's checker is known to one host only.
         on_all_hosts = fault.__cause__ is None or jax.process_count() == 1
-        for step in self.checkpoints.mark_suspect(fault.why, wait=on_all_hosts):
+        for step in self.checkpoints.mark_suspect(fault.reason, wait=on_all_hosts):
             self.log.message(f"checkpoint {step} is marked suspect: no run will resume from it")
 
     def finish(self, ending: Ending) -> Result:

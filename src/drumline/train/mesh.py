@@ -1,6 +1,6 @@
 """The mesh of a run: the order of its devices.
 
-On TPUs the order follows the links between the chips (`drumline.chips.meshes`), so that a ring over
+On TPUs the order follows the links between the chips (`drumline.chips.torus`), so that a ring over
 an axis has short hops. There are no such links between slices, and the first axes run across
 slices. On other platforms JAX orders the devices.
 """
@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from drumline.chips import closes, lay_mesh, wraps_of
-from drumline.chips.kinds import device_kind
-from drumline.chips.meshes import Core
+from drumline.chips import closes, mesh_order, wraps_of
+from drumline.chips.catalogue import device_kind
+from drumline.chips.torus import Core
 from drumline.errors import UserError
 
 
@@ -145,7 +145,7 @@ def _order_devices(tori: Sequence[_Torus], sizes: Mapping[str, int], text: str) 
     inside = [size // slices for size, slices in zip(sizes.values(), across, strict=True)]
     devices = np.empty((len(tori), *slice_sizes), dtype=object)
     for row, torus in zip(devices, tori, strict=True):
-        cores = lay_mesh(torus.sides, torus.wraps, inside, torus.cores)
+        cores = mesh_order(torus.sides, torus.wraps, inside, torus.cores)
         row[:] = [torus.devices[core] for core in cores]
     # Every axis varies first over slices, then within a slice.
     order = [dimension for axis in range(len(sizes)) for dimension in (axis, len(sizes) + axis)]

@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
-from drumline.health.emulated import as_computed
+from drumline.health.emulated import inject_compute_fault
 from drumline.train.checksums import digest, gather_rows
 from drumline.train.state import replicate
 
@@ -34,7 +34,7 @@ def probe_devices(mesh: Mesh, step: int) -> tuple[dict[int, bytes], list[float]]
     start = time.perf_counter()
     rows = jax.block_until_ready(program())
     seconds = time.perf_counter() - start
-    sums = gather_rows(mesh, as_computed(rows, step=step))
+    sums = gather_rows(mesh, inject_compute_fault(rows, step=step))
     seconds_by_host = [seconds]
     if jax.process_count() > 1:
         gathered = multihost_utils.process_allgather(np.float32(seconds))

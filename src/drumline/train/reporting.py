@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from rich.progress import BarColumn, Progress, TextColumn
 
-from drumline.chips.kinds import device_kind
+from drumline.chips.catalogue import device_kind
 from drumline.heartbeat import heartbeat
 from drumline.train.checkpoints.fence import FencedOff
 from drumline.train.checkpoints.files import open_append, raise_storage_errors

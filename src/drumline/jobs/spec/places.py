@@ -41,7 +41,7 @@ def candidates(spec: JobSpec, *, local: bool) -> tuple[Choice, ...]:
     """
     found = []
     for accelerator in spec.accelerator:
-        there = [place.zone for place in chips.places(chips.slice_of(accelerator))]
+        there = [offer.zone for offer in chips.zone_offers(chips.slice_of(accelerator))]
         if spec.zones == ANY:
             zones: Sequence[str] = chips.LOCAL_ZONES if local else there
         else:

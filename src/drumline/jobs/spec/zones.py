@@ -72,7 +72,7 @@ def _zone(value: object, wanted: Sequence[str] | None) -> str:
 
 def places_of(wanted: Sequence[str]) -> list[str]:
     """Every zone with one of these slices, by preference, those open to everyone first."""
-    found = (place.zone for name in wanted for place in chips.places(chips.slice_of(name)))
+    found = (offer.zone for name in wanted for offer in chips.zone_offers(chips.slice_of(name)))
     return list(dict.fromkeys(found))
 
 

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from drumline.chips.kinds import TPUS
-from drumline.health.accusation import HardwareFault
-from drumline.health.emulated import as_computed
+from drumline.chips.catalogue import TPUS
+from drumline.health.emulated import inject_compute_fault
+from drumline.health.fault_report import HardwareFault
 from drumline.train.batches import Prefetcher
 from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.multihost import StopFlag, barrier
@@ -191,7 +191,7 @@ class Pipeline:
         function = self._checker.step if self._checker.checks(step) else self._step_function
         with self._checker.raises_fault(step):
             state, mode, scalars = function(*inputs)
-        return as_computed(state, step=step), mode, scalars
+        return inject_compute_fault(state, step=step), mode, scalars
 
     def _rewind(self, step: int, position: int) -> None:
         """Discard the steps in flight. The current state is that of this step."""

@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from drumline.errors import UserError
-from drumline.parallel.scheduling import overlap_options
+from drumline.parallel.target import overlap_options
 from drumline.train.recipe import Batch, Metrics, Model, Params, Recipe
 from drumline.train.state import State, path_name, replicated, shardings
 
