@@ -24,8 +24,8 @@ from drumline.train.data import Data, Rows
 PREFETCH = 4
 """The number of batches that wait on the devices. More would take too much of their memory."""
 
-RecordNumbers = Callable[[int, np.ndarray], np.ndarray]
-"""Map a position and rows of the global batch to the numbers of their records."""
+RecordIndices = Callable[[int, np.ndarray], np.ndarray]
+"""Map a position and rows of the global batch to the indices of their records."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class BatchLoader:
                 f"data: a batch of {self.data.batch} rows is not divisible by {shards} devices"
             )
 
-    def load(self, position: int, numbers: RecordNumbers) -> dict[str, jax.Array]:
+    def load(self, position: int, record_indices: RecordIndices) -> dict[str, jax.Array]:
         """Return the global batch at a position. This host reads only the rows that it needs."""
         local_rows = self.rows_by_host[jax.process_index()]
-        columns = self.data.records.rows(numbers(position, local_rows))
+        columns = self.data.records.rows(record_indices(position, local_rows))
         starts = {int(row): index for index, row in enumerate(local_rows)}
         return {name: self._shard(column, starts) for name, column in columns.items()}
 
@@ -151,16 +151,16 @@ def iterate_once(loader: BatchLoader) -> Iterator[tuple[dict[str, jax.Array], in
     """
     count, size = len(loader.data.records), loader.data.batch
 
-    def numbers(position: int, rows: np.ndarray) -> np.ndarray:
+    def record_indices(position: int, rows: np.ndarray) -> np.ndarray:
         in_order = position + rows
         return np.where(in_order < count, in_order, 0)
 
     padded_count = -(-count // size) * size
     for position in range(0, padded_count, size):
-        yield loader.load(position, numbers), size
+        yield loader.load(position, record_indices), size
     padding = padded_count - count
     if padding:
-        yield loader.load(padded_count, numbers), -padding
+        yield loader.load(padded_count, record_indices), -padding
 
 
 def _row_axes(spec: PartitionSpec) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Data sources, and the order in which their records form global batches.
 
-Records are read by number, so the position of a run in its data is one integer: the number of
+Records are read by index, so the position of a run in its data is one integer: the number of
 records that it has consumed. The order of the records depends only on the seed. It does not depend
 on the number of hosts or on the batch size. Every epoch has a different order.
 """
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from drumline.deprecated import renamed_keywords
 from drumline.errors import UserError
 
 Rows = dict[str, np.ndarray]
@@ -19,14 +20,14 @@ Rows = dict[str, np.ndarray]
 
 
 class Records(Protocol):
-    """A set of records that are read by number, many at a time."""
+    """A set of records that are read by index, many at a time."""
 
     def __len__(self) -> int:
         """Return the number of records."""
         ...
 
-    def rows(self, numbers: np.ndarray) -> Rows:
-        """Return the records with these numbers, in this order."""
+    def rows(self, indices: np.ndarray, /) -> Rows:
+        """Return the records with these indices, in this order."""
         ...
 
 
@@ -49,17 +50,18 @@ class Data:
         if len(self.records) < 1:
             raise UserError("data: there are no records")
 
+    @renamed_keywords(taken="position")
     def numbers(self, position: int, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers of the records in these rows of the batch at a position."""
+        """Return the indices of the records in these rows of the batch at a position."""
         count = len(self.records)
         epochs, offsets = np.divmod(position + rows.astype(np.int64), count)
         if not self.shuffle:
             return offsets
-        numbers = np.empty_like(offsets)
+        indices = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
-            numbers[in_epoch] = shuffled(offsets[in_epoch], count, (self.seed, int(epoch)))
-        return numbers
+            indices[in_epoch] = shuffled(offsets[in_epoch], count, (self.seed, int(epoch)))
+        return indices
 
 
 def shuffled(offsets: np.ndarray, count: int, seed: tuple[int, ...]) -> np.ndarray:
@@ -113,9 +115,9 @@ class Arrays:
         """Return the number of rows."""
         return len(next(iter(self.columns.values())))
 
-    def rows(self, numbers: np.ndarray) -> Rows:
+    def rows(self, indices: np.ndarray, /) -> Rows:
         """Return these rows."""
-        return {name: column[numbers] for name, column in self.columns.items()}
+        return {name: column[indices] for name, column in self.columns.items()}
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,15 @@ class Tokens:
         """Return the number of windows."""
         return (len(self.ids) - 1) // self.length
 
-    def rows(self, numbers: np.ndarray) -> Rows:
+    def rows(self, indices: np.ndarray, /) -> Rows:
         """Return these windows as `tokens`, with `length` inputs and one more id to predict."""
-        indices = numbers[:, None] * self.length + np.arange(self.length + 1)
-        return {"tokens": self.ids[indices].astype(np.int32)}
+        offsets = indices[:, None] * self.length + np.arange(self.length + 1)
+        return {"tokens": self.ids[offsets].astype(np.int32)}
 
 
 @dataclass(frozen=True)
 class IndexedRecords:
-    """Records of any object that is indexed by number, such as a `grain.MapDataset`."""
+    """Records of any object that is indexed by integers, such as a `grain.MapDataset`."""
 
     source: Any
     parse: Callable[[Any], Mapping[str, Any]] | None = None
@@ -146,15 +148,15 @@ class IndexedRecords:
         """Return the number of records."""
         return len(self.source)
 
-    def rows(self, numbers: np.ndarray) -> Rows:
+    def rows(self, indices: np.ndarray, /) -> Rows:
         """Return these records, stacked."""
-        items = [self.source[int(number)] for number in numbers]
+        items = [self.source[int(index)] for index in indices]
         return _stack([self.parse(item) for item in items] if self.parse else items)
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Records that are generated on demand, each from its number."""
+    """Records that are generated on demand, each from its index."""
 
     make: Callable[[np.random.Generator], Mapping[str, Any]]
     count: int
@@ -164,9 +166,11 @@ class Synthetic:
         """Return the number of records before they repeat."""
         return self.count
 
-    def rows(self, numbers: np.ndarray) -> Rows:
+    def rows(self, indices: np.ndarray, /) -> Rows:
         """Return these records, stacked."""
-        return _stack([self.make(np.random.default_rng((self.seed, int(n)))) for n in numbers])
+        return _stack(
+            [self.make(np.random.default_rng((self.seed, int(index)))) for index in indices]
+        )
 
 
 def _stack(records: Sequence[Mapping[str, Any]]) -> Rows:

@@ -43,7 +43,7 @@ from drumline.train.plan import Plan
 from drumline.train.probe import SlowHosts, probe_devices
 from drumline.train.recipe import Params
 from drumline.train.state import replicate, replicated
-from drumline.train.steps.pipeline import Pipeline, StepInFlight
+from drumline.train.steps.pipeline import DispatchedStep, Pipeline
 from drumline.train.steps.step import LOSS, StepOutcome, has_callbacks
 
 MAX_RERUN_STEPS = 2000
@@ -91,7 +91,7 @@ class HardwareChecks:
 
     # Replays --------------------------------------------------------------------------------------
 
-    def investigate(self, halted: StepInFlight, outcome: StepOutcome) -> None:
+    def investigate(self, halted: DispatchedStep, outcome: StepOutcome) -> None:
         """Replay the step at which the run halted. Raises HardwareFault if the hardware is faulty.
 
         The state is exactly that before the step.
@@ -122,7 +122,7 @@ class HardwareChecks:
         elif finding:
             self._log(f"{event}; {finding}")
 
-    def _replay(self, halted: StepInFlight) -> Deviation | None:
+    def _replay(self, halted: DispatchedStep) -> Deviation | None:
         """Replay a step twice, and a third time if the runs differ, to find the deviating device.
 
         Only a difference between runs is proof. Replicas that differ in the same way in each run

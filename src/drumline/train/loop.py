@@ -33,7 +33,7 @@ from drumline.train.reporting import RunLog, RunProgress
 from drumline.train.state import State, step_number
 from drumline.train.steps.bad_batches import BadBatches
 from drumline.train.steps.evaluation import Evaluator
-from drumline.train.steps.pipeline import Pipeline, StepInFlight
+from drumline.train.steps.pipeline import DispatchedStep, Pipeline
 
 LAG = 2
 """The number of steps between dispatching a step and reading its metrics. With two, the devices
@@ -102,11 +102,11 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
         if event.stop and not plan.is_last(pipeline.step):
             # All hosts have dispatched the same steps. Read the rest of them, save and stop.
             event = run.read_steps(lag=0)
-            if event.bad is None or run.skip_batch(event.bad):
+            if event.nonfinite is None or run.skip_batch(event.nonfinite):
                 run.save()
             return run.finish(Ending.STOPPED)
-        if event.bad is not None and not run.skip_batch(event.bad):
-            if not run.roll_back(event.bad):
+        if event.nonfinite is not None and not run.skip_batch(event.nonfinite):
+            if not run.roll_back(event.nonfinite):
                 return run.finish(Ending.NOT_FINITE)
             continue
         if event.retry:
@@ -129,7 +129,7 @@ class _Event:
 
     stop: bool = False
     """True if a host got SIGTERM."""
-    bad: StepInFlight | None = None
+    nonfinite: DispatchedStep | None = None
     """A step with a non-finite loss or gradient, at which the run has halted."""
     retry: bool = False
     """True if the next step is the repetition of a step that spiked."""
@@ -176,29 +176,29 @@ class _Run:
                 self.hardware.investigate(step, outcome)
                 groups = outcome.nonfinite_groups
                 self.bad_batches.investigate(step, groups, self.pipeline.state)
-                return _Event(bad=step)
+                return _Event(nonfinite=step)
             else:
                 self.bad_batches.log_skipped(step)
             if outcome.stop:
                 event = _Event(stop=True)
         return event
 
-    def skip_batch(self, bad: StepInFlight) -> bool:
+    def skip_batch(self, nonfinite: DispatchedStep) -> bool:
         """Continue after a bad batch if the policy is to skip. Return False if it is not."""
         if not self.bad_batches.skips:
             return False
-        self.pipeline.continue_after(bad, halts=self.bad_batches.halts)
+        self.pipeline.continue_after(nonfinite, halts=self.bad_batches.halts)
         return True
 
-    def roll_back(self, bad: StepInFlight) -> bool:
+    def roll_back(self, nonfinite: DispatchedStep) -> bool:
         """Return to the last checkpoint and leave out the bad batch, if the policy allows it."""
-        if not self.bad_batches.may_roll_back(bad):
+        if not self.bad_batches.may_roll_back(nonfinite):
             return False
-        self.pipeline.exclude_batch(bad)
+        self.pipeline.exclude_batch(nonfinite)
         self._resume()
         if self.pipeline.step:
             self.log.message(self._resume_message)
-        self.log.message(f"leaving out {self.bad_batches.batch_name(bad)}")
+        self.log.message(f"leaving out {self.bad_batches.batch_name(nonfinite)}")
         return True
 
     def check(self) -> bool:

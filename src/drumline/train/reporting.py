@@ -48,7 +48,7 @@ class RunProgress:
         """The newest value of each metric, of training and of evaluation."""
         self._plan, self._log, self._goodput = plan, log, goodput
         self._committed = committed
-        self._speed: dict[str, float | None] = {}
+        self._throughput: dict[str, float | None] = {}
         self._logged_step = self._evaluated_step = 0
         self._heartbeat_at = 0.0
 
@@ -58,14 +58,14 @@ class RunProgress:
         now = time.time()
         logs = self._plan.logs(step)
         if logs:
-            self._speed = self._measure_speed(now)
+            self._throughput = self._measure_throughput(now)
             # After a rollback the same steps run again and must not be logged twice.
             if step > self._logged_step:
-                self._log.add_metrics(step, {**metrics, **self._speed}, now)
+                self._log.add_metrics(step, {**metrics, **self._throughput}, now)
             self._logged_step = max(step, self._logged_step)
         if logs or now - self._heartbeat_at > HEARTBEAT_SECONDS:
             self._heartbeat_at = now
-            self.send_heartbeat(step, {**metrics, **self._speed})
+            self.send_heartbeat(step, {**metrics, **self._throughput})
 
     def end_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """Log the metrics of an evaluation."""
@@ -90,11 +90,11 @@ class RunProgress:
         evaluation = {k: v for k, v in self.metrics.items() if k.startswith("eval_")}
         text = ", ".join(format_metrics(evaluation))
         result = {"result": text} if text and done else {}
-        self.send_heartbeat(step, {**self.metrics, **self._speed, **result})
-        speed = {name: value for name, value in self._speed.items() if value is not None}
-        return {**speed, **self.metrics}
+        self.send_heartbeat(step, {**self.metrics, **self._throughput, **result})
+        throughput = {name: value for name, value in self._throughput.items() if value is not None}
+        return {**throughput, **self.metrics}
 
-    def _measure_speed(self, now: float) -> dict[str, float | None]:
+    def _measure_throughput(self, now: float) -> dict[str, float | None]:
         model, batch = self._plan.recipe.model, self._plan.batch
         steps_per_second = self._goodput.clock.steps_per_second()
         devices = list(self._plan.mesh.devices.flat)
@@ -154,7 +154,7 @@ class RunLog:
         metrics = {name: value for name, value in values.items() if value is not None}
         if self._files:
             self._files.add(step, metrics, now)
-        text = "  ".join(format_metrics(metrics) + _format_speed(metrics, self._item))
+        text = "  ".join(format_metrics(metrics) + _format_throughput(metrics, self._item))
         self._terminal.show_step(step, text)
 
     def close(self) -> None:
@@ -237,13 +237,13 @@ class _ProgressBar:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    """Format metrics, without those of the speed: `loss 0.412`."""
+    """Format metrics, without the throughput: `loss 0.412`."""
     excluded = ("rate", "mfu", "goodput", "grad_norm")
     return [f"{k.replace('_', ' ')} {v:.4g}" for k, v in metrics.items() if k not in excluded]
 
 
-def _format_speed(metrics: Mapping[str, float], item: str) -> list[str]:
-    """Format the speed: `9.8k images/s`, `MFU 41.2 %`."""
+def _format_throughput(metrics: Mapping[str, float], item: str) -> list[str]:
+    """Format the throughput: `9.8k images/s`, `MFU 41.2 %`."""
     texts = [f"{_format_rate(metrics['rate'])} {item}/s"] if "rate" in metrics else []
     return [*texts, f"MFU {100 * metrics['mfu']:.1f} %"] if "mfu" in metrics else texts
 

@@ -374,13 +374,13 @@ class Checkpoints:
             keep = self._keep(steps - self._damaged | {step}) | self._fallback(step)
             obsolete = (steps - keep) & self._owned
             if self._fence is not None:
-                self._fence.begin_removal(self._name(old) for old in obsolete)
+                self._fence.begin_removal(self._name(other) for other in obsolete)
             self.committed = step
             self._damaged.discard(step)
-            for old in obsolete:
+            for other in obsolete:
                 if self._fence is not None:
-                    self._remove(self._name(old))
-                self._claims.pop(old, None)
+                    self._remove(self._name(other))
+                self._claims.pop(other, None)
             self._steps = steps - obsolete
             self._written -= obsolete
             on_commit()
@@ -437,14 +437,19 @@ def _named_leaves(state: Any) -> dict[str, Any]:
 def _check_fits(stored: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
     """Raise UserError if a checkpoint is of another model or optimizer, with the difference."""
     for prefix, part in (("params", "model"), ("opt_state", "optimizer"), ("", "run")):
-        old, new = ({n: a for n, a in t.items() if n.startswith(prefix)} for t in (stored, leaves))
-        for name in sorted({*old} & {*new}):
-            _check_equal(name, "shape", tuple(old[name].shape), tuple(new[name].shape))
-            _check_equal(name, "type", str(old[name].dtype), str(new[name].dtype))
-        if {*old} != {*new}:
+        saved, current = (
+            {n: a for n, a in t.items() if n.startswith(prefix)} for t in (stored, leaves)
+        )
+        for name in sorted({*saved} & {*current}):
+            _check_equal(name, "shape", tuple(saved[name].shape), tuple(current[name].shape))
+            _check_equal(name, "type", str(saved[name].dtype), str(current[name].dtype))
+        if {*saved} != {*current}:
             differences = [
                 f"only {owner} has {_summarize(names)}"
-                for names, owner in (({*old} - {*new}, "it"), ({*new} - {*old}, "the recipe"))
+                for names, owner in (
+                    ({*saved} - {*current}, "it"),
+                    ({*current} - {*saved}, "the recipe"),
+                )
                 if names
             ]
             raise UserError(f"it is of another {part}: {' and '.join(differences)}")

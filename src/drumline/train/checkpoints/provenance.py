@@ -94,11 +94,11 @@ def hash_records(data: Data) -> str | None:
     That is the case if records differ from one reading to the next, as with an augmentation without
     a seed. A record that cannot be read fails the run when its turn comes, not here.
     """
-    numbers = np.unique(np.linspace(0, len(data.records) - 1, SAMPLE).astype(np.int64))
+    indices = np.unique(np.linspace(0, len(data.records) - 1, SAMPLE).astype(np.int64))
 
     def hash_rows() -> str:
         sha = hashlib.sha256()
-        for name, rows in sorted(data.records.rows(numbers).items()):
+        for name, rows in sorted(data.records.rows(indices).items()):
             array = np.ascontiguousarray(rows)
             sha.update(repr((name, array.shape, str(array.dtype))).encode() + array.tobytes())
         return sha.hexdigest()[:16]
@@ -111,13 +111,13 @@ def hash_records(data: Data) -> str | None:
 
 
 def compare_provenance(
-    old: Mapping[str, Any], new: Mapping[str, Any], allow_changes: bool
+    saved: Mapping[str, Any], current: Mapping[str, Any], allow_changes: bool
 ) -> ProvenanceComparison:
     """Compare the provenance of a checkpoint with that of the run that resumes from it."""
-    if old.get("format") != new["format"]:
+    if saved.get("format") != current["format"]:
         message = "this checkpoint does not record its recipe and data; no changes are assumed"
         return ProvenanceComparison((message,))
-    changes = find_changes(old, new)
+    changes = find_changes(saved, current)
     breaking = "; ".join(change.text for change in changes if change.breaking)
     others = "; ".join(change.text for change in changes if not change.breaking)
     if breaking and not allow_changes:
@@ -128,85 +128,87 @@ def compare_provenance(
     return ProvenanceComparison(tuple(messages))
 
 
-def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Change, ...]:
     """Return the changes, those that are breaking first."""
-    changes = [*_data_changes(old["data"], new["data"])]
-    if old["seed"] != new["seed"]:
-        changes.append(Change(f"seed {old['seed']} → {new['seed']}", breaking=True))
+    changes = [*_data_changes(saved["data"], current["data"])]
+    if saved["seed"] != current["seed"]:
+        changes.append(Change(f"seed {saved['seed']} → {current['seed']}", breaking=True))
     versions = [
-        Change(f"{name} {old_version} → {new['versions'][name]}", breaking=False)
-        for name, old_version in old["versions"].items()
-        if old_version != new["versions"].get(name)
+        Change(f"{name} {saved_version} → {current['versions'][name]}", breaking=False)
+        for name, saved_version in saved["versions"].items()
+        if saved_version != current["versions"].get(name)
     ]
-    sizes = [*_size_changes(old["model"], new["model"])]
-    devices = [*_device_changes(old, new)]
+    sizes = [*_size_changes(saved["model"], current["model"])]
+    devices = [*_device_changes(saved, current)]
     changes += sizes
     # Other shapes, shardings or versions of JAX give another program for the same loss.
-    if not (changes or devices or versions) and old["model"]["loss"] != new["model"]["loss"]:
+    if not (changes or devices or versions) and saved["model"]["loss"] != current["model"]["loss"]:
         changes.append(Change("the model's loss computes something else", breaking=True))
     # The optimizer's equations depend on the shapes of the parameters.
     if not any(change.breaking for change in sizes):
         same_versions = not versions
-        changes += _optimizer_changes(old["optimizer"], new["optimizer"], same_versions)
+        changes += _optimizer_changes(saved["optimizer"], current["optimizer"], same_versions)
     changes += [*devices, *versions]
     changes += [
-        Change(f"{name} {old[name]} → {new[name]}", breaking=False)
+        Change(f"{name} {saved[name]} → {current[name]}", breaking=False)
         for name in ("steps", "nan")
-        if old[name] != new[name]
+        if saved[name] != current[name]
     ]
     return tuple(sorted(changes, key=lambda change: not change.breaking))
 
 
-def _data_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
-    if old["batch"] != new["batch"]:
-        yield Change(f"batch {old['batch']} → {new['batch']}", breaking=True)
-    if old["records"] != new["records"]:
-        yield Change(f"data of {old['records']:,} → {new['records']:,} records", breaking=True)
-    elif old["content"] and new["content"] and old["content"] != new["content"]:
-        yield Change(f"other records in the data, {new['records']:,} as before", breaking=True)
-    if old["shuffle"] != new["shuffle"]:
-        yield Change(f"data shuffle {old['shuffle']} → {new['shuffle']}", breaking=True)
-    elif old["seed"] != new["seed"] and new["shuffle"]:
-        yield Change(f"data seed {old['seed']} → {new['seed']}", breaking=True)
+def _data_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
+    if saved["batch"] != current["batch"]:
+        yield Change(f"batch {saved['batch']} → {current['batch']}", breaking=True)
+    if saved["records"] != current["records"]:
+        yield Change(
+            f"data of {saved['records']:,} → {current['records']:,} records", breaking=True
+        )
+    elif saved["content"] and current["content"] and saved["content"] != current["content"]:
+        yield Change(f"other records in the data, {current['records']:,} as before", breaking=True)
+    if saved["shuffle"] != current["shuffle"]:
+        yield Change(f"data shuffle {saved['shuffle']} → {current['shuffle']}", breaking=True)
+    elif saved["seed"] != current["seed"] and current["shuffle"]:
+        yield Change(f"data seed {saved['seed']} → {current['seed']}", breaking=True)
 
 
-def _size_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
-    if old["kind"] != new["kind"]:
-        yield Change(f"model {old['kind']} → {new['kind']}", breaking=True)
+def _size_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
+    if saved["kind"] != current["kind"]:
+        yield Change(f"model {saved['kind']} → {current['kind']}", breaking=True)
         return
     # A version without an option computed the same as the default of a later version.
-    defaults = {**old.get("defaults", {}), **new.get("defaults", {})}
-    for name in sorted({*old["sizes"], *new["sizes"]}):
+    defaults = {**saved.get("defaults", {}), **current.get("defaults", {})}
+    for name in sorted({*saved["sizes"], *current["sizes"]}):
         before, after = (
-            model["sizes"].get(name, defaults.get(name, "none")) for model in (old, new)
+            model["sizes"].get(name, defaults.get(name, "none")) for model in (saved, current)
         )
         if before != after:
             # Another layout, like another mesh, only adds in another order.
             yield Change(f"model {name} {before} → {after}", breaking=name != "layout")
 
 
-def _device_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+def _device_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
     """Yield the changes of the slice. They change the order of additions, or the chips."""
     effect = "so losses agree to rounding"
-    if old["mesh"] != new["mesh"]:
-        meshes = (old["mesh"].items(), new["mesh"].items())
+    if saved["mesh"] != current["mesh"]:
+        meshes = (saved["mesh"].items(), current["mesh"].items())
         before, after = (" × ".join(f"{axis}={size}" for axis, size in mesh) for mesh in meshes)
         yield Change(f"mesh {before} → {after}, {effect}", breaking=False)
     for name in ("devices", "hosts"):
-        if old[name] != new[name]:
-            yield Change(f"{name} {old[name]} → {new[name]}, {effect}", breaking=False)
+        if saved[name] != current[name]:
+            yield Change(f"{name} {saved[name]} → {current[name]}, {effect}", breaking=False)
 
 
 def _optimizer_changes(
-    old: Mapping[str, Any], new: Mapping[str, Any], same_versions: bool
+    saved: Mapping[str, Any], current: Mapping[str, Any], same_versions: bool
 ) -> list[Change]:
-    if old == new:
+    if saved == current:
         return []
     if not same_versions:
         return [Change("the optimizer, which cannot be compared across versions", breaking=False)]
-    if old["equations"] != new["equations"]:
+    if saved["equations"] != current["equations"]:
         return [Change("the optimizer computes something else", breaking=True)]
-    pairs = zip(old["numbers"], new["numbers"], strict=True)
+    pairs = zip(saved["numbers"], current["numbers"], strict=True)
     changed = [
         *dict.fromkeys((abs(before), abs(after)) for before, after in pairs if before != after)
     ]

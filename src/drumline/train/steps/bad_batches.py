@@ -11,7 +11,7 @@ import numpy as np
 from drumline.train.plan import Plan
 from drumline.train.recipe import Batch, Model, Params
 from drumline.train.state import State
-from drumline.train.steps.pipeline import StepInFlight
+from drumline.train.steps.pipeline import DispatchedStep
 from drumline.train.steps.step import loss_with_metrics, squared_norms
 
 MAX_ROLLBACKS = 3
@@ -48,11 +48,11 @@ class BadBatches:
         """True if the run halts at a bad batch, False if it has met so many that it passes on."""
         return not (self.skips and self._investigations >= MAX_INVESTIGATIONS)
 
-    def log_skipped(self, bad: StepInFlight) -> None:
+    def log_skipped(self, nonfinite: DispatchedStep) -> None:
         """Log a bad batch that the run has skipped without an investigation."""
-        self._log(f"step {bad.step}: not a number from {self.batch_name(bad)}")
+        self._log(f"step {nonfinite.step}: not a number from {self.batch_name(nonfinite)}")
 
-    def investigate(self, bad: StepInFlight, groups: tuple[str, ...], state: State) -> None:
+    def investigate(self, nonfinite: DispatchedStep, groups: tuple[str, ...], state: State) -> None:
         """Find the source of a non-finite value and log it.
 
         The run has halted at this step, so state and batch are exactly those of the step. The
@@ -61,27 +61,32 @@ class BadBatches:
         """
         self._investigations += 1
         rows_by_host = self._plan.loader.rows_by_host
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), bad.step - 1)
-        is_finite = partial(self._is_finite, state.params, bad.batch, key)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), nonfinite.step - 1)
+        is_finite = partial(self._is_finite, state.params, nonfinite.batch, key)
         host = find_host(is_finite, self._plan.recipe.data.batch, rows_by_host)
         source = NonFiniteSource(host, len(rows_by_host), groups)
-        self.report = source.describe(bad.step, self.batch_name(bad))
+        self.report = source.describe(nonfinite.step, self.batch_name(nonfinite))
         self._log(self.report)
 
-    def may_roll_back(self, bad: StepInFlight) -> bool:
+    def may_roll_back(self, nonfinite: DispatchedStep) -> bool:
         """Return True if the policy is to roll back and the run has made progress since."""
         if not self.rolls_back:
             return False
-        self._rollbacks = [*(step for step in self._rollbacks if step >= bad.step), bad.step]
+        self._rollbacks = [
+            *(step for step in self._rollbacks if step >= nonfinite.step),
+            nonfinite.step,
+        ]
         if len(self._rollbacks) > MAX_ROLLBACKS:
-            self._log(f"rolled back {MAX_ROLLBACKS} times without getting past step {bad.step}")
+            self._log(
+                f"rolled back {MAX_ROLLBACKS} times without getting past step {nonfinite.step}"
+            )
             return False
         return True
 
-    def batch_name(self, bad: StepInFlight) -> str:
+    def batch_name(self, nonfinite: DispatchedStep) -> str:
         """Return the number of a batch, or its first record if the batch size has changed."""
-        number, rest = divmod(bad.position, self._plan.recipe.data.batch)
-        return f"the batch from record {bad.position:,} on" if rest else f"batch {number}"
+        number, rest = divmod(nonfinite.position, self._plan.recipe.data.batch)
+        return f"the batch from record {nonfinite.position:,} on" if rest else f"batch {number}"
 
     @cached_property
     def _is_finite(self) -> "IsFinite":

@@ -22,7 +22,7 @@ from drumline.train.recipe import Batch, Model, Params, Recipe
 from drumline.train.state import replicated
 from drumline.train.steps.step import TracedLoss, loss_with_metrics
 
-IN_FLIGHT = 2
+MAX_PENDING = 2
 """The number of batches that are dispatched before the first is read."""
 TOLERANCE = 1e-3
 """The relative tolerance of the check that a value is a mean over rows. It allows for rounding."""
@@ -75,13 +75,13 @@ class Evaluator:
                     f"evaluation: {name} is not a mean over rows, so it depends on the batch of "
                     f"{self._loader.data.batch}; return one value for each row, or (total, count)"
                 )
-        in_flight: deque[tuple[jax.Array, int]] = deque()
+        pending: deque[tuple[jax.Array, int]] = deque()
         totals = np.zeros((len(self._names), 2))
         for batch, rows in iterate_once(self._loader):
-            in_flight.append((self._evaluate(params, batch), rows))
-            if len(in_flight) > IN_FLIGHT:
-                totals += self._weight(*in_flight.popleft())
-        totals += sum(self._weight(*item) for item in in_flight)
+            pending.append((self._evaluate(params, batch), rows))
+            if len(pending) > MAX_PENDING:
+                totals += self._weight(*pending.popleft())
+        totals += sum(self._weight(*item) for item in pending)
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals[:, 0] / totals[:, 1]
         return {f"eval_{name}": float(mean) for name, mean in zip(self._names, means, strict=True)}
@@ -104,10 +104,10 @@ class Evaluator:
         def evaluate(first_count: int) -> np.ndarray:
             """Evaluate a batch with the first record in this many rows and the last in the rest."""
 
-            def numbers(_: int, rows: np.ndarray) -> np.ndarray:
+            def record_indices(_: int, rows: np.ndarray) -> np.ndarray:
                 return np.where(rows < first_count, 0, count - 1)
 
-            values = self._evaluate(params, self._loader.load(0, numbers))
+            values = self._evaluate(params, self._loader.load(0, record_indices))
             return np.asarray(values.addressable_data(0), np.float64)[:, 0]
 
         first, last, both = evaluate(size), evaluate(0), evaluate(half)

@@ -32,7 +32,7 @@ from drumline.train.steps.step import HALT, NO_LIMITS, SKIP, StepOutcome, make_s
 
 
 @dataclass(frozen=True)
-class StepInFlight:
+class DispatchedStep:
     """A step that was dispatched and may not have finished."""
 
     step: int
@@ -58,9 +58,9 @@ class Pipeline:
         self._prefetcher = Prefetcher(plan.loader)
         self._excluded: set[int] = set()
         """The positions of batches that are left out."""
-        self._retry: StepInFlight | None = None
+        self._retry: DispatchedStep | None = None
         self._halts = True
-        self._in_flight: deque[StepInFlight] = deque()
+        self._dispatched: deque[DispatchedStep] = deque()
         self._has_run = False
         self._mode = self._mode_array(HALT)
         self._no_limits = self._limits = replicate(plan.mesh, NO_LIMITS)
@@ -76,7 +76,7 @@ class Pipeline:
     @property
     def idle(self) -> bool:
         """True if the scalars of every step have been read."""
-        return not self._in_flight
+        return not self._dispatched
 
     @property
     def warning(self) -> str | None:
@@ -89,7 +89,7 @@ class Pipeline:
         self.step = step_number(saved.state)
         self._halts, self._retry = True, None
         self._mode = self._mode_array(HALT)
-        self._in_flight.clear()
+        self._dispatched.clear()
 
     def dispatch_step(self) -> None:
         """Dispatch one more step without waiting for it, except for the first one.
@@ -115,13 +115,13 @@ class Pipeline:
             with self._checker.raises_fault(self.step):
                 scalars.block_until_ready()
         scalars.copy_to_host_async()
-        self._in_flight.append(StepInFlight(self.step, self.position, scalars, batch))
+        self._dispatched.append(DispatchedStep(self.step, self.position, scalars, batch))
         self.position += size
 
-    def read(self, lag: int) -> Iterator[tuple[StepInFlight, StepOutcome]]:
+    def read(self, lag: int) -> Iterator[tuple[DispatchedStep, StepOutcome]]:
         """Wait for all but the last `lag` steps, and yield each with its outcome."""
-        while len(self._in_flight) > lag:
-            step = self._in_flight.popleft()
+        while len(self._dispatched) > lag:
+            step = self._dispatched.popleft()
             with self._checker.raises_fault(step.step):
                 scalars = np.asarray(step.scalars.addressable_data(0))
             yield step, StepOutcome(scalars, self._plan.metric_names, self._plan.group_names)
@@ -132,7 +132,7 @@ class Pipeline:
             self._limit_values = loss, norm
             self._limits = replicate(self._plan.mesh, np.asarray((loss, norm), np.float32))
 
-    def replay(self, halted: StepInFlight) -> tuple[State, jax.Array]:
+    def replay(self, halted: DispatchedStep) -> tuple[State, jax.Array]:
         """Run the step at which the run halted again, and return its state and scalars.
 
         The same executable gets the same state, batch and key. Only the limits are lifted. It runs
@@ -165,22 +165,22 @@ class Pipeline:
         self._limits = limits
         self._rewind(self.step, self.position)
 
-    def continue_after(self, bad: StepInFlight, *, halts: bool) -> None:
+    def continue_after(self, nonfinite: DispatchedStep, *, halts: bool) -> None:
         """Continue after a step that changed nothing. `halts`: halt at the next such step.
 
         The steps that were dispatched after it have changed nothing either, and run again.
         """
         self._halts = halts
-        self._rewind(bad.step, bad.position + self._plan.recipe.data.batch)
+        self._rewind(nonfinite.step, nonfinite.position + self._plan.recipe.data.batch)
 
-    def accept_spike(self, spiked: StepInFlight) -> None:
+    def accept_spike(self, spiked: DispatchedStep) -> None:
         """Run the step at which the run halted for a spike once more, without limits."""
         self._retry = spiked
         self._rewind(spiked.step - 1, spiked.position)
 
-    def exclude_batch(self, bad: StepInFlight) -> None:
+    def exclude_batch(self, nonfinite: DispatchedStep) -> None:
         """Leave out the batch of this step from now on."""
-        self._excluded.add(bad.position)
+        self._excluded.add(nonfinite.position)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -195,7 +195,7 @@ class Pipeline:
 
     def _rewind(self, step: int, position: int) -> None:
         """Discard the steps in flight. The current state is that of this step."""
-        self._in_flight.clear()
+        self._dispatched.clear()
         self.step, self.position = step, position
         number = replicate(self._plan.mesh, np.asarray(step, self.state.step.dtype))
         self.state = replace(self.state, step=number)
