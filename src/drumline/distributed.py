@@ -100,7 +100,7 @@ def _write(file: str, error: BaseException) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the innermost frame of the user's code, and the error: `train.py:214  ValueError: …`."""
+    """Return the last frame of the user's code and the error: `train.py:214  ValueError: …`."""
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     frames = traceback.extract_tb(error.__traceback__)
     libraries = ("site-packages", "dist-packages", "/lib/python3", "<")

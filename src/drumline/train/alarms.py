@@ -10,7 +10,7 @@ A value raises an alarm if it exceeds *both* of these:
 
 An alarm costs a replay, which takes a few steps' time, and only a replay can prove a fault. So all
 that matters is that alarms are rare. The first can come after `WARM_UP` steps, and after each false
-alarm there is a pause, twice as long as the one before.
+alarm there is a pause, twice as long as the last pause.
 """
 
 from collections import deque

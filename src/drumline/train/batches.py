@@ -1,6 +1,6 @@
 """Global batches on the devices. Each host reads the rows of its own devices, ahead of time.
 
-`grain` reads ahead in threads, from a `MapDataset` with one element per batch. The *position* of a
+`grain` reads ahead in threads, from a `MapDataset` with an element per batch. The *position* of a
 run in its data is the number of records that it has consumed.
 """
 
@@ -63,7 +63,7 @@ class BatchLoader:
         return self.load(position, self.data.numbers)
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes and shardings of a global batch. This reads one record."""
+        """Return the shapes and shardings of a global batch. This reads a record."""
 
         def shape(row: np.ndarray) -> jax.ShapeDtypeStruct:
             # JAX arrays have no 64-bit types by default.
@@ -111,7 +111,7 @@ class Prefetcher:
         self._next_position = -1
 
     def next_batch(self, position: int) -> dict[str, jax.Array]:
-        """Return the batch at a position. Any other than the next one restarts the reading."""
+        """Return the batch at a position. Any position but the next restarts the reading."""
         if position != self._next_position:
             self.close()
             data = self.loader.data

@@ -6,7 +6,7 @@ the same sum. It is computed where the arrays are. So a checkpoint is verified f
 before it was written to the memory after it was read.
 
 The checksums of each device (`device_checksums`) cover only the part on that device, and the device
-computes them alone. So a chip that computes wrong results changes only its own row. Afterwards the
+computes them itself. So a chip that computes wrong results changes only its own row. Afterwards the
 rows are gathered and compared.
 """
 
@@ -65,7 +65,7 @@ def _sums(words: Any) -> tuple[Any, Any]:
     mixed = (words ^ index) * np.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(0xC2B2AE35)
     mixed = mixed ^ (mixed >> np.uint32(15))
-    # One pass for both sums is several times as fast as two on a CPU.
+    # A single pass for both sums is several times as fast on a CPU.
     operands = (mixed, mixed * (index | np.uint32(1)))
     zeros = (np.uint32(0), np.uint32(0))
     sums: tuple[Any, Any] = lax.reduce(operands, zeros, _add, tuple(range(words.ndim)))
@@ -93,12 +93,12 @@ def _to_words(leaf: jax.Array) -> jax.Array:
 # The part on each device --------------------------------------------------------------------------
 
 DeviceChecksums = dict[int, tuple[bytes, ...]]
-"""For each device id, the checksums of its arrays, one for each of the `ReplicaGroups`."""
+"""For each device id, the checksums of its arrays, in the order of `replica_groups`."""
 
 
 @dataclass(frozen=True)
 class ReplicaGroups:
-    """The groups of devices that have the same part of the arrays with one sharding."""
+    """The groups of devices that have the same part of the arrays with this sharding."""
 
     spec: PartitionSpec
     groups: tuple[tuple[int, ...], ...]
@@ -139,7 +139,7 @@ def device_checksums(mesh: Mesh, tree: Any) -> DeviceChecksums:
 
 
 def gather_rows(mesh: Mesh, rows: jax.Array) -> np.ndarray:
-    """Return on every host an array with one row on each device, in the order of the mesh."""
+    """Gather the rows of all devices on every host, in the order of the mesh."""
     return np.asarray(_gather_program(mesh)(rows).addressable_data(0))
 
 
@@ -200,7 +200,7 @@ class Deviation:
 
     @property
     def device(self) -> int | None:
-        """The deviating device, or None if there is not exactly one."""
+        """The deviating device, or None if there are several or none."""
         return self.devices[0] if len(self.devices) == 1 else None
 
 

@@ -29,7 +29,7 @@ class ConfigFile:
     types: Mapping[str, Any]
     """The annotation of each setting."""
     defaults: Mapping[str, Any]
-    """The defaults of those settings that have one."""
+    """The defaults of the settings. Settings without a default are missing."""
 
     def make_recipe(self, assignments: Sequence[str]) -> Recipe:
         """Return the recipe with these settings, each given as `name=value`."""

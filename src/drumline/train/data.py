@@ -16,7 +16,7 @@ from drumline.deprecated import renamed_keywords
 from drumline.errors import UserError
 
 Rows = dict[str, np.ndarray]
-"""Arrays by name, with one row per record."""
+"""Arrays by name, with a row per record."""
 
 
 class Records(Protocol):
@@ -68,8 +68,8 @@ def shuffled(offsets: np.ndarray, count: int, seed: tuple[int, ...]) -> np.ndarr
     """Map offsets to their values in a random permutation of `count` numbers.
 
     The permutation is computed and never stored. A Feistel network permutes the numbers below a
-    power of four. A result of `count` or more goes through the network again until it is smaller,
-    so the numbers below `count` are permuted among themselves.
+    power of four. A result of `count` or more passes through the network until it is smaller, so
+    the numbers below `count` are permuted among themselves.
     """
     half = np.uint64(max(1, -(-max(count - 1, 1).bit_length() // 2)))
     mask = (np.uint64(1) << half) - np.uint64(1)
@@ -122,7 +122,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Windows of a long sequence of token ids. The last id of a window starts the next one."""
+    """Windows of a long sequence of token ids. The last id of a window starts the next window."""
 
     ids: np.ndarray
     length: int
@@ -132,7 +132,7 @@ class Tokens:
         return (len(self.ids) - 1) // self.length
 
     def rows(self, indices: np.ndarray, /) -> Rows:
-        """Return these windows as `tokens`, with `length` inputs and one more id to predict."""
+        """Return these windows as `tokens`, with `length` inputs and a last id to predict."""
         offsets = indices[:, None] * self.length + np.arange(self.length + 1)
         return {"tokens": self.ids[offsets].astype(np.int32)}
 

@@ -1,8 +1,8 @@
 """Goodput: the share of the time since the first start that went into steps that counted.
 
-Time without a slice, restarts, compilation, saving, evaluation and steps that are run again all
-reduce it. A small file beside the checkpoints, `attempts.json`, has what later attempts need: the
-time of the first start, and the seconds of steps that led to each checkpoint.
+Time without a slice, restarts, compilation, saving, evaluation and repeated steps all reduce it. A
+small file beside the checkpoints, `attempts.json`, has what later attempts need: the time of the
+first start, and the seconds of steps that led to each checkpoint.
 """
 
 import os
@@ -19,7 +19,7 @@ from drumline.train.checkpoints.files import open_folder, read_json, write_json
 from drumline.train.multihost import broadcast_from_host_0, failed_hosts
 
 _MAX_CHECKPOINTS = 1000
-"""The number of earlier checkpoints in the file. A run never returns to an older one."""
+"""The number of earlier checkpoints in the file. A run never returns to an older checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RunHistory:
 
 
 def start_attempt(saved: Mapping[str, Any] | None, attempt: int | None, now: float) -> RunHistory:
-    """Return the history at the start of an attempt. Its default number is the next one.
+    """Return the history at the start of an attempt. By default the attempts are numbered from 1.
 
     `saved` is the contents of the file.
     """
@@ -57,13 +57,13 @@ def start_attempt(saved: Mapping[str, Any] | None, attempt: int | None, now: flo
         last = int(saved["attempt"]) if saved else 0
         seconds = {int(step): float(s) for step, s in saved["seconds"].items()} if saved else {}
     except (KeyError, TypeError, ValueError, AttributeError):
-        # The file is only for the record, so an invalid one must not prevent the training.
+        # The file is only for the record, so an invalid file must not prevent the training.
         first_start, last, seconds = now, 0, {}
     return RunHistory(first_start, attempt if attempt is not None else last + 1, seconds)
 
 
 class StepClock:
-    """Counts the seconds of steps, and nothing else."""
+    """Counts the seconds of steps only."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """Start at zero."""

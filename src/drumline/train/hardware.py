@@ -47,9 +47,9 @@ from drumline.train.steps.pipeline import DispatchedStep, Pipeline
 from drumline.train.steps.step import LOSS, StepOutcome, has_callbacks
 
 MAX_RERUN_STEPS = 2000
-"""The most steps that are run again to prove a fault. It is not worth a day of training."""
+"""The maximum number of steps to rerun for the proof of a fault."""
 BURN_IN_SECONDS = 10.0
-"""The length of the burn-in that searches for the chip if the evidence does not name one."""
+"""The length of the burn-in that searches for the faulty chip."""
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 DETERMINISTIC_FLAGS = (
     "xla_gpu_deterministic_ops=true",
@@ -58,7 +58,7 @@ DETERMINISTIC_FLAGS = (
 
 
 class HardwareChecks:
-    """The hardware checks of one attempt."""
+    """The hardware checks of an attempt."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class HardwareChecks:
         runs = [checksums]
         if self._can_rerun(step):
             start = self._checkpoints.newest_until(step)
-            self._log(f"{event}; running again from step {start:,}")
+            self._log(f"{event}; rerunning from step {start:,}")
             for _ in range(2):
                 if not self._rerun(step):
                     break
@@ -234,16 +234,16 @@ class HardwareChecks:
     def _replica_checksums(self) -> DeviceChecksums:
         return device_checksums(self._mesh, replicated_leaves(self._mesh, self._pipeline.state))
 
-    # Running again from a checkpoint --------------------------------------------------------------
+    # Reruns from a checkpoint ---------------------------------------------------------------------
 
     def _can_rerun(self, step: int) -> bool:
-        """Return True if a checkpoint is near enough and the data gives the same records again."""
+        """Return True if a checkpoint is near enough and the data is reproducible."""
         if step - self._checkpoints.newest_until(step) > MAX_RERUN_STEPS:
             return False
         return not failed_hosts(hash_records(self._plan.recipe.data) is not None)
 
     def _rerun(self, step: int) -> bool:
-        """Run again up to this step. If that is impossible, change nothing and return False."""
+        """Rerun from the last checkpoint to this step. If that is impossible, return False."""
         try:
             saved = self._checkpoints.read(self._checkpoints.newest_until(step))
         except jax.errors.JaxRuntimeError as error:
@@ -266,7 +266,7 @@ class HardwareChecks:
         raise HardwareFault(reason, host=host, chip=deviation.device)
 
     def _run_burn_in(self, reason: str) -> None:
-        """Search for the faulty chip. Raise HardwareFault if exactly one fails."""
+        """Search for the faulty chip. Raise HardwareFault if a single chip fails."""
         self._log(f"{reason}; testing every chip for {BURN_IN_SECONDS:.0f} seconds")
         try:
             report = burn_in(list(self._mesh.devices.flat), BURN_IN_SECONDS)

@@ -49,7 +49,7 @@ class Ending(Enum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the program. 75 asks the job manager to start it again."""
+        """The exit code of the program. 75 asks the job manager for a restart."""
         return {Ending.DONE: 0, Ending.STOPPED: os.EX_TEMPFAIL, Ending.NOT_FINITE: 1}[self]
 
 
@@ -72,9 +72,9 @@ def fit(
 ) -> Result:
     """Train to the recipe's last step. Resume from the newest checkpoint in the folder, if any.
 
-    Every host must call this with the same arguments. The folder (or `gs://…`) must be one that all
-    hosts share. Without a folder nothing is saved. A checkpoint of another recipe or other data is
-    refused unless `allow_changes` is set.
+    Every host must call this with the same arguments. All hosts must share the folder (or
+    `gs://…`). Without a folder there are no checkpoints. A checkpoint of a different recipe or of
+    different data is refused unless `allow_changes` is set.
 
     Raises:
         UserError: the recipe or the folder cannot be used.
@@ -111,7 +111,7 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
             continue
         if event.retry:
             continue  # Everything due after the step before it has been done.
-        # Skipping a batch returns to an earlier step, so look at the current step again.
+        # Skipping a batch returns to an earlier step, so look at the current step number.
         if plan.checks_after(pipeline.step) and pipeline.idle:
             run.check()
         if plan.saves_after(pipeline.step) and pipeline.idle:
@@ -137,7 +137,7 @@ class _Event:
 
 @dataclass(frozen=True)
 class _Run:
-    """One attempt. Each part has one purpose, and these methods coordinate them."""
+    """The parts of an attempt, and the operations that need several of them."""
 
     plan: Plan
     pipeline: Pipeline
@@ -150,7 +150,7 @@ class _Run:
     hardware: HardwareChecks
 
     def restore(self, allow_changes: bool) -> None:
-        """Restore the newest checkpoint and compare its recipe with this one."""
+        """Restore the newest checkpoint and compare its recipe with the current recipe."""
         saved = self._resume()
         if self.pipeline.step:
             changes = self.checkpoints.compare_recipe(saved, allow_changes)
@@ -158,7 +158,7 @@ class _Run:
                 self.log.message(message)
 
     def read_steps(self, lag: int) -> _Event:
-        """Read and report all but the last `lag` steps, up to one at which the run has halted."""
+        """Read and report all but the last `lag` steps. Stop at a step that has halted the run."""
         event = _Event()
         for step, outcome in self.pipeline.read(lag):
             self.goodput.clock.end_step()
@@ -225,7 +225,7 @@ class _Run:
     def report_fault(self, fault: HardwareFault) -> None:
         """Log a hardware fault and mark the checkpoints that it may have corrupted."""
         self.log.message(str(fault))
-        # A fault from the compiler's checker is known to one host only.
+        # Only a single host knows of a fault from the compiler's checker.
         on_all_hosts = fault.__cause__ is None or jax.process_count() == 1
         for step in self.checkpoints.mark_suspect(fault.reason, wait=on_all_hosts):
             self.log.message(f"checkpoint {step} is marked suspect: no run will resume from it")

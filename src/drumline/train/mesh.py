@@ -115,7 +115,7 @@ def _find_tori(devices: Sequence[Any], *, all_devices: bool) -> list[_Torus] | N
 
 
 def _make_torus(devices: Sequence[Any], *, all_devices: bool) -> _Torus | None:
-    """Return the box of the devices of one slice, or None if they do not fill one."""
+    """Return the box of the devices of one slice, or None if they do not fill a box."""
     corner = tuple(min(values) for values in zip(*(d.coords for d in devices), strict=True))
     cores = sorted({device.core_on_chip for device in devices})
     by_core = {

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 _MAX_NUMBERS = 1024
 _BARRIER_SECONDS = 1800
-"""The timeout of `barrier`. One host may find in a cache the program that another must compile."""
+"""The timeout of `barrier`. The compilation cache may differ between hosts."""
 
 _barriers = itertools.count()
 
@@ -65,7 +65,7 @@ _stop_requested = threading.Event()
 def catch_sigterm() -> Iterator[None]:
     """Treat SIGTERM as a request to stop at the next step. Contexts may be nested."""
     if threading.current_thread() is not threading.main_thread():
-        # Python allows signal handlers in the main thread only. In another thread there are none.
+        # Python allows signal handlers in the main thread only. Other threads have none.
         yield
         return
     previous = signal.getsignal(signal.SIGTERM)

@@ -1,8 +1,8 @@
 """A short computation that should give the same bits on every device in the same time.
 
-Its inputs are generated on the chip and nothing is communicated. So a host waits only for its own
+Its inputs are generated on the chip and there is no communication. So a host waits only for its own
 devices, and its time is that of its slowest device. On TPUs and GPUs the probe is eight matmuls of
-2048³, about half a millisecond. On CPU devices it is tiny, because its time means nothing there.
+2048³, about half a millisecond. On CPU devices it is tiny, because its time is meaningless there.
 """
 
 # mypy: allow-untyped-calls
@@ -81,8 +81,8 @@ def _generate(size: int, seed: jax.Array) -> jax.Array:
 # Slow hosts ---------------------------------------------------------------------------------------
 
 SLOW_FACTOR, SLOW_CHECKS = 1.2, 20
-"""A host is slow if it takes this many times the median of the other hosts in this many checks in
-a row."""
+"""A host is slow if it takes this many times the median of the other hosts in this many checks in a
+row."""
 VERY_SLOW_FACTOR, VERY_SLOW_CHECKS = 3.0, 5
 """A host that is far slower is reported sooner."""
 

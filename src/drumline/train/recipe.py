@@ -54,7 +54,7 @@ class Model(Protocol):
         ...
 
     def flops(self, batch: Batch) -> float:
-        """Return the model FLOPs of one step, forward and backward, for these batch shapes."""
+        """Return the model FLOPs of a step, forward and backward, for these batch shapes."""
         ...
 
     def items(self, batch: Batch) -> int:
@@ -85,7 +85,7 @@ class Functions:
     init: Callable[[jax.Array], Params]
     loss: Callable[[Params, Batch, Any], Any]
     """Map (params, batch, key) to the mean loss of the batch, or to the loss and a dict of metrics.
-    In an evaluation the key is None and there must be no dropout."""
+    In an evaluation the key is None, which turns off dropout."""
     specs: Callable[[], Any] = _replicated
     batch_spec: Callable[[], PartitionSpec] = _rows_over_data
     flops: Callable[[Batch], float] = _unknown_flops
@@ -102,7 +102,7 @@ class Evaluation:
 
     data: Data
     function: Callable[[Params, Batch], Mapping[str, Any]] | None = None
-    """Each value is a mean over the rows of the batch, an array with one value per row, or a pair
+    """Each value is a mean over the rows of the batch, an array with a value per row, or a pair
     (total, count). The default is the model's `evaluate`, or else its loss without a key."""
 
 

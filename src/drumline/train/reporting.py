@@ -59,7 +59,7 @@ class RunProgress:
         logs = self._plan.logs(step)
         if logs:
             self._throughput = self._measure_throughput(now)
-            # After a rollback the same steps run again and must not be logged twice.
+            # Steps that are repeated after a rollback must not be logged twice.
             if step > self._logged_step:
                 self._log.add_metrics(step, {**metrics, **self._throughput}, now)
             self._logged_step = max(step, self._logged_step)
@@ -106,7 +106,7 @@ class RunProgress:
 
 
 def peak_flops(kind: str) -> float | None:
-    """Return the peak bf16 FLOP/s of one JAX device, or None for an unknown kind such as a CPU."""
+    """Return the peak bf16 FLOP/s of a JAX device, or None for an unknown kind such as a CPU."""
     known = device_kind(kind)
     return known.chip.peak_bf16_flops / known.devices_per_chip if known else None
 
@@ -123,10 +123,10 @@ def mfu(flops_per_second: float, devices: list[jax.Device]) -> float | None:
 
 
 class RunLog:
-    """The log of one attempt. Only host 0 writes, and only once it is open."""
+    """The log of an attempt. Only host 0 writes, and only after `open`."""
 
     def __init__(self, steps: int, *, item: str) -> None:
-        """Write nothing until `open`. A full disk may have to be cleared before."""
+        """Do not open any files yet, because a full disk may have to be cleared first."""
         self._steps, self._item = steps, item
         self._terminal: _Terminal | None = None
         self._files: _MetricFiles | None = None
@@ -271,7 +271,7 @@ _SESSION_START = 1
 
 
 class _EventFile:
-    """The TensorBoard event file of one attempt, written without TensorBoard."""
+    """A TensorBoard event file, written without TensorBoard."""
 
     def __init__(self, folder: str, attempt: int, step: int, check: Callable[[], None]) -> None:
         """Open a file that starts with an event to discard all later steps of earlier files."""

@@ -99,7 +99,7 @@ def _is_spec(value: Any) -> bool:
 
 
 def _expand_prefix(specs: Any, shapes: Any) -> Any:
-    """Return a spec for every leaf, from a tree of specs or a prefix of one."""
+    """Return a spec for every leaf, from a tree of specs or its prefix."""
     try:
         return jax.tree.map(
             lambda spec, subtree: jax.tree.map(lambda _: spec, subtree),

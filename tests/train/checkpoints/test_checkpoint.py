@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_never_restored_wrongly(two: Path, tmp_path: Pat
                 assert re.match(
                     r"checkpoint 2 (is damaged|does not fit the recipe) \(", found.said[0]
                 )
-                assert found.said[0].endswith("; trying the previous one")
+                assert found.said[0].endswith("; trying the previous checkpoint")
                 assert "\n" not in found.said[0]
             fell_back[file, damage] = step == 1
             shutil.rmtree(folder)

@@ -3,12 +3,12 @@
 Orbax writes them in the background, on all hosts at once, into `<folder>/<step>` or
 `gs://…/<step>`, and marks a checkpoint as committed once it is complete. Each contains a checksum
 of its arrays (checksums.py) that the devices computed before anything was written. If the arrays
-that are read give another checksum, or cannot be read, the previous checkpoint is used instead.
+that are read have a different checksum, or cannot be read, the previous checkpoint is used.
 
 The folder may contain other files with any names. Only checkpoints with a mark of Drumline
 (marks.py), and folders with the name of an unfinished Orbax checkpoint, are ever removed. Every
-write and every removal is first announced to the fence (fence.py). So if two programs write to one
-folder, one of them stops.
+write and every removal is first announced to the fence (fence.py). So of two programs that write
+to the same folder, one stops.
 """
 
 # mypy: allow-untyped-calls
@@ -70,7 +70,7 @@ def steps_to_keep(steps: Iterable[int], last: int, every: int | None) -> set[int
 
 
 class Checkpoints:
-    """The checkpoints in one folder. All hosts make the same calls; host 0 removes files."""
+    """The checkpoints in a folder. All hosts make the same calls; host 0 removes files."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class Checkpoints:
         self._written: set[int] = set()
         """The checkpoints that this attempt has written."""
         self._resumed_from: int | None = None
-        """The checkpoint of an earlier attempt from which this one resumed."""
+        """The checkpoint of an earlier attempt from which this attempt resumed."""
 
     def save(
         self, step: int, saved: Saved, mesh: Mesh, on_commit: Callable[[], None] = lambda: None
     ) -> None:
-        """Start to write a checkpoint. Return when the state may change again."""
+        """Start to write a checkpoint. Return as soon as the state may change."""
         self.wait()
         replaces = step in self._suspects | self._damaged
         if step not in self._steps and step in self._abandoned:
@@ -156,7 +156,7 @@ class Checkpoints:
         self._commit_thread.start()
 
     def wait(self) -> None:
-        """Wait until nothing is being written. Raises an error of the background thread."""
+        """Wait for the checkpoint in progress. Raises an error of the background thread."""
         if self._commit_thread is not None:
             self._commit_thread.join()
             self._commit_thread = None
@@ -191,7 +191,7 @@ class Checkpoints:
                 self._check_names_free(step)
                 return saved
             failures.append(f"checkpoint {step} {failure}")
-            self._log(f"{failures[-1]}; trying the previous one")
+            self._log(f"{failures[-1]}; trying the previous checkpoint")
             self._damaged.add(step)
         if failures:
             raise UserError(
@@ -204,14 +204,14 @@ class Checkpoints:
     def newest_until(self, step: int) -> int:
         """Return the newest usable checkpoint up to a step, or 0 if there is none.
 
-        One that is being written counts, so that all hosts return the same.
+        A checkpoint in progress counts, so that all hosts return the same.
         """
         self.wait()
         usable = self._steps - self._damaged - self._suspects
         return max((other for other in usable if other <= step), default=0)
 
     def read(self, step: int, abstract_state: State, mesh: Mesh, batch: int = 1) -> Saved | None:
-        """Return one checkpoint with these shardings, or None if it cannot be read."""
+        """Return a checkpoint with these shardings, or None if it cannot be read."""
         self.wait()
         return self._read(step, abstract_state, mesh, batch)[0]
 
@@ -219,13 +219,13 @@ class Checkpoints:
         """Mark what this attempt wrote and could not verify, so that no run resumes from it.
 
         Return the steps. Checkpoints of earlier attempts stay as they are, because other hardware
-        wrote them. `wait` for the checkpoint that is being written only if all hosts do.
+        wrote them. `wait` for the checkpoint in progress only if all hosts do.
         """
         if wait:
             with suppress(Exception):
                 self.wait()
         suspects = sorted(self._written - self._checked)
-        # If this host alone found the fault, it cannot leave the marks to host 0. The newest is
+        # If only this host knows of the fault, it cannot leave the marks to host 0. The newest is
         # marked first, because the next attempt would resume from it.
         for step in reversed(suspects) if _is_host_0() or not wait else []:
             with suppress(OSError):
@@ -234,7 +234,7 @@ class Checkpoints:
         return suspects
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, and end the threads."""
+        """Wait for the checkpoint in progress, and end the threads."""
         self.wait()
         self._writer.close()
 
@@ -258,7 +258,7 @@ class Checkpoints:
         return set(broadcast_from_host_0(steps))
 
     def _remove_incomplete(self, fence: Fence) -> None:
-        """Remove checkpoints that a process wrote or removed only in part before it died."""
+        """Remove the incomplete checkpoints of a process that died."""
         names = {path.name for path in list_folder(self._folder)}
         marked = self._marks.names()
         unfinished = {name: match for name in names if (match := _UNFINISHED.fullmatch(name))}
@@ -273,7 +273,7 @@ class Checkpoints:
         self._marks.clear_drafts()
 
     def _check_names_free(self, step: int) -> None:
-        """Raise UserError if another file has the name of a checkpoint after this step."""
+        """Raise UserError if a foreign file has the name of a checkpoint after this step."""
         names = [path.name for path in list_folder(self._folder)] if _is_host_0() else []
         steps = {int(name) for name in names if name.isdigit()} - self._abandoned - self._owned
         taken = broadcast_from_host_0(sorted(s for s in steps if step < s <= self._last_step))
@@ -309,7 +309,7 @@ class Checkpoints:
 
     @cached_property
     def _reader(self) -> ocp.Checkpointer:
-        # Every host reads alone, so that a host that fails does not leave the others at a barrier.
+        # Every host reads independently, so that a failure leaves no other host at a barrier.
         options = ocp.options.MultiprocessingOptions(
             primary_host=jax.process_index(), active_processes={jax.process_index()}
         )
@@ -390,8 +390,8 @@ class Checkpoints:
     def _explain(self, error: Exception, name: str) -> Exception:
         """Return the reason why a checkpoint could not be written, and remove its files.
 
-        If another writer has taken over, this is FencedOff: the new writer removes files that this
-        one is writing, and so causes other errors.
+        If a new writer has taken over, this is FencedOff: the new writer removes unfinished files,
+        which causes other errors.
         """
         if self._fence is None:
             return error
@@ -415,7 +415,7 @@ class Checkpoints:
     def _fallback(self, newest: int) -> set[int]:
         """Return the checkpoint to use if all later ones turn out to be wrong. It is always kept.
 
-        It is the newest one that was verified or that this attempt resumed from.
+        It is the newest that was verified or from which this attempt resumed.
         """
         usable = self._steps - self._damaged | {newest}
         proven = (self._checked | {self._resumed_from}) & usable
@@ -435,7 +435,7 @@ def _named_leaves(state: Any) -> dict[str, Any]:
 
 
 def _check_fits(stored: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
-    """Raise UserError if a checkpoint is of another model or optimizer, with the difference."""
+    """Raise UserError if a checkpoint has a different model or optimizer."""
     for prefix, part in (("params", "model"), ("opt_state", "optimizer"), ("", "run")):
         saved, current = (
             {n: a for n, a in t.items() if n.startswith(prefix)} for t in (stored, leaves)
@@ -484,7 +484,7 @@ def _is_host_0() -> bool:
 
 @contextmanager
 def _ignore_late_errors() -> Iterator[None]:
-    """Print nothing about the remaining parts of a read that has failed."""
+    """Ignore errors in the remaining parts of a read that has failed."""
     previous = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

@@ -1,4 +1,4 @@
-"""Files in a checkpoint folder, on a disk or in Cloud Storage, that are never half-written.
+"""Files in a checkpoint folder, on a disk or in Cloud Storage. A reader never sees a partial write.
 
 A local file grows by complete writes. An object in a bucket cannot grow, so it is replaced at
 intervals and at the end.
@@ -19,7 +19,7 @@ from etils.epath import backend  # type: ignore[import-untyped]
 from drumline.errors import StorageError, UserError
 
 REWRITE_SECONDS = 30.0
-"""The interval at which an object is replaced. Cloud Storage allows at most one per second."""
+"""The interval at which an object is replaced. Cloud Storage allows one per second."""
 
 BUCKET = "gs://"
 
@@ -154,9 +154,10 @@ class AppendFile(Protocol):
 def open_append(
     path: str, lines: bool = False, check: Callable[[], None] = lambda: None
 ) -> AppendFile:
-    """Open a file to append to it. If it consists of lines, remove an incomplete last one.
+    """Open a file to append to it. In a file of lines, remove an incomplete last line.
 
-    `check` is called before an object is replaced, and raises if another program may have done so.
+    `check` is called before an object is replaced, and raises if a different program may have
+    replaced it.
     """
     return _Object(path, lines, check) if in_bucket(path) else _LocalFile(path, lines)
 

@@ -24,7 +24,7 @@ _MARK = re.compile(r"\d+(\.\d+)?\.json")
 
 
 class Marks:
-    """The marks of one checkpoint folder."""
+    """The marks in a checkpoint folder."""
 
     def __init__(self, folder: str) -> None:
         """Nothing is written yet."""
@@ -37,7 +37,7 @@ class Marks:
         write_json(self._file(name), mark)
 
     def mark_suspect(self, name: str, reason: str) -> None:
-        """Mark a checkpoint as one from which no run may resume."""
+        """Mark a checkpoint from which no run may resume."""
         write_json(self._file(name), {**(read_json(self._file(name)) or {}), "suspect": reason})
 
     def names_with(self, flag: str) -> set[str]:

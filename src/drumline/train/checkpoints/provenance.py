@@ -1,10 +1,10 @@
 """The provenance of a checkpoint: the recipe and the data that led to it, and what has changed.
 
-A run that resumes with another batch size, learning rate or data set ends with the result of
-neither recipe. So every checkpoint records its provenance: of the data, the number of records and a
-hash of a few; of the model, its sizes and a hash of its loss; of the optimizer, a hash of its
-computation and the numbers in it. A run that resumes compares and logs the changes. It is refused
-if a change would break the promise of the same bits, unless the user allows it.
+A run that resumes with a different batch size, learning rate or data set has the result of neither
+recipe. So every checkpoint records its provenance: of the data, the number of records and a hash of
+a few; of the model, its sizes and a hash of its loss; of the optimizer, a hash of its computation
+and the numbers in it. A run that resumes compares and logs the changes. It is refused if a change
+would break the promise of the same bits, unless the user allows it.
 """
 
 # mypy: allow-untyped-calls
@@ -141,7 +141,7 @@ def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[
     sizes = [*_size_changes(saved["model"], current["model"])]
     devices = [*_device_changes(saved, current)]
     changes += sizes
-    # Other shapes, shardings or versions of JAX give another program for the same loss.
+    # With other shapes, shardings or versions of JAX the same loss has a different program.
     if not (changes or devices or versions) and saved["model"]["loss"] != current["model"]["loss"]:
         changes.append(Change("the model's loss computes something else", breaking=True))
     # The optimizer's equations depend on the shapes of the parameters.
@@ -183,7 +183,7 @@ def _size_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Itera
             model["sizes"].get(name, defaults.get(name, "none")) for model in (saved, current)
         )
         if before != after:
-            # Another layout, like another mesh, only adds in another order.
+            # A different layout, like a different mesh, only changes the order of additions.
             yield Change(f"model {name} {before} → {after}", breaking=name != "layout")
 
 
@@ -218,7 +218,7 @@ def _optimizer_changes(
 
 
 def _without_shardings(shapes: Any) -> Any:
-    """Return the shapes alone, because the program must not depend on the mesh."""
+    """Remove the shardings, because the program must not depend on the mesh."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: restore the newest one at the start, and save new ones."""
+"""The checkpoints of a run: restore the newest at the start of a run, and save new checkpoints."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,10 +39,10 @@ def open_checkpoints(
 
 
 class RunCheckpoints:
-    """The checkpoints of one attempt. Without a folder it starts from scratch and saves nothing."""
+    """The checkpoints of an attempt. Without a folder it starts from scratch and does not save."""
 
     def __init__(self, plan: Plan, folder: CheckpointFolder | None, goodput: Goodput) -> None:
-        """Read nothing before `restore`."""
+        """`restore` reads the first checkpoint."""
         self._plan, self._folder, self._goodput = plan, folder, goodput
         self._saved_step = 0
         """The step of the last state that was restored or saved."""
@@ -87,7 +87,7 @@ class RunCheckpoints:
             return ()
         current = self._folder.provenance
         comparison = compare_provenance(saved.provenance, current, allow_changes)
-        # Data that differs on one host only must end the run on all hosts.
+        # A difference that only some hosts see must end the run on all hosts.
         refused_by = failed_hosts(not comparison.breaking)
         if refused_by:
             changes = comparison.breaking or f"as host {refused_by[0]} sees it"
@@ -121,7 +121,7 @@ class RunCheckpoints:
             self._folder.checkpoints.close()
 
     def finish_after_error(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an exception, wait for the checkpoint that is being written."""
+        """After an exception, wait for the checkpoint in progress."""
         # With several hosts this could wait for a host that is gone.
         if kind is not None and self._folder and jax.process_count() == 1:
             with suppress(Exception):

@@ -98,7 +98,7 @@ class NonFiniteSource:
     """The source of a non-finite value."""
 
     host: int | None
-    """The first host whose rows alone give one. None if no host's do, or if hosts share rows."""
+    """The first host whose own rows give a non-finite value, or None."""
     hosts: int
     groups: tuple[str, ...]
     """The parameter groups with a non-finite gradient, in the order of the parameters."""
@@ -134,7 +134,7 @@ def find_host(
     size: int,
     rows_by_host: Mapping[int, np.ndarray],
 ) -> int | None:
-    """Return the first host whose rows alone are bad, or None. All hosts take part.
+    """Return the first host whose own rows are bad, or None. All hosts take part.
 
     `is_finite` recomputes a batch of `size` rows with these indices.
     """

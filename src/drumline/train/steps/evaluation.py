@@ -1,9 +1,9 @@
 """Evaluation: the metrics of a whole data set.
 
 The metrics must not depend on the batch size. So an evaluation function returns means over the rows
-of a batch, one value per row, or pairs of a total and a count, such as the summed loss of the
-target tokens and their number. All three add up exactly, even if the last batch is padded. There is
-no randomness, because the loss gets no key.
+of a batch, a value per row, or pairs of a total and a count, such as the summed loss of the target
+tokens and their number. All three add up exactly, even if the last batch is padded. There is no
+randomness, because the loss gets no key.
 """
 
 from collections import deque
@@ -93,8 +93,7 @@ class Evaluator:
     def _find_nonmeans(self, params: Params) -> Iterator[str]:
         """Yield the values that should be means over rows and are not.
 
-        A batch of the first and the last record must give the weighted mean of what each gives
-        alone.
+        A batch of the first and the last record must give the weighted mean of their values.
         """
         count, size = len(self._loader.data.records), self._loader.data.batch
         if size < 2 or count == size or count < 2:

@@ -1,6 +1,6 @@
 """The pipeline of steps: dispatch them ahead, and read their scalars later.
 
-The host does not wait for a step that it has just dispatched. It dispatches the next one, and reads
+The host does not wait for a step that it has just dispatched. It dispatches more steps, and reads
 the scalars of a step some steps later.
 
 With `Settings(sdc_every=…)` a TPU takes some of the steps with a second executable, in which its
@@ -40,7 +40,7 @@ class DispatchedStep:
     """The position in the data before its batch."""
     scalars: jax.Array
     batch: Batch = field(repr=False, compare=False)
-    """The batch itself, because reading the data again may give different values."""
+    """The batch itself, because a second reading of the data may differ."""
 
 
 class Pipeline:
@@ -92,10 +92,10 @@ class Pipeline:
         self._dispatched.clear()
 
     def dispatch_step(self) -> None:
-        """Dispatch one more step without waiting for it, except for the first one.
+        """Dispatch the next step. Wait only for the first step of all.
 
-        The first step runs alone, and its batch is not read ahead: cuDNN creates its kernels when
-        they first run, and fails if another thread sends data to the GPU at the same time.
+        The first step runs by itself, and its batch is not read ahead: cuDNN creates its kernels
+        when they first run, and fails if another thread sends data to the GPU meanwhile.
         """
         size = self._plan.recipe.data.batch
         while self.position in self._excluded:
@@ -133,7 +133,7 @@ class Pipeline:
             self._limits = replicate(self._plan.mesh, np.asarray((loss, norm), np.float32))
 
     def replay(self, halted: DispatchedStep) -> tuple[State, jax.Array]:
-        """Run the step at which the run halted again, and return its state and scalars.
+        """Replay the step at which the run halted, and return its state and scalars.
 
         The same executable gets the same state, batch and key. Only the limits are lifted. It runs
         on a copy of the state, so the state of the run does not change.
@@ -149,7 +149,7 @@ class Pipeline:
         return state, scalars
 
     def rerun(self, saved: Saved, to: int, on_step: Callable[[int], None]) -> None:
-        """Run again from a checkpoint to a step, with the batches that are excluded by now.
+        """Rerun from a checkpoint to a step, with the batches that are excluded by now.
 
         As in the first run, non-finite batches are skipped and spikes are accepted. `on_step` gets
         the number of each step that has finished.
@@ -168,7 +168,7 @@ class Pipeline:
     def continue_after(self, nonfinite: DispatchedStep, *, halts: bool) -> None:
         """Continue after a step that changed nothing. `halts`: halt at the next such step.
 
-        The steps that were dispatched after it have changed nothing either, and run again.
+        The steps that were dispatched after it have changed nothing either, and are repeated.
         """
         self._halts = halts
         self._rewind(nonfinite.step, nonfinite.position + self._plan.recipe.data.batch)
@@ -215,8 +215,8 @@ def _copy(state: State) -> State:
 # The checker in the TPU's compiler ----------------------------------------------------------------
 
 ONE_CORE, TWO_CORES = ("v5e", "v6e"), ("v4", "v5p")
-"""Chips with one core repeat each bundle of instructions. In chips with two cores the other core
-repeats the work."""
+"""Chips with a single core repeat each bundle of instructions. In chips with two cores the other
+core repeats the work."""
 NOT_HARDWARE = (
     *("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
     *("INVALID_ARGUMENT", "UNIMPLEMENTED", "NOT_FOUND", "FAILED_PRECONDITION", "allback"),

@@ -1,8 +1,8 @@
-"""One training step as a jitted function, and the loss that it differentiates.
+"""A training step as a jitted function, and the loss that it differentiates.
 
-`trace_loss` traces a model's loss before anything runs and raises UserError if it does not return
-a loss. `make_step` compiles loss, gradients and update into one program, which also returns a
-vector of scalars: the stop flag, the metrics, and flags for non-finite values.
+`trace_loss` traces a model's loss before anything runs and raises UserError if it does not return a
+loss. `make_step` compiles loss, gradients and update into a program, which also returns a vector of
+scalars: the stop flag, the metrics, and flags for non-finite values.
 """
 
 # mypy: allow-untyped-calls
@@ -120,7 +120,7 @@ def group_names(params: Params) -> tuple[str, ...]:
 def squared_norms(grads: Params) -> dict[str, jax.Array]:
     """Return the squared norm of the gradient of each parameter group.
 
-    One pass over the gradients gives both their norm and the finite flags. A group whose sum
+    A single pass over the gradients gives both their norm and the finite flags. A group whose sum
     overflows counts as non-finite, because no optimizer can use such a gradient.
     """
     sums: dict[str, jax.Array] = {}
@@ -184,16 +184,16 @@ class StepOutcome:
 
 HALT, HALTED, SKIP = 0, 1, 2
 """The mode of a step, which is both an input and an output. In mode HALT a non-finite value halts
-the run: the mode becomes HALTED, in which steps change nothing, so the state is still the one that
-failed when the host reads of it. In mode SKIP a step with a non-finite value is skipped. A spike
-halts the run in both modes."""
+the run: the mode becomes HALTED, in which steps change nothing, so the host still finds the state
+that failed. In mode SKIP a step with a non-finite value is skipped. A spike halts the run in both
+modes."""
 NO_LIMITS = np.full(2, np.inf, np.float32)
 """The limits of loss and gradient norm in a step that is not checked for spikes."""
 
 Options = Mapping[str, bool | str | float]
 """Compiler options by name."""
 _PLATFORM_OPTIONS: dict[str, Options] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""With cuBLAS alone a 1.3B decoder trains 5 % faster on an H200 than with the matmuls that XLA's
+"""With cuBLAS only, a 1.3B decoder trains 5 % faster on an H200 than with the matmuls that XLA's
 autotuning picks, and compiles in half the time (benchmarks/train_h200.py)."""
 NO_OPTIONS: Options = MappingProxyType({})
 
@@ -207,9 +207,9 @@ def make_step(
     """Return the jitted step: (state, mode, batch, stop flag, limits) → (state, mode, scalars).
 
     A step with a non-finite loss or gradient leaves the parameters and the optimizer's state
-    unchanged. The mode (`HALT` or `SKIP`) is an input, so that one program serves both and gives
-    the same bits. So are the limits of loss and gradient norm: they only choose between the old
-    and the new state. With an `AbstractMesh` the step can be compiled but not run. `options` are
+    unchanged. The mode (`HALT` or `SKIP`) is an input, so that the same program serves both with
+    the same bits. So are the limits of loss and gradient norm: they only choose between the old and
+    the new state. With an `AbstractMesh` the step can be compiled but not run. `options` are
     compiler options in addition to those of the platform.
     """
     loss_function, optimizer = loss_with_metrics(recipe.model), recipe.optimizer
