@@ -200,7 +200,7 @@ def test_a_checkpoint_of_an_older_version_goes_on_with_a_note(
 ) -> None:
     undisturbed = fit(toy(5), checkpoint=None)
     # As version 0.1 wrote them: the position counted in batches, and no mark beside.
-    monkeypatch.setattr(checkpoint, "RECORDS", checkpoint.OF_OLD)
+    monkeypatch.setattr(checkpoint, "RECORDS", checkpoint.OLD_POSITION)
     monkeypatch.setattr(checkpoint, "_to_words", lambda taken: np.asarray(taken // 16, np.int32))
     fit(toy(3), checkpoint=tmp_path)
     monkeypatch.undo()
