@@ -75,7 +75,7 @@ class Folder:
 
     def claim(self, job: str, attempt: int, owner: str, fence: int) -> Fence:
         """Claim the folder as a program does. Raises UserError."""
-        writer = Writer(f"{job}/{attempt}/{fence}", owner, job, attempt, fence)
+        writer = Writer(f"{job}/{attempt}/{fence}", owner, job, attempt, fence, assigned=True)
         return fence_of(writer, self.records, self.complete.__contains__)
 
     def restore(self, job: str) -> int:

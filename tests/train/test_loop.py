@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from drumline.errors import UserError
 from drumline.parallel import einsum, explain_einsum
 from drumline.train import Functions, Recipe, Settings, data, fit
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import abstract_state
 from tests.train.toy import ROWS, SHARDED, Slow, toy

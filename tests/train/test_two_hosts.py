@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drumline.train import Ending, fit
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train.checkpoints.files import COMMITTED
 from tests.compiling import quick_flags
 from tests.ports import free_port
 from tests.train.checkpoints.test_resume import LOSSES_ON_ANOTHER_MESH

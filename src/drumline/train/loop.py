@@ -22,7 +22,12 @@ from drumline.health.fault_report import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
 from drumline.train.checkpoints.files import raise_user_errors
-from drumline.train.checkpoints.saving import RunCheckpoints, open_checkpoints
+from drumline.train.checkpoints.saving import (
+    RunCheckpoints,
+    make_provenance,
+    open_checkpoints,
+    refuse_folder_in_use,
+)
 from drumline.train.goodput import Goodput, StepClock, open_history
 from drumline.train.hardware import HardwareChecks
 from drumline.train.mesh import make_mesh
@@ -83,7 +88,8 @@ def fit(
     """
     mesh = make_mesh(recipe.mesh)
     with catch_sigterm(), jax.set_mesh(mesh), ExitStack() as cleanup:
-        run = _open_run(recipe, mesh, None if checkpoint is None else str(checkpoint), cleanup)
+        folder = None if checkpoint is None else str(checkpoint)
+        run = _open_run(recipe, mesh, folder, allow_changes, cleanup)
         try:
             return _train(run, recipe, allow_changes)
         except HardwareFault as fault:
@@ -258,7 +264,9 @@ class _Run:
         return f"resuming from step {self.pipeline.step:,}"
 
 
-def _open_run(recipe: Recipe, mesh: Mesh, folder: str | None, cleanup: ExitStack) -> _Run:
+def _open_run(
+    recipe: Recipe, mesh: Mesh, folder: str | None, allow_changes: bool, cleanup: ExitStack
+) -> _Run:
     """Compile the step and open the folder. `cleanup` closes everything."""
     # The plan comes first, so that an invalid recipe is rejected before a folder is touched.
     plan = make_plan(recipe, mesh)
@@ -272,11 +280,15 @@ def _open_run(recipe: Recipe, mesh: Mesh, folder: str | None, cleanup: ExitStack
         history = open_history(None)
         log.open(None, history.attempt)
     else:
+        provenance = make_provenance(plan)
+        refuse_folder_in_use(folder, provenance, allow_changes)
         folder_claim = claim(folder)
         cleanup.callback(folder_claim.release)
         with raise_user_errors(folder):
             # This removes incomplete checkpoints, which frees space on a full disk.
-            checkpoint_folder = open_checkpoints(plan, folder, log.message, folder_claim.fence)
+            checkpoint_folder = open_checkpoints(
+                plan, folder, provenance, log.message, folder_claim.fence
+            )
             history = open_history(folder)
             log.open(folder, history.attempt, folder_claim.check)
     cleanup.callback(log.close)

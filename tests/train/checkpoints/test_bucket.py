@@ -21,8 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from drumline.train import Ending, fingerprint, fit
 from drumline.train.checkpoints.claim import claim
-from drumline.train.checkpoints.files import list_folder
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train.checkpoints.files import COMMITTED, list_folder
 from tests.train.conftest import FOR_CHILDREN
 from tests.train.toy import spec, toy
 

@@ -18,7 +18,7 @@ import pytest
 from drumline.errors import UserError
 from drumline.train import Functions, Settings, fit
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_keep
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State
 from tests.train.checkpoints.dying_writer import saved, state_of, write

@@ -32,11 +32,11 @@ from jax.sharding import Mesh
 
 from drumline.errors import UserError
 from drumline.train.checkpoints.fence import Fence, FencedOff
-from drumline.train.checkpoints.files import list_folder, raise_storage_errors
-from drumline.train.checkpoints.marks import COMMITTED, Marks
+from drumline.train.checkpoints.files import COMMITTED, list_folder, raise_storage_errors
+from drumline.train.checkpoints.marks import Marks
 from drumline.train.checksums import digest
 from drumline.train.multihost import broadcast_from_host_0, failed_hosts
-from drumline.train.state import State, path_name, replicate, replicated
+from drumline.train.state import State, path_name, replicate, replicated, step_number
 
 RECORDS, DIGEST = "records", "digest"
 """The names of the data position and of the checksums, which are stored beside the state."""
@@ -134,7 +134,7 @@ class Checkpoints:
                 if replaces:
                     # Remove it before the new mark is written, which has no suspect flag.
                     self._remove(name)
-                self._marks.put(name, saved.provenance, checked=saved.checked)
+                self._marks.put(name, saved.provenance, checked=saved.checked, claim=self._claim)
         self._owned.add(step)
         self._written.add(step)
         (self._checked.add if saved.checked else self._checked.discard)(step)
@@ -229,7 +229,7 @@ class Checkpoints:
         # marked first, because the next attempt would resume from it.
         for step in reversed(suspects) if _is_host_0() or not wait else []:
             with suppress(OSError):
-                self._marks.mark_suspect(self._name(step), reason)
+                self._marks.mark_suspect(self._name(step), reason, self._claim)
         self._suspects |= set(suspects)
         return suspects
 
@@ -343,6 +343,9 @@ class Checkpoints:
         *leaves, position = tree.values()
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
         records = int(position) * batch if OLD_POSITION in tree else _from_words(position)
+        saved_step = step_number(state)
+        if saved_step != step:
+            return None, f"is damaged (it holds step {saved_step:,})"
         return Saved(state, records, self._marks.read(self._name(step)) or {}), ""
 
     def _read_local(self, step: int, leaves: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -383,6 +386,8 @@ class Checkpoints:
                 self._claims.pop(other, None)
             self._steps = steps - obsolete
             self._written -= obsolete
+            if self._fence is not None:
+                self._fence.check()
             on_commit()
         except Exception as error:
             self._error = self._explain(error, self._name(step))

@@ -27,12 +27,13 @@ from drumline.errors import UserError
 from drumline.train.checkpoints.fence import ClaimRecords, Fence, Writer, claim_folder, newest
 from drumline.train.checkpoints.files import (
     BUCKET,
+    COMMITTED,
     disable_listing_cache,
     in_bucket,
     open_folder,
     raise_user_errors,
 )
-from drumline.train.checkpoints.marks import COMMITTED, FOLDER
+from drumline.train.checkpoints.marks import FOLDER
 from drumline.train.multihost import failed_hosts
 
 LOCK_TIMEOUT = 10.0
@@ -82,28 +83,30 @@ def claim(folder: str, log: Callable[[str], None] = print) -> FolderClaim:
     return folder_claim
 
 
-def this_writer() -> Writer:
+def this_writer(folder: str) -> Writer:
     """Describe this program, from the environment that the agent of the job manager has set."""
     number = os.environ.get("DRUMLINE_FENCE", "")
+    assigned = os.environ.get("DRUMLINE_CHECKPOINT", "")
     return Writer(
         id=secrets.token_hex(8),
         owner=os.environ.get("DRUMLINE_OWNER", ""),
         job=os.environ.get("DRUMLINE_JOB_ID", ""),
         attempt=int(os.environ.get("DRUMLINE_ATTEMPT") or 0),
         fence=int(number) if number.isdigit() else 0,
+        assigned=bool(assigned) and f"{_path(folder)}/".startswith(f"{_path(assigned)}/"),
         machine=socket.gethostname(),
         process=os.getpid(),
     )
 
 
+def _path(folder: str) -> str:
+    return folder.rstrip("/") if in_bucket(folder) else os.path.realpath(folder)
+
+
 def _claim(folder: str, log: Callable[[str], None]) -> FolderClaim:
-    writer = this_writer()
-    records: ClaimRecords
-    if in_bucket(folder):
-        records, lock = BucketRecords(folder), None
-    else:
-        records = DiskRecords(folder)
-        lock = _lock(folder, writer, records, log)
+    writer, records = this_writer(folder), claim_records(folder)
+    lock = None if in_bucket(folder) else _lock(folder, writer, records, log)
+    proves_end = lock is not None and _has_locks(lock)
     try:
         holder = newest(records)
         # A lock that is free on the holder's own machine proves that its process has ended.
@@ -113,13 +116,18 @@ def _claim(folder: str, log: Callable[[str], None]) -> FolderClaim:
             records,
             writer,
             is_complete=lambda name: bool((epath.Path(folder) / name / COMMITTED).exists()),
-            is_over=lock is not None and on_this_machine,
+            is_over=proves_end and on_this_machine,
         )
     except BaseException:
         if lock is not None:
             _unlock(lock)
         raise
     return FolderClaim(fence, lock)
+
+
+def claim_records(folder: str) -> ClaimRecords:
+    """Return the claims of a folder, on a disk or in a bucket."""
+    return BucketRecords(folder) if in_bucket(folder) else DiskRecords(folder)
 
 
 # Records ------------------------------------------------------------------------------------------
@@ -189,6 +197,8 @@ def _create_without_link(path: Path, data: bytes) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            path.unlink(missing_ok=True)
         # gcsfuse creates the object when the file is closed, and finds out then.
         if error.errno != errno.ESTALE:
             raise
@@ -317,6 +327,15 @@ def _lock(
     return file
 
 
+def _has_locks(file: int) -> bool:
+    """Return False if the file system has no locks, so that a free lock proves nothing."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def _try_lock(file: int) -> bool:
     """Return True if this process has the lock now, or if the file system has no locks."""
     try:
@@ -344,7 +363,8 @@ def _is_earlier_attempt(lock_holder: dict[str, Any], writer: Writer, records: Cl
         return False
     claim = newest(records)
     if claim is not None:
-        return claim.writer.owner == writer.owner and claim.writer.fence < writer.fence
+        same_owner = claim.writer.owner == writer.owner and claim.writer.fence < writer.fence
+        return same_owner and (writer.assigned or claim.writer.job == writer.job)
     # A folder of version 0.1: its programs locked it, and did not claim it.
     same_job = lock_holder.get("job") == writer.job
     return same_job and lock_holder.get("attempt") != str(writer.attempt)

@@ -41,6 +41,8 @@ class Writer:
     attempt: int = 0
     fence: int = 0
     """The fencing number: it grows with every attempt that the owner starts, of any job."""
+    assigned: bool = False
+    """True if the owner has given the folder to this attempt, and to no other at the same time."""
     machine: str = ""
     process: int = 0
 
@@ -133,7 +135,8 @@ def refusal(holder: Claim | None, writer: Writer, *, is_over: bool = False) -> s
             return f"it holds the checkpoints of job {other.job} of another home ({other})"
         if writer.fence < other.fence:
             return f"a later attempt has claimed it ({other})"
-        return ""
+        if writer.assigned or writer.job == other.job:
+            return ""
     if other.owner and not holder.released and not is_over:
         return f"it is claimed by {other}"
     return ""
@@ -188,8 +191,7 @@ class Fence:
         with self._lock:
             before = self._claim
             # If somebody has removed the claims by hand, the folder is taken over, too.
-            if max(self._records.numbers(), default=0) != before.number:
-                raise self._fenced_off(newest(self._records))
+            self.check()
             after = replace(before, number=before.number + 1, **changes)
             if not self._records.create(after.number, after.as_json()):
                 raise self._fenced_off(newest(self._records))
@@ -235,8 +237,12 @@ def claim_folder(
             abandoned = (*holder.abandoned, *unfinished, *holder.removing)
         number = holder.number + 1 if holder else 1
         claim = Claim(number, number, writer, abandoned=tuple(dict.fromkeys(abandoned)))
-        if records.create(number, claim.as_json()):
+        if not records.create(number, claim.as_json()):
+            continue
+        # The number may have been free because the holder has added records since, and removed it.
+        if max(records.numbers(), default=0) == number:
             if holder is not None and holder.number != holder.since:
                 records.remove(holder.number)
             return Fence(folder, records, claim)
+        records.remove(number)
     raise UserError(f"checkpoint: {folder} cannot be used: other programs keep claiming it")

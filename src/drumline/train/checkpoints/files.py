@@ -22,6 +22,8 @@ REWRITE_SECONDS = 30.0
 """The interval at which an object is replaced. Cloud Storage allows one per second."""
 
 BUCKET = "gs://"
+COMMITTED = "commit_success.txt"
+"""Orbax writes this file last, into the folder of a checkpoint."""
 
 
 def in_bucket(path: str) -> bool:
@@ -35,9 +37,13 @@ def open_folder(folder: str) -> None:
         raise UserError(f"checkpoint: {folder} is neither a folder nor {BUCKET}BUCKET/FOLDER")
     try:
         with raise_user_errors(folder):
-            epath.Path(folder).mkdir(parents=True, exist_ok=True)
+            path = epath.Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            is_checkpoint = path.name.isdigit() and (path / COMMITTED).exists()
     except (ImportError, RuntimeError):
         raise UserError(f"checkpoint: {folder} needs gcsfs: pip install 'drumline[gcs]'") from None
+    if is_checkpoint:
+        raise UserError(f"checkpoint: {folder} is one checkpoint of a run; name its parent folder")
 
 
 def disable_listing_cache(folder: str) -> None:

@@ -18,8 +18,6 @@ from etils import epath  # type: ignore[import-untyped]
 from drumline.train.checkpoints.files import read_json, write_json
 
 FOLDER = "drumline"
-COMMITTED = "commit_success.txt"
-"""Orbax writes this file last, into the folder of a checkpoint."""
 _MARK = re.compile(r"\d+(\.\d+)?\.json")
 
 
@@ -30,15 +28,22 @@ class Marks:
         """Nothing is written yet."""
         self._folder = epath.Path(folder) / FOLDER
 
-    def put(self, name: str, contents: Mapping[str, Any], *, checked: bool = False) -> None:
-        """Mark a checkpoint as written by Drumline, with the recipe and the data that led to it."""
+    def put(
+        self, name: str, contents: Mapping[str, Any], *, checked: bool = False, claim: int = 0
+    ) -> None:
+        """Mark a checkpoint as written by Drumline, with the recipe and the data that led to it.
+
+        `claim` is the number of the writer's claim on the folder.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
-        mark = {"contents": contents, "sum": _sum(contents), "checked": checked}
+        mark = {"contents": contents, "sum": _sum(contents), "checked": checked, "claim": claim}
         write_json(self._file(name), mark)
 
-    def mark_suspect(self, name: str, reason: str) -> None:
-        """Mark a checkpoint from which no run may resume."""
-        write_json(self._file(name), {**(read_json(self._file(name)) or {}), "suspect": reason})
+    def mark_suspect(self, name: str, reason: str, claim: int) -> None:
+        """Mark a checkpoint from which no run may resume, unless a later writer has replaced it."""
+        mark = read_json(self._file(name)) or {}
+        if mark.get("claim", claim) == claim:
+            write_json(self._file(name), {**mark, "suspect": reason})
 
     def names_with(self, flag: str) -> set[str]:
         """Return the names of the checkpoints whose mark has the flag `checked` or `suspect`."""

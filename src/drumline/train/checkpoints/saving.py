@@ -7,10 +7,14 @@ from functools import partial
 from typing import Any
 
 import jax
+from etils import epath  # type: ignore[import-untyped]
 
 from drumline.errors import UserError
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_keep
-from drumline.train.checkpoints.fence import Fence
+from drumline.train.checkpoints.claim import claim_records
+from drumline.train.checkpoints.fence import Fence, newest
+from drumline.train.checkpoints.files import COMMITTED, disable_listing_cache, list_folder
+from drumline.train.checkpoints.marks import Marks
 from drumline.train.checkpoints.provenance import compare_provenance, provenance
 from drumline.train.goodput import Goodput, write_history
 from drumline.train.multihost import failed_hosts
@@ -27,12 +31,60 @@ class CheckpointFolder:
     provenance: Mapping[str, Any]
 
 
+def make_provenance(plan: Plan) -> dict[str, Any]:
+    """Return the provenance of a run, for the marks of its checkpoints."""
+    return provenance(plan.recipe, plan.mesh, plan.state, plan.loss.jaxpr)
+
+
+def refuse_folder_in_use(folder: str, current: Mapping[str, Any], allow_changes: bool) -> None:
+    """Raise UserError if another run may be using a folder, and has another recipe.
+
+    This only reads, because a run that will be refused must not take the folder over. In a folder
+    that is not in use, `compare_recipe` refuses the recipe with more detail.
+    """
+    disable_listing_cache(folder)
+    changes, step = "", 0
+    if jax.process_index() == 0 and not allow_changes:
+        with suppress(OSError, ImportError, RuntimeError, UserError):
+            changes, step = _compare_with_holder(folder, current)
+    if failed_hosts(not changes):
+        raise _other_recipe(folder, step, changes or "as host 0 sees it")
+
+
+def _compare_with_holder(folder: str, current: Mapping[str, Any]) -> tuple[str, int]:
+    """Compare a recipe with that of the run that holds a folder.
+
+    Return the breaking changes and the step of the newest checkpoint.
+    """
+    holder = newest(claim_records(folder))
+    if holder is None or holder.released:
+        return "", 0
+    path, marks = epath.Path(folder), Marks(folder)
+    names = marks.names().intersection(child.name for child in list_folder(path))
+    complete = [name for name in names if (path / name / COMMITTED).exists()]
+    name = max(complete, key=float, default="")
+    saved = marks.read(name) if name else None
+    comparison = compare_provenance(saved, current, allow_changes=False) if saved else None
+    return comparison.breaking if comparison else "", int(name.partition(".")[0] or 0)
+
+
+def _other_recipe(folder: str, step: int, changes: str) -> UserError:
+    return UserError(
+        f"checkpoint: step {step:,} in {folder} comes from another recipe ({changes}), and "
+        "resuming would give the result of neither; change it back, name another folder, or allow "
+        "it with --allow-changes or fit(…, allow_changes=True)"
+    )
+
+
 def open_checkpoints(
-    plan: Plan, folder: str, log: Callable[[str], None], fence: Fence | None
+    plan: Plan,
+    folder: str,
+    current: Mapping[str, Any],
+    log: Callable[[str], None],
+    fence: Fence | None,
 ) -> CheckpointFolder:
     """Open a folder that this run has claimed. On a full disk this frees space first."""
     settings = plan.recipe.settings
-    current = provenance(plan.recipe, plan.mesh, plan.state, plan.loss.jaxpr)
     keep = partial(steps_to_keep, last=settings.keep_last, every=settings.keep_every)
     checkpoints = Checkpoints(folder, keep, log, fence, plan.recipe.steps)
     return CheckpointFolder(folder, checkpoints, current)
@@ -91,12 +143,7 @@ class RunCheckpoints:
         refused_by = failed_hosts(not comparison.breaking)
         if refused_by:
             changes = comparison.breaking or f"as host {refused_by[0]} sees it"
-            raise UserError(
-                f"checkpoint: step {self._saved_step:,} in {self._folder.path} comes from another "
-                f"recipe ({changes}), and resuming would give the result of neither; change it "
-                "back, name another folder, or allow it with --allow-changes or "
-                "fit(…, allow_changes=True)"
-            )
+            raise _other_recipe(self._folder.path, self._saved_step, changes)
         return comparison.messages
 
     def needs_save(self, step: int) -> bool:
