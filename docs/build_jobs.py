@@ -1,6 +1,6 @@
-"""Write the keys of the job file into docs/jobs.md, from the schema: `python docs/build_jobs.py`.
+"""Generate the keys section of docs/jobs.md from the schema: `python docs/build_jobs.py`.
 
-The text between the two markers is made; all else in the file is written by hand.
+Only the text between the two markers is generated.
 """
 
 from pathlib import Path
@@ -14,32 +14,32 @@ from drumline.jobs.spec import JobSpec, Python, Retry
 PAGE = Path(__file__).with_name("jobs.md")
 BEGIN = "<!-- keys: made by docs/build_jobs.py -->"
 END = "<!-- end of keys -->"
-_MAPS: dict[str, type[BaseModel]] = {"python": Python, "retry": Retry}
+_MODELS: dict[str, type[BaseModel]] = {"python": Python, "retry": Retry}
 
 
-class _Yaml(yaml.SafeDumper):
-    """YAML as one writes it by hand."""
+class _Dumper(yaml.SafeDumper):
+    """A dumper that writes text with line breaks as a block."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(
         "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
     )
 
 
-_Yaml.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
 def _example(key: str, value: Any) -> str:
-    written: str = yaml.dump(
+    text: str = yaml.dump(
         {key: value},
-        Dumper=_Yaml,
+        Dumper=_Dumper,
         # Lists on one line, maps line by line.
         default_flow_style=None if isinstance(value, list) else False,
         sort_keys=False,
         width=1000,
     )
-    return written.rstrip("\n")
+    return text.rstrip("\n")
 
 
 def _examples(model: type[BaseModel], key: str) -> list[str]:
@@ -51,7 +51,7 @@ def _table(model: type[BaseModel]) -> str:
     schema = model.model_json_schema()
     rows = ["", "| key | meaning | default | example |", "|---|---|---|---|"]
     for key, field in schema["properties"].items():
-        default = "needed" if key in schema.get("required", ()) else "–"
+        default = "required" if key in schema.get("required", ()) else "–"
         if field.get("default") is not None:
             default = f"`{field['default']}`"
         examples = " or ".join(f"`{example}`" for example in _examples(model, key))
@@ -60,20 +60,20 @@ def _table(model: type[BaseModel]) -> str:
 
 
 def keys() -> str:
-    """Every key of the job file with its meaning and examples, as Markdown."""
+    """Return the description and examples of every key as Markdown."""
     schema = JobSpec.model_json_schema()
     sections = []
     for key, field in schema["properties"].items():
-        title = f"### `{key}`" + (" (needed)" if key in schema["required"] else "")
+        title = f"### `{key}`" + (" (required)" if key in schema["required"] else "")
         examples = "\n# or\n".join(_examples(JobSpec, key))
-        inside = _table(_MAPS[key]) if key in _MAPS else ""
-        text = f"{title}\n\n{field['description']}\n\n```yaml\n{examples}\n```\n{inside}"
+        inner_keys = _table(_MODELS[key]) if key in _MODELS else ""
+        text = f"{title}\n\n{field['description']}\n\n```yaml\n{examples}\n```\n{inner_keys}"
         sections.append(text)
     return "\n".join(sections)
 
 
 def build(page: str) -> str:
-    """The page with its keys made anew."""
+    """Return the page with a new keys section."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{keys()}\n{END}{after}"

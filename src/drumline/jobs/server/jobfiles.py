@@ -42,11 +42,11 @@ class JobFiles:
 
     async def checked(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Choice, ...]]":
         """The job that this JSON describes, and the slices here that it can run on."""
-        from drumline.jobs.spec.places import (
+        from drumline.jobs.spec.zones import (
             bucket_uses,
             candidates,
-            checkpoint_problem,
-            region_conflicts,
+            check_regions,
+            checkpoint_error,
         )
 
         spec = self.valid(raw)
@@ -56,7 +56,7 @@ class JobFiles:
                 f"project: this server works in {config.project}, not {spec.project};"
                 " use another DRUMLINE_HOME for another project"
             )
-        problem = checkpoint_problem(spec, local=config.local)
+        problem = checkpoint_error(spec, local=config.local)
         if problem:
             raise Mistake(problem)
         choices = candidates(spec, local=config.local)
@@ -68,7 +68,7 @@ class JobFiles:
                 locations[use.bucket] = await self._cloud.bucket_location(use.bucket)
             except CloudError:
                 locations[use.bucket] = None
-        left, refusal = region_conflicts(spec, choices, locations)
+        left, refusal = check_regions(spec, choices, locations)
         if refusal:
             raise Mistake(refusal)
         if not left:
