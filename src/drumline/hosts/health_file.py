@@ -5,11 +5,19 @@ from functools import cache
 from pathlib import Path
 
 import drumline
-from drumline.health.accusation import BURN_IN_FAILED
+from drumline.health.fault_report import BURN_IN_FAILED
 from drumline.hosts.agent_file import zipped_files
 
 PACKAGE = Path(drumline.__file__).parent
-PARTS = ("__init__.py", "heartbeat.py", "distributed.py", "chips", "health")
+PARTS = (
+    "__init__.py",
+    "errors.py",
+    "deprecated.py",
+    "heartbeat.py",
+    "distributed.py",
+    "chips",
+    "health",
+)
 UNTESTED = '{"verdict": "warn", "said": "chips were not tested: the burn-in could not run"}'
 # As `python -m` would: the module itself decides how its process ends.
 START = "import runpy\n\nrunpy.run_module('drumline.health', run_name='__main__')\n"

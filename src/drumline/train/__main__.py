@@ -15,7 +15,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from drumline.health.accusation import HardwareFault
+from drumline.health.fault_report import HardwareFault
 from drumline.train.mistakes import Mistake, Unwritable, missing
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from drumline.health.accusation import HardwareFault
+from drumline.health.fault_report import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
 from drumline.train.checkpoints.files import usable
@@ -202,7 +202,7 @@ class _Run:
         self.reports.say(str(fault))
         # What a compiler's checker found, one host knows alone.
         together = fault.__cause__ is None or jax.process_count() == 1
-        for step in self.saving.condemn(fault.why, wait=together):
+        for step in self.saving.condemn(fault.reason, wait=together):
             self.reports.say(f"checkpoint {step} is suspect: nobody will go on from it")
 
     def finish(self, ending: Ending) -> Result:

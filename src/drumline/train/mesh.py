@@ -1,6 +1,6 @@
 """The mesh of a run: which device has which place in it.
 
-On TPUs the places follow the links between the chips (`drumline.chips.meshes`), so that a ring over
+On TPUs the places follow the links between the chips (`drumline.chips.torus`), so that a ring over
 an axis has short hops; between slices there are no such links, and the first axes run across them.
 Elsewhere JAX orders the devices.
 """
@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from drumline.chips import closes as is_circle
-from drumline.chips import lay_mesh, wraps_of
-from drumline.chips.kinds import device_kind
-from drumline.chips.meshes import Core
+from drumline.chips import mesh_order, wraps_of
+from drumline.chips.catalogue import device_kind
+from drumline.chips.torus import Core
 from drumline.train.mistakes import Mistake
 
 
@@ -142,7 +142,7 @@ def _laid(tori: Sequence[_Torus], sizes: Mapping[str, int], told: str) -> np.nda
     inside = [size // over for size, over in zip(sizes.values(), across, strict=True)]
     laid = np.empty((len(tori), *each), dtype=object)
     for row, torus in zip(laid, tori, strict=True):
-        places = lay_mesh(torus.sides, torus.wraps, inside, torus.cores)
+        places = mesh_order(torus.sides, torus.wraps, inside, torus.cores)
         row[:] = [torus.devices[core] for core in places]
     # Each axis first by slice, then within one.
     order = [part for axis in range(len(sizes)) for part in (axis, len(sizes) + axis)]

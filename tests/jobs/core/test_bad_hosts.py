@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.health.accusation import Accusation
+from drumline.health.fault_report import FaultReport
 from drumline.jobs.core.bad_hosts import blames_host, computes_wrong
 
 BAD_HOST_TEXTS = (
@@ -109,9 +109,9 @@ def test_a_segmentation_fault_accuses_only_at_the_start() -> None:
 def test_every_accusation_is_read_and_one_that_names_a_host_first(
     host: int | None, chip: int | None
 ) -> None:
-    said = Accusation("a checksum", host, chip)
+    said = FaultReport("a checksum", host, chip)
     log = f"step 1\ntrain.py:3  HardwareFault: {said.sentence}\nbye"
     assert computes_wrong(log) == said
-    named = Accusation("another", 0, 2)
+    named = FaultReport("another", 0, 2)
     assert computes_wrong(f"{log}\n{named.sentence}") == (said if host is not None else named)
     assert computes_wrong("step 1\nbye") is None

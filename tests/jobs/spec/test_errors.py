@@ -48,10 +48,10 @@ WHOLE_FILES: dict[str, str] = {
     "nearest: v4-8, v4-16",
     "accelerator: v4\nrun: x": ":1  accelerator: 'v4' does not end in the size of a slice; "
     f"v4 comes in {V4_SIZES}",
-    "accelerator: H100-8\nrun: x": ":1  accelerator: 'H100-8' names a GPU; slices are of TPUs: "
+    "accelerator: H100-8\nrun: x": ":1  accelerator: 'H100-8' names a GPU; only TPUs have slices: "
     "v2, v3, v4, v5litepod, v5p, v6e, tpu7x",
-    "accelerator:\n  - v4-8\n  - v9-8\nrun: x": ":3  accelerator: 'v9-8' begins with no TPU "
-    "generation; there are v2, v3, v4, v5litepod, v5p, v6e, tpu7x; nearest: v4, v3, v2",
+    "accelerator:\n  - v4-8\n  - v9-8\nrun: x": ":3  accelerator: 'v9-8' starts with no TPU "
+    "generation; the generations are v2, v3, v4, v5litepod, v5p, v6e, tpu7x; nearest: v4, v3, v2",
     "accelerator: [v5e-16, v5litepod-16]\nrun: x": ":1  accelerator: v5litepod-16 is listed twice",
     "accelerator: tpu7x-64\nrun: x": ":1  accelerator: tpu7x-64 is only available on GKE, "
     "not through the Cloud TPU API",
@@ -62,9 +62,9 @@ WHOLE_FILES: dict[str, str] = {
     "accelerator: v5e-16\nrun: x\nzones: us-central2-b": ":3  zones: us-central2-b has no v5e; "
     "zones with it: us-central1-a, us-south1-a, us-west1-c, us-west4-a, europe-west4-b, "
     "asia-southeast1-b, … (all: drumline chips v5litepod-16)",
-    "accelerator: nothing\nrun: x\nzones: us-central2": ":1  accelerator: 'nothing' begins with "
-    "no TPU generation; there are v2, v3, v4, v5litepod, v5p, v6e, tpu7x\n"
-    ":3  zones: 'us-central2' is a region; zones there: us-central2-b",
+    "accelerator: nothing\nrun: x\nzones: us-central2": ":1  accelerator: 'nothing' starts with "
+    "no TPU generation; the generations are v2, v3, v4, v5litepod, v5p, v6e, tpu7x\n"
+    ":3  zones: 'us-central2' is a region; its zones: us-central2-b",
     "accelerator: v4-8\nrun: '  '": ":2  run: is empty",
     "accelerator: v4-8\nrun:": ":2  run: has no value; write one after the colon",
     "accelerator: v4-8\nrun: yes": ":2  run: YAML reads yes as true; put it in quotes: 'yes'",
@@ -83,7 +83,7 @@ ONE_KEY: dict[str, str] = {
     "zones: us-central2": "zones: 'us-central2' is a region; its zones with v4: us-central2-b",
     "zones: us-east1": "zones: 'us-east1' is a region without v4; zones with it: us-central2-b",
     "zones: us-east1-d": "zones: us-east1-d has no v4; zones with it: us-central2-b",
-    "zones: [us-central2-b, mars]": "zones: 'mars' is no zone; one looks like us-central2-b",
+    "zones: [us-central2-b, mars]": "zones: 'mars' is not a zone; example: us-central2-b",
     "zones: [any, us-central2-b]": "zones: any cannot be combined with zones; write zones: any",
     "zones: 7": "zones: 7 is not a zone; example: us-central2-b",
     "capacity: preemptible": "capacity: 'preemptible' is not one of spot, on-demand, reserved; "

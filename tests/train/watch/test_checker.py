@@ -62,7 +62,7 @@ def test_it_takes_each_so_many_steps_and_what_it_finds_accuses_the_host() -> Non
     accuses = "host 0 computes wrong: step 8: XLA's checker"
     with pytest.raises(HardwareFault, match=accuses) as found, checker.accusing(8):
         raise error("INTERNAL: SDC detected at Physical location: tpu3:pe2:2")
-    assert "Physical location: tpu3:pe2:2" in found.value.why
+    assert "Physical location: tpu3:pe2:2" in found.value.reason
     # Other steps, and other errors, are not its business.
     with pytest.raises(error), checker.accusing(7):
         raise error("INTERNAL: SDC")

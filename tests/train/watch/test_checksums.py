@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from drumline.health.emulated import changed, flip_bit
+from drumline.health.emulated import flip_bit, modify_shard
 from drumline.train.mesh import make_mesh
 from drumline.train.watch.checksums import Replicas, Rows, checksums, compared, layouts
 from drumline.train.watch.pulse import pulse
@@ -34,7 +34,7 @@ TREE = {
 
 def lying(tree: dict[str, jax.Array], name: str, device: int, bit: int) -> dict[str, jax.Array]:
     """One bit of what one device holds is another."""
-    bad = changed(tree[name], MESH.devices.flat[device], lambda values: flip_bit(values, bit))
+    bad = modify_shard(tree[name], MESH.devices.flat[device], lambda values: flip_bit(values, bit))
     return {**tree, name: bad}
 
 

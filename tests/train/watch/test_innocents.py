@@ -13,7 +13,7 @@ import optax  # type: ignore[import-untyped]
 import pytest
 from jax.sharding import PartitionSpec
 
-from drumline.health.report import BurnIn
+from drumline.health.report import HealthReport
 from drumline.train import Evaluation, Functions, fit
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.checkpoints.saving import Saving
@@ -28,7 +28,7 @@ NO_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory alloca
 
 @pytest.fixture(autouse=True)
 def burn_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "burn_in", lambda *_: BurnIn("pass", "all is well"))
+    monkeypatch.setattr(watch, "burn_in", lambda *_: HealthReport("pass", "all is well"))
 
 
 @jax.custom_vjp
@@ -122,7 +122,7 @@ def test_without_the_memory_for_a_second_state_nobody_is_accused(
         return first(saving) if len(begun) == 1 else refuse()
 
     monkeypatch.setattr(Saving, "_first", once)
-    monkeypatch.setattr(watch, "burn_in", lambda *_: BurnIn("pass", "all is well"))
+    monkeypatch.setattr(watch, "burn_in", lambda *_: HealthReport("pass", "all is well"))
     assert fit(spiky(9, 8, Functions(init, uneven), check_every=4)).step == 8
     assert len(begun) == 2
     said = capsys.readouterr().out

@@ -15,9 +15,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from drumline.health import HardwareFault
-from drumline.health.accusation import read
-from drumline.health.emulated import changed, flip_bit
-from drumline.health.report import BurnIn, CheckOutcome, ChipHealth
+from drumline.health.emulated import flip_bit, modify_shard
+from drumline.health.fault_report import parse_fault_report
+from drumline.health.report import CheckOutcome, ChipHealth, HealthReport
 from drumline.train import Functions, Recipe, data, fingerprint, fit
 from drumline.train.__main__ import main
 from drumline.train.checkpoints.marks import Marks
@@ -36,7 +36,7 @@ def break_chip(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """Go to a machine where a chip lies from a step on, or for None to a sound one."""
     machines = iter(tmp_path_factory.mktemp("machines") / str(number) for number in range(9))
     monkeypatch.setenv("DRUMLINE_EMULATED", "1")
-    monkeypatch.setattr(watch, "burn_in", lambda *_: BurnIn("pass", "all is well"))
+    monkeypatch.setattr(watch, "burn_in", lambda *_: HealthReport("pass", "all is well"))
 
     def breaks(how: str | None, from_step: int = 0, seed: int = 7) -> None:
         machine = next(machines)
@@ -144,19 +144,19 @@ def test_where_nothing_is_held_twice_a_replay_names_the_chip_or_a_burn_in_does(
             return state
         body = state.params["body"]
         for liar in liars:
-            body = changed(body, jax.devices()[liar], lambda values: flip_bit(values, 20))
+            body = modify_shard(body, jax.devices()[liar], lambda values: flip_bit(values, 20))
         return replace(state, params={**state.params, "body": body})
 
     tests = {"matmul": CheckOutcome("fail", "other bits")}
-    report = BurnIn("fail", "a chip", devices=(ChipHealth(0, tests, id=6, kind="cpu"),))
+    report = HealthReport("fail", "a chip", devices=(ChipHealth(0, tests, id=6, kind="cpu"),))
     asked: list[float] = []
 
-    def burn_in(_: Any, seconds: float) -> BurnIn:
+    def burn_in(_: Any, seconds: float) -> HealthReport:
         asked.append(seconds)
         return report
 
     monkeypatch.setattr(watch, "burn_in", burn_in)
-    monkeypatch.setattr(pipeline, "as_computed", lies_in_the_replay)
+    monkeypatch.setattr(pipeline, "inject_compute_fault", lies_in_the_replay)
     with pytest.raises(HardwareFault, match="other bits when computed again") as caught:
         fit(spiky(62, 70, SHARDED))
     assert caught.value.chip == found
@@ -205,6 +205,6 @@ def test_the_command_ends_with_the_accusation_and_exit_code_1(
     break_chip("lies")
     assert main([str(Path(__file__).parents[1] / "toy.py"), "--set", "steps=40"]) == 1
     *_, last = capsys.readouterr().err.strip().splitlines()
-    accused = read(last)
+    accused = parse_fault_report(last)
     assert accused is not None
     assert (accused.host, accused.chip) == (0, LIAR)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from drumline.chips import LOCAL_ZONES, Slice, places, slices
+from drumline.chips import LOCAL_ZONES, Slice, slices, zone_offers
 from drumline.cloud.model.resources import NodeSpec
 
 # Whoever holds a bad slice, and does not give it back lest it be given again, needs another one.
@@ -92,4 +92,4 @@ def _hosts_by_kind(specs: Sequence[NodeSpec]) -> Counter[str]:
 
 
 def _is_sold(wanted: Slice, zone: str) -> bool:
-    return zone in LOCAL_ZONES or any(place.zone == zone for place in places(wanted))
+    return zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(wanted))

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.inspect.examples.program import Example, Program
 from drumline.models import LM, MLP, llama_1b3, llama_350m, vit_b16
-from drumline.parallel.scheduling import overlap_options
+from drumline.parallel.target import overlap_options
 
 LENGTH = 2048
 """Tokens per sequence."""

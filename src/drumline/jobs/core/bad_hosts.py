@@ -6,7 +6,7 @@ The words are those of the driver, of libtpu, of JAX, and of Drumline's own burn
 import re
 from typing import NamedTuple
 
-from drumline.health.accusation import Accusation, read
+from drumline.health.fault_report import FaultReport, parse_fault_report
 
 
 class Sign(NamedTuple):
@@ -49,9 +49,13 @@ _LAST_OF_A_LOG = 200_000
 _SEGMENTATION_FAULTS = (139, -11)
 
 
-def computes_wrong(text: str) -> Accusation | None:
+def computes_wrong(text: str) -> FaultReport | None:
     """The first accusation in the output of a program; one that names a host goes before others."""
-    found = [accusation for line in text.splitlines() if (accusation := read(line)) is not None]
+    found = [
+        accusation
+        for line in text.splitlines()
+        if (accusation := parse_fault_report(line)) is not None
+    ]
     named = next((each for each in found if each.host is not None), None)
     return named or (found[0] if found else None)
 

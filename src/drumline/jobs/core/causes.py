@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from drumline.health.accusation import BURN_IN_FAILED, Accusation
+from drumline.health.fault_report import BURN_IN_FAILED, FaultReport
 from drumline.jobs.core.bad_hosts import blames_host, chips_unusable, computes_wrong
 from drumline.jobs.core.memory import Proof
 from drumline.jobs.core.state import Cause
@@ -85,7 +85,7 @@ def find_cause(reports: Sequence[HostReport], everybody: Sequence[HostReport]) -
     return Cause(kind, first.index, hosts, error, first.tail, ahead, proof)
 
 
-def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, Accusation] | None:
+def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, FaultReport] | None:
     """What a failed host says about who computes wrong; one that names a host goes first."""
     found = [
         (report, accused)
@@ -97,7 +97,7 @@ def _accusation(reports: Sequence[HostReport]) -> tuple[HostReport, Accusation] 
     return named or (found[0] if found else None)
 
 
-def _lying(reporter: HostReport, accused: Accusation, everybody: Sequence[HostReport]) -> Cause:
+def _lying(reporter: HostReport, accused: FaultReport, everybody: Sequence[HostReport]) -> Cause:
     by_rank = {report.rank: report.index for report in everybody if report.rank is not None}
     guilty = None if accused.host is None else by_rank.get(accused.host)
     said = accused.sentence.removeprefix("drumline: ")

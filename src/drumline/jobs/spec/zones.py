@@ -103,8 +103,8 @@ def _zone(value: object, accelerators: Sequence[str] | None) -> str:
 
 def _zones_with(accelerators: Sequence[str]) -> list[str]:
     """Return every zone with one of these slices, by preference, public zones first."""
-    found = (place.zone for name in accelerators for place in chips.places(chips.slice_of(name)))
-    return list(dict.fromkeys(found))
+    offers = (offer for name in accelerators for offer in chips.zone_offers(chips.slice_of(name)))
+    return list(dict.fromkeys(offer.zone for offer in offers))
 
 
 def _generations(accelerators: Sequence[str]) -> str:
@@ -178,7 +178,7 @@ def candidates(spec: "JobSpec", *, local: bool) -> tuple[Choice, ...]:
     """
     result = []
     for accelerator in spec.accelerator:
-        available = [place.zone for place in chips.places(chips.slice_of(accelerator))]
+        available = [offer.zone for offer in chips.zone_offers(chips.slice_of(accelerator))]
         if spec.zones == ANY:
             zones: Sequence[str] = chips.LOCAL_ZONES if local else available
         else:

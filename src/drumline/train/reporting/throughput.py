@@ -2,7 +2,7 @@
 
 import jax
 
-from drumline.chips.kinds import device_kind
+from drumline.chips.catalogue import device_kind
 
 
 def peak_flops(kind: str) -> float | None:

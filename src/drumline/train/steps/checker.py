@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from drumline.chips.kinds import TPUS
-from drumline.health.accusation import HardwareFault
+from drumline.chips.catalogue import TPUS
+from drumline.health.fault_report import HardwareFault
 from drumline.train.plan import Plan
 from drumline.train.steps.step import make_step
 

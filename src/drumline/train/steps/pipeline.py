@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from drumline.health.emulated import as_computed
+from drumline.health.emulated import inject_compute_fault
 from drumline.train.agree import meet
 from drumline.train.batches import Batches
 from drumline.train.checkpoints.checkpoint import Saved
@@ -185,7 +185,7 @@ class Pipeline:
         advance = self._checker.step if self._checker.is_due(step) else self._advance
         with self._checker.accusing(step):
             state, watch, told = advance(*inputs)
-        return as_computed(state, step=step), watch, told
+        return inject_compute_fault(state, step=step), watch, told
 
     def _stand_at(self, step: int, taken: int) -> None:
         """Go on from the state at hand, which is that of this step."""

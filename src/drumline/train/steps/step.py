@@ -11,7 +11,7 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax.sharding import AbstractMesh, Mesh
 
-from drumline.parallel.scheduling import overlap_options
+from drumline.parallel.target import overlap_options
 from drumline.train.recipe import Batch, Recipe
 from drumline.train.state import State, on_all, shardings
 from drumline.train.steps.finite import squares

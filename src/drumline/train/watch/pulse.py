@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
-from drumline.health.emulated import as_computed
+from drumline.health.emulated import inject_compute_fault
 from drumline.train.checkpoints.digest import digest
 from drumline.train.state import everywhere
 from drumline.train.watch.checksums import exchanged
@@ -34,7 +34,7 @@ def pulse(mesh: Mesh, step: int) -> tuple[dict[int, bytes], list[float]]:
     start = time.perf_counter()
     rows = jax.block_until_ready(program())
     seconds = time.perf_counter() - start
-    sums = exchanged(mesh, as_computed(rows, step=step))
+    sums = exchanged(mesh, inject_compute_fault(rows, step=step))
     of_hosts = [seconds]
     if jax.process_count() > 1:
         heard = multihost_utils.process_allgather(np.float32(seconds))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from drumline.chips import LOCAL_ZONES, Slice, UnknownName, places, slice_of, slices
+from drumline.chips import LOCAL_ZONES, Slice, UnknownName, slice_of, slices, zone_offers
 from drumline.cloud.model.errors import Json, invalid
 from drumline.cloud.model.resources import NodeSpec, RequestSpec, Tier
 
@@ -221,7 +221,7 @@ def _accelerator(given: _Node, zone: str) -> Slice:
         found = found if found.name == name else None
     sold = found is not None and found.runtime_image is not None
     here = found is not None and (
-        zone in LOCAL_ZONES or any(place.zone == zone for place in places(found))
+        zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(found))
     )
     if found is None or not sold or not here:
         message = (

@@ -1,6 +1,6 @@
 """What the cloud offers: its zones, accelerator types and images, and the location of buckets."""
 
-from drumline.chips import LOCAL_ZONES, generations_in, places, slices
+from drumline.chips import LOCAL_ZONES, generations_in, slices, zone_offers
 from drumline.cloud.emulator.api import wire
 from drumline.cloud.emulator.api.call import Call
 from drumline.cloud.emulator.config import known_zones
@@ -34,7 +34,8 @@ def _types(call: Call) -> list[Json]:
         for tpu_slice in slices()
         if tpu_slice.runtime_image
         and (
-            call.zone in LOCAL_ZONES or any(place.zone == call.zone for place in places(tpu_slice))
+            call.zone in LOCAL_ZONES
+            or any(offer.zone == call.zone for offer in zone_offers(tpu_slice))
         )
     ]
 
