@@ -239,7 +239,7 @@ class JobSpec(BaseModel):
         default="off",
         description="Test the chips of every new slice before `run`. `short` takes half a "
         "minute and `long` three minutes, most of it compilation. A slice that fails is released "
-        "and its host recorded in the [host history](health.md#hosts-that-are-remembered). A host "
+        "and its host recorded in the [host history](health.md#host-history). A host "
         "with findings in its history is always tested. Default: `off`.",
         examples=["short"],
     )
