@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.train import Mistake
+from drumline.errors import UserError
 from drumline.train.checkpoints.claim import BucketRecords, DiskRecords
 from drumline.train.checkpoints.fence import (
     Claim,
@@ -110,7 +110,9 @@ def test_what_was_complete_when_it_was_taken_over_stays(records: ClaimRecords) -
 
 def test_a_late_start_of_an_old_attempt_is_refused(records: ClaimRecords) -> None:
     claimed(records, JOB).release()
-    with pytest.raises(Mistake, match=r"a later attempt has claimed it .* remove run/drumline/cl"):
+    with pytest.raises(
+        UserError, match=r"a later attempt has claimed it .* remove run/drumline/cl"
+    ):
         claimed(records, replace(JOB, id="late", fence=6))
     found = newest(records)
     assert found is not None
