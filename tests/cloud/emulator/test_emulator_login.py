@@ -45,7 +45,7 @@ def test_calls_without_the_token_are_rejected(emulator: Emulator, shown: str) ->
     for method, verb in [("GET", "status"), ("GET", "resources"), *(("POST", v) for v in VERBS)]:
         status, answer = rest(emulator.url, method, f"/emulator/{verb}", {}, headers)
         assert status == 401, verb
-        assert "its token is required" in answer["error"]
+        assert "token of this emulator is missing or wrong" in answer["error"]
     assert emulator.control("resources") == {"requests": [], "nodes": [], "hosts": []}
 
 

@@ -347,10 +347,10 @@ def test_a_startup_script_runs_on_every_host_without_delaying_it(emulator: Emula
 @pytest.mark.usefixtures("host")
 def test_invalid_controls_are_one_sentence(emulator: Emulator) -> None:
     mistakes: list[tuple[str, dict[str, Any], str]] = [
-        ("preempt", {"target": "nobody"}, "nothing here is called 'nobody'"),
+        ("preempt", {"target": "nobody"}, "nothing is called 'nobody'"),
         ("break", {"target": "plain", "host": 3, "how": "slow"}, "the hosts 0 to 0, not 3"),
         ("break", {"target": "plain", "how": "fire"}, "not by 'fire'"),
-        ("capacity", {"zone": "mars", "accelerator": "v4", "chips": 1}, "'mars' is no zone"),
+        ("capacity", {"zone": "mars", "accelerator": "v4", "chips": 1}, "'mars' is not a zone"),
         ("capacity", {"zone": "local-a", "accelerator": "v9", "chips": 1}, "'v9'"),
         ("capacity", {"zone": "local-a", "accelerator": "v4", "chips": 10**23}, "chips: Input"),
         ("preempt", {"target": "plain", "notice": 1e308}, "notice: Input"),

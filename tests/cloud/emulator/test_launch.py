@@ -76,7 +76,7 @@ def test_a_hanging_emulator_is_stopped(
     emulator = start_emulator()
     pid = emulator.control("status")["pid"]
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(launch, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "_RESPONSE_SECONDS", 0.1)
     monkeypatch.setattr(launch, "_STOP_SECONDS", 0.1)
     assert launch.stop(emulator.home)
     assert launch.find(emulator.home) is None
@@ -95,7 +95,7 @@ def test_launch_imports_only_the_standard_library() -> None:
     ("config", "says"),
     [
         ("boot_secs: 3", "boot_secs: there is no such key"),
-        ("capacity: {mars: {v4: 1}}", "capacity: 'mars' is no zone with TPUs"),
+        ("capacity: {mars: {v4: 1}}", "capacity: 'mars' is not a zone with TPUs"),
         ("quota: {local-a: {cheap: 1}}", "quota.local-a.cheap"),
         ("a: [", "not YAML"),
     ],
@@ -133,7 +133,7 @@ def test_the_commands_list_and_preempt_a_slice(at_home: Emulator) -> None:
     assert drumline("preempt", "7")[:2] == (0, "mine is preempted\n")
     at_home.wait_for("mine", "SUSPENDED")
     code, _, told = drumline("preempt", "7")
-    assert (code, told) == (2, "7 holds no chips: it is SUSPENDED\n")
+    assert (code, told) == (2, "7 has no chips: it is SUSPENDED\n")
     at_home.release("mine")
     assert json.loads(drumline("resources", "--json")[1]) == {
         "requests": [],
