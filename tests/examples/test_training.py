@@ -1,4 +1,4 @@
-"""The configs and the quickstart run, their docstrings say how, and the job files are good."""
+"""The configs and the quickstart run as their docstrings say, and the job files are valid."""
 
 # mypy: allow-untyped-calls
 
@@ -55,7 +55,7 @@ def figures(text: str) -> dict[str, float]:
 
 
 @pytest.mark.long
-def test_the_quickstart_trains_twice_and_tells_the_result_that_digits_states(
+def test_the_quickstart_trains_twice_and_reports_the_result_of_digits(
     tmp_path: Path,
 ) -> None:
     heartbeat = tmp_path / "heartbeat.json"
@@ -103,7 +103,7 @@ def test_a_large_model_has_the_stated_size_and_fits_eight_devices(name: str) -> 
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *LARGE])
-def test_the_docstring_has_a_command_that_the_config_takes_and_its_result(name: str) -> None:
+def test_the_docstring_has_a_valid_command_and_its_result(name: str) -> None:
     config = load_config(str(EXAMPLES / f"{name}.py"))
     command, *_ = re.findall(r"^    (python .*)$", docstring(name), re.MULTILINE)
     start, words = command.split(" ", 3)[:3], shlex.split(command)[3:]
@@ -126,12 +126,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_file_is_one_that_create_takes(world: World, name: str) -> None:
+def test_a_job_file_is_valid(world: World, name: str) -> None:
     plan = world.client.plan(EXAMPLES / name)
     assert plan[0].startswith("would ask for v")
     assert plan[-1].startswith("would run: ")
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_file_says_how_it_is_created(name: str) -> None:
+def test_a_job_file_has_its_command(name: str) -> None:
     assert f"#   drumline create examples/{name} --follow\n" in (EXAMPLES / name).read_text()

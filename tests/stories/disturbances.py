@@ -1,4 +1,4 @@
-"""A training job on the emulator that is disturbed at random moments, and one that is not.
+"""Training jobs on the emulator, with disturbances at random moments.
 
 Each blow waits until the program's own heartbeat says that its step has come, or until the program
 has started and a moment that was drawn has passed, and then until the attempt it fell on has ended.

@@ -1,4 +1,4 @@
-"""Training that is stopped again and again ends with the bits of a run that never was."""
+"""Training that is interrupted repeatedly ends with the same bits as an undisturbed run."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         pytest.param("lm_tiny", 40, 4, 0, id="LM, FSDP × tensor parallel"),
     ],
 )
-def test_five_disturbances_leave_every_bit_as_it_was(
+def test_five_disturbances_change_no_bit(
     world: World, config: str, steps: int, save_every: int, seed: int
 ) -> None:
     undisturbed = parameters(world, train(world, config, steps=steps, save_every=save_every))
