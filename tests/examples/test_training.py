@@ -128,7 +128,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_file_is_valid(world: World, name: str) -> None:
     plan = world.client.plan(EXAMPLES / name)
-    assert plan[0].startswith("would ask for v")
+    assert plan[0].startswith("would request v")
     assert plan[-1].startswith("would run: ")
 
 

@@ -52,5 +52,5 @@ def test_the_key_takes_three_words(tmp_path: Path) -> None:
     job = "accelerator: v4-8\nrun: x\npython: {kind: uv, drumline: %s}\n"
     for word, kept in (("true", True), ("false", False), ("auto", "auto")):
         assert parse(job % word, source="job.yaml", folder=tmp_path).python.drumline == kept
-    with pytest.raises(SpecError, match=r"python\.drumline: is 'maybe'; it takes auto, true"):
+    with pytest.raises(SpecError, match=r"python\.drumline: is 'maybe'; expected auto, true"):
         parse(job % "maybe", source="job.yaml", folder=tmp_path)

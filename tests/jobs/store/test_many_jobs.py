@@ -20,7 +20,7 @@ from drumline.jobs.core.state import (
     Placement,
     Status,
 )
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store import pruning
 from drumline.jobs.store.records import Store, Unreadable
 from drumline.jobs.store.search import Search
@@ -77,7 +77,7 @@ def test_a_job_that_left_the_loop_comes_back_with_a_resume(tmp_path: Path) -> No
         await office.reaches(job, "RUNNING")
         assert len(office.starts(job)) == 2
         await office.desk.verb(job, "clean", {})
-        with pytest.raises(Mistake, match="no job"):
+        with pytest.raises(RequestError, match="no job"):
             office.show(job)
 
     play(tmp_path, story)
@@ -182,9 +182,9 @@ def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path:
         assert (row["id"], row["name"], row["status"]) == (job, "bad", "UNREADABLE")
         assert "cannot be read" in row["reason"]
         assert [one["id"] for one in office.desk.status()["unreadable"]] == [job]
-        with pytest.raises(Mistake, match=f"cannot be read.*drumline delete {job}"):
+        with pytest.raises(RequestError, match=f"cannot be read.*drumline delete {job}"):
             office.show(job)
-        with pytest.raises(Mistake, match="cannot be read"):
+        with pytest.raises(RequestError, match="cannot be read"):
             await office.desk.verb(job, "resume", {})
         said = await office.desk.verb(job, "delete", {})
         assert "1 slice of" in said["text"]

@@ -1,4 +1,4 @@
-"""The documentation of the job file says what the schema says, and its examples are true."""
+"""The documentation of the job file agrees with the schema, and its examples are valid."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 SCHEMA = JobSpec.model_json_schema()
 
 
-def builder() -> ModuleType:
+def load_builder() -> ModuleType:
     spec = importlib.util.spec_from_file_location("build_jobs", DOCS / "build_jobs.py")
     assert spec is not None
     assert spec.loader is not None
@@ -23,19 +23,19 @@ def builder() -> ModuleType:
     return module
 
 
-def test_the_page_is_current() -> None:
+def test_the_page_is_up_to_date() -> None:
     page = (DOCS / "jobs.md").read_text(encoding="utf-8")
-    assert builder().build(page) == page, "run: python docs/build_jobs.py"
+    assert load_builder().build(page) == page, "run: python docs/build_jobs.py"
 
 
-def test_a_key_that_is_not_described_would_be_seen() -> None:
+def test_the_page_has_every_key() -> None:
     page = (DOCS / "jobs.md").read_text(encoding="utf-8")
     for key in JobSpec.model_fields:
         assert f"### `{key}`" in page
 
 
 @pytest.mark.parametrize("key", JobSpec.model_fields)
-def test_the_examples_of_a_key_are_true(key: str, tmp_path: Path) -> None:
+def test_the_examples_of_a_key_are_valid(key: str, tmp_path: Path) -> None:
     (tmp_path / "llama").mkdir()
     (tmp_path / "jobs" / "deploy").mkdir(parents=True)
     (tmp_path / "jobs" / "configs").mkdir()
@@ -47,7 +47,7 @@ def test_the_examples_of_a_key_are_true(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "model"), [("python", "Python"), ("retry", "Retry")])
-def test_the_examples_inside_a_key_are_true(key: str, model: str, tmp_path: Path) -> None:
+def test_the_examples_of_inner_keys_are_valid(key: str, model: str, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("jax")
     for inner, field in SCHEMA["$defs"][model]["properties"].items():
         for example in field["examples"]:
@@ -56,7 +56,7 @@ def test_the_examples_inside_a_key_are_true(key: str, model: str, tmp_path: Path
             assert parse(yaml.safe_dump(job), source="job.yaml", folder=tmp_path)
 
 
-def test_the_whole_job_files_in_the_page_are_true(tmp_path: Path) -> None:
+def test_the_job_files_in_the_page_are_valid(tmp_path: Path) -> None:
     page = (DOCS / "jobs.md").read_text(encoding="utf-8")
     (tmp_path / "requirements.txt").write_text("jax")
     files = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "# a job" in text]

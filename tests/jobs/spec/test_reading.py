@@ -1,4 +1,4 @@
-"""Job files that are good, what they mean, and that no text at all breaks the reader."""
+"""Valid job files and their values, and random text that must not crash the reader."""
 
 import json
 import string
@@ -19,7 +19,7 @@ def read(text: str, folder: Path, *overrides: str, source: str = "job.yaml") -> 
     return parse(text, source=source, folder=folder, overrides=overrides)
 
 
-def test_two_keys_make_a_job(tmp_path: Path) -> None:
+def test_a_job_needs_two_keys(tmp_path: Path) -> None:
     (tmp_path / "vit.yaml").write_text(GOOD)
     spec = load(tmp_path / "vit.yaml")
     assert (spec.name, spec.accelerator, spec.zones) == ("vit", ("v4-8",), "any")
@@ -30,7 +30,7 @@ def test_two_keys_make_a_job(tmp_path: Path) -> None:
     assert (spec.checkpoint, spec.stop_grace, spec.allow_cross_region) == (None, 30.0, False)
 
 
-def test_a_full_job_survives_the_way_to_the_server(tmp_path: Path) -> None:
+def test_a_full_job_survives_its_trip_to_the_server(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("jax")
     spec = read(
         """
@@ -72,7 +72,7 @@ def test_a_full_job_survives_the_way_to_the_server(tmp_path: Path) -> None:
     assert JobSpec.model_validate(sent) == validate(sent) == spec
 
 
-def test_the_record_of_a_job_reads_back_when_its_folder_is_gone(tmp_path: Path) -> None:
+def test_a_stored_job_can_be_read_after_its_folder_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     spec = read(GOOD + "workdir: code", tmp_path)
     sent = spec.model_dump(mode="json")
@@ -80,24 +80,24 @@ def test_the_record_of_a_job_reads_back_when_its_folder_is_gone(tmp_path: Path) 
     assert validate(sent).workdir == tmp_path.resolve() / "code"
 
 
-def test_json_with_mistakes_is_told_in_sentences() -> None:
+def test_errors_in_json_are_reported() -> None:
     with pytest.raises(SpecError) as caught:
         validate({"accelerator": "v4-8", "run": 7, "hosts": [True], "workdir": "here", "x": 1})
     assert str(caught.value).split("\n")[:3] == [
-        "job  workdir: 'here' is not an absolute folder",
+        "job  workdir: 'here' is not an absolute path",
         "job  run: 7 is a number, not text; put it in quotes: '7'",
-        "job  hosts: true is no host; hosts are numbered from 0",
+        "job  hosts: true is not a host; hosts are numbered from 0",
     ]
     with pytest.raises(SpecError):
         validate(["not", "a", "job"])
 
 
-@pytest.mark.parametrize("nothing", ["none", "null", ""])
-def test_a_job_may_ship_no_code(nothing: str, tmp_path: Path) -> None:
-    assert read(f"{GOOD}workdir: {nothing}", tmp_path).workdir is None
+@pytest.mark.parametrize("value", ["none", "null", ""])
+def test_a_job_may_send_no_code(value: str, tmp_path: Path) -> None:
+    assert read(f"{GOOD}workdir: {value}", tmp_path).workdir is None
 
 
-def test_folders_are_seen_from_the_job_file(tmp_path: Path) -> None:
+def test_folders_are_relative_to_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     spec = read(GOOD + "workdir: ..\ncheckpoint: out/ckpt", tmp_path / "jobs")
     assert spec.workdir == tmp_path.resolve()
@@ -105,7 +105,7 @@ def test_folders_are_seen_from_the_job_file(tmp_path: Path) -> None:
     assert read(GOOD + "checkpoint: ~/data/x", tmp_path).checkpoint == "~/data/x"
 
 
-def test_empty_maps_are_no_mistake(tmp_path: Path) -> None:
+def test_maps_may_be_empty(tmp_path: Path) -> None:
     spec = read(GOOD + "environment:\nmounts:\nretry:\npython:\nsecrets:\nsetup:\n", tmp_path)
     assert (spec.environment, spec.mounts, spec.retry.failures) == ({}, {}, 3)
     assert (spec.python.kind, spec.secrets, spec.setup) == ("system", (), None)
@@ -116,7 +116,7 @@ def test_an_alias_may_repeat_a_value(tmp_path: Path) -> None:
     assert spec.environment == {"A": "hello", "B": "hello"}
 
 
-def test_a_date_and_a_file_of_odd_name_make_names(tmp_path: Path) -> None:
+def test_a_date_and_an_odd_file_name_are_valid_names(tmp_path: Path) -> None:
     assert read(GOOD + "name: 2026-11-15", tmp_path).name == "2026-11-15"
     assert read(GOOD, tmp_path, source="a\nb.yaml").name == "a?b"
 
@@ -125,14 +125,14 @@ def test_a_date_and_a_file_of_odd_name_make_names(tmp_path: Path) -> None:
     ("written", "seconds"),
     [("0", 0), ("45", 45), ("1.5", 1.5), ("30s", 30), ("2 m", 120), ("1h", 3600)],
 )
-def test_the_grace_may_have_a_unit(written: str, seconds: float, tmp_path: Path) -> None:
+def test_the_grace_period_may_have_a_unit(written: str, seconds: float, tmp_path: Path) -> None:
     assert read(f"{GOOD}stop_grace: {written}", tmp_path).stop_grace == seconds
 
 
 # --- --set ------------------------------------------------------------------------------------
 
 
-def test_set_replaces_what_the_file_says(tmp_path: Path) -> None:
+def test_set_replaces_values_of_the_file(tmp_path: Path) -> None:
     spec = read(
         GOOD + "retry: {failures: 9, bad_hosts: 7}\npython: uv\nzones: nonsense",
         tmp_path,
@@ -154,50 +154,50 @@ def test_set_replaces_what_the_file_says(tmp_path: Path) -> None:
     assert spec.name == "no"
 
 
-def test_set_can_give_what_the_file_lacks(tmp_path: Path) -> None:
+def test_set_adds_missing_keys(tmp_path: Path) -> None:
     assert read("", tmp_path, "accelerator=v4-8", "run=true # ok").run == "true # ok"
     assert read("", tmp_path, "accelerator=v4-8", "run=# nothing").run == "# nothing"
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("zones=us-central2", "zones: 'us-central2' is a region; its zones with v4: us-central2-b"),
         ("retry.failures=x", "retry.failures: is 'x'; "
-         "it takes a whole number from 0 on, or unlimited"),
+         "expected a whole number from 0, or unlimited"),
         ("retry.failuers=1", "retry.failuers: unknown key; did you mean failures?"),
         ("chekpoint=/x", "chekpoint: unknown key; did you mean checkpoint?"),
         ("chekpoint.x=1", "chekpoint.x: unknown key; did you mean checkpoint?"),
         ("run.x=1", "run.x: run has no keys of its own; write run=value"),
         ("zones=[us-central2-b", "zones: not valid YAML: a '[' is never closed"),
         ("name=no", "name: YAML reads no as false; put it in quotes: 'no'"),
-        ("run=true", "run: YAML reads true as a truth value; put it in quotes: 'true'"),
+        ("run=true", "run: YAML reads true as a boolean; put it in quotes: 'true'"),
         ("run=", "run: is empty"),
         ("run", "is not key=value, like retry.failures=1"),
         ("=x", "is not key=value, like retry.failures=1"),
-        ("retry.=x", "names nothing after retry."),
-        ("hosts=[5]", "hosts: v4-8 has no host 5; it has one host, 0"),
-        ("environment.A B=1", "environment.A B: 'A B' is no name for a variable; "
-         "letters, digits and _ make one, no digit first"),
+        ("retry.=x", "has no key after retry."),
+        ("hosts=[5]", "hosts: v4-8 has no host 5; it has only host 0"),
+        ("environment.A B=1", "environment.A B: 'A B' is not a variable name; "
+         "use letters, digits and _, and do not start with a digit"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_set_names_the_option(override: str, said: str, tmp_path: Path) -> None:
+def test_an_error_in_set_names_the_option(override: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         read(GOOD, tmp_path, override)
-    assert str(caught.value) == f"--set {override}  {said}"
+    assert str(caught.value) == f"--set {override}  {message}"
     assert caught.value.problems[0].line is None
 
 
-def test_mistakes_of_the_file_and_of_set_come_together(tmp_path: Path) -> None:
+def test_errors_of_the_file_and_of_set_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         read(GOOD + "name: no", tmp_path, "capacity=cheap")
     assert str(caught.value) == (
         "job.yaml:3  name: YAML reads no as false; put it in quotes: 'no'\n"
-        "--set capacity=cheap  capacity: 'cheap' is none of spot, on-demand, reserved"
+        "--set capacity=cheap  capacity: 'cheap' is not one of spot, on-demand, reserved"
     )
 
 
-# --- no text breaks it ------------------------------------------------------------------------
+# --- random text ------------------------------------------------------------------------------
 
 KEYS = st.sampled_from([*JobSpec.model_fields, "kind", "failures", "/data", "A", "<<", "x y", ""])
 SCALARS = (
@@ -208,14 +208,14 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
 )
 YAMLISH = st.text(alphabet=string.printable + "é\u2028\ud7ff\x85", max_size=80)
-NOT_OUR_WORDS = (
+FOREIGN_WORDS = (
     "Input should", "Field required", "Value error", "valid string", "Traceback",
-    "which it cannot be",  # the fall-back for what our own checks let through
+    "which is not allowed here",  # the fallback for values that our own checks accept
 )  # fmt: skip
 
 
-def outcome(text: str, *overrides: str) -> None:
-    """Either a job that reads back from its own JSON, or sentences."""
+def check_outcome(text: str, *overrides: str) -> None:
+    """Check that the text is a job that survives JSON, or gives errors of one line each."""
     problems: tuple[Problem, ...] = ()
     try:
         spec = read(text, Path("/"), *overrides)
@@ -224,36 +224,36 @@ def outcome(text: str, *overrides: str) -> None:
         problems = error.problems
     for problem in problems:
         assert len(str(problem).splitlines()) == 1
-        assert not any(words in str(problem) for words in NOT_OUR_WORDS)
+        assert not any(words in str(problem) for words in FOREIGN_WORDS)
 
 
 @settings(deadline=None, max_examples=300)
 @given(YAMLISH)
-def test_any_text_is_a_job_or_a_sentence(text: str) -> None:
-    outcome(text)
-    outcome(GOOD + text)
+def test_any_text_is_a_job_or_an_error(text: str) -> None:
+    check_outcome(text)
+    check_outcome(GOOD + text)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.dictionaries(KEYS, VALUES, max_size=6))
-def test_any_values_are_a_job_or_sentences(values: dict[str, object]) -> None:
-    outcome(yaml.safe_dump({"accelerator": "v4-8", "run": "x", **values}, allow_unicode=True))
+def test_any_values_are_a_job_or_errors(values: dict[str, object]) -> None:
+    check_outcome(yaml.safe_dump({"accelerator": "v4-8", "run": "x", **values}, allow_unicode=True))
 
 
 @settings(deadline=None, max_examples=200)
 @given(KEYS, st.text(max_size=3), YAMLISH | st.text(max_size=20))
-def test_any_override_is_a_job_or_a_sentence(key: str, middle: str, value: str) -> None:
-    outcome(GOOD, f"{key}{middle}={value}", f"{key}.{middle}={value}", value)
+def test_any_override_is_a_job_or_an_error(key: str, middle: str, value: str) -> None:
+    check_outcome(GOOD, f"{key}{middle}={value}", f"{key}.{middle}={value}", value)
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.sampled_from(sorted(JobSpec.model_fields)), YAMLISH)
-def test_any_value_of_a_key_is_a_job_or_a_sentence(key: str, value: str) -> None:
-    outcome(f"accelerator: v4-8\nrun: x\n{key}: {value}\n")
-    outcome(f"{GOOD}environment:\n  {value}\n  A: b\n")
+def test_any_value_of_a_key_is_a_job_or_an_error(key: str, value: str) -> None:
+    check_outcome(f"accelerator: v4-8\nrun: x\n{key}: {value}\n")
+    check_outcome(f"{GOOD}environment:\n  {value}\n  A: b\n")
 
 
-def test_any_bytes_are_a_job_or_a_sentence(tmp_path: Path) -> None:
+def test_any_bytes_are_an_error(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
 
     @settings(deadline=None, max_examples=100)
@@ -269,7 +269,7 @@ def test_any_bytes_are_a_job_or_a_sentence(tmp_path: Path) -> None:
 # --- examples ---------------------------------------------------------------------------------
 
 
-def test_every_example_loads() -> None:
+def test_every_example_is_valid() -> None:
     files = sorted(EXAMPLES.glob("*.yaml"))
     assert EXAMPLES / "tpu-v4.yaml" in files
     for file in files:

@@ -1,6 +1,7 @@
-"""From a job file to a job: what is wrong with it here, where it may run, its packed code.
+"""Check job files with the settings of this server, and pack their code.
 
-The schema is imported with the first job file: building it takes an eighth of the server's start.
+The schema is imported with the first job file, because building it takes an eighth of the server's
+start.
 """
 
 import asyncio
@@ -16,14 +17,14 @@ from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_
 from drumline.jobs.billing.quota import beyond_quota
 from drumline.jobs.config import Config
 from drumline.jobs.core.state import Choice
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
 
 
 class JobFiles:
-    """Reads job files by the settings of this server."""
+    """Checks and packs job files with the settings of this server."""
 
     def __init__(self, config: Config, cloud: Cloud, archives: Path) -> None:
         """`archives` is the folder for packed code."""
@@ -31,34 +32,33 @@ class JobFiles:
         self._cloud = cloud
         self._code = archives
 
-    def valid(self, raw: Mapping[str, Any]) -> "JobSpec":
-        """The job that this JSON describes."""
+    def validate(self, raw: Mapping[str, Any]) -> "JobSpec":
+        """Read a job file from JSON. Raise RequestError if it is invalid."""
         from drumline.jobs.spec import SpecError, validate
 
         try:
             return validate(raw)
-        except SpecError as wrong:
-            raise Mistake(str(wrong)) from None
+        except SpecError as error:
+            raise RequestError(str(error)) from None
 
-    async def checked(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Choice, ...]]":
-        """The job that this JSON describes, and the slices here that it can run on."""
-        from drumline.jobs.spec.places import (
+    async def check(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Choice, ...]]":
+        """Read a job file from JSON. Return it with the slices that it can run on here."""
+        from drumline.jobs.spec.zones import (
             bucket_uses,
             candidates,
-            checkpoint_problem,
-            region_conflicts,
+            check_regions,
+            checkpoint_error,
         )
 
-        spec = self.valid(raw)
+        spec = self.validate(raw)
         config = self._config
         if not config.local and spec.project not in {None, config.project}:
-            raise Mistake(
-                f"project: this server works in {config.project}, not {spec.project};"
-                " use another DRUMLINE_HOME for another project"
+            raise RequestError(
+                f"project: this server uses {config.project}, not {spec.project};"
+                " set another DRUMLINE_HOME for another project"
             )
-        problem = checkpoint_problem(spec, local=config.local)
-        if problem:
-            raise Mistake(problem)
+        if message := checkpoint_error(spec, local=config.local):
+            raise RequestError(message)
         choices = candidates(spec, local=config.local)
         if spec.zones == "any" and not config.local and config.zones:
             choices = tuple(c for c in choices if c.zone in config.zones)
@@ -68,22 +68,27 @@ class JobFiles:
                 locations[use.bucket] = await self._cloud.bucket_location(use.bucket)
             except CloudError:
                 locations[use.bucket] = None
-        left, refusal = region_conflicts(spec, choices, locations)
-        if refusal:
-            raise Mistake(refusal)
-        if not left:
-            wanted = ", ".join(spec.accelerator)
-            raise Mistake(f"zones: none of your zones has {wanted}; drumline chips says which do")
-        return spec, left
+        choices, message = check_regions(spec, choices, locations)
+        if message:
+            raise RequestError(message)
+        if not choices:
+            names = ", ".join(spec.accelerator)
+            raise RequestError(
+                f"zones: none of your zones has {names}; drumline chips {spec.accelerator[0]} "
+                "lists the zones"
+            )
+        return spec, choices
 
-    def warnings(self, spec: "JobSpec", choices: tuple[Choice, ...], along: Companion) -> list[str]:
-        """What may go wrong with a job though its file is valid."""
+    def warnings(
+        self, spec: "JobSpec", choices: tuple[Choice, ...], bundled: Companion
+    ) -> list[str]:
+        """Return warnings about quota and packages for a valid job file."""
         config = self._config
-        short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
-        return [*short, along.warning] if along.warning else short
+        warnings = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        return [*warnings, bundled.warning] if bundled.warning else warnings
 
     async def companion(self, spec: "JobSpec") -> Companion:
-        """Whether Drumline's own package goes to the hosts with the code."""
+        """Decide if the Drumline package is sent to the hosts with the code."""
         scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
         local = self._config.local
         if spec.workdir is None:
@@ -91,57 +96,53 @@ class JobFiles:
         try:
             require_workdir(spec.workdir, self._config.home)
             return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
-        except code.CodeError as wrong:
-            raise Mistake(str(wrong)) from None
+        except code.CodeError as error:
+            raise RequestError(str(error)) from None
 
-    async def pack(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
-        """The archive of the job's code; None where it has no code."""
-        if spec.workdir is None and along.package is None:
+    async def pack(self, spec: "JobSpec", bundled: Companion) -> dict[str, Any] | None:
+        """Pack the job's code and describe the archive. Return None if there is no code."""
+        if spec.workdir is None and bundled.package is None:
             return None
         try:
             packed = await asyncio.to_thread(
                 code.pack,
                 spec.workdir,
                 self._code,
-                package=along.package,
+                package=bundled.package,
                 rules=self._rules(spec),
             )
-        except code.CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-        self._require_requirements(spec, packed.left_out)
+        except code.CodeError as error:
+            raise RequestError(str(error)) from None
+        self._require_requirements_file(spec, packed.left_out)
         return {
             "sha": packed.sha256,
             "files": packed.files,
             "bytes": packed.bytes,
-            "drumline": along.use,
+            "drumline": bundled.use,
             "rules": RULES,
             **left_out_json(packed.left_out),
         }
 
-    async def measure(self, spec: "JobSpec", along: Companion) -> dict[str, Any] | None:
-        """What `pack` would send, without writing anything."""
+    async def measure(self, spec: "JobSpec", bundled: Companion) -> dict[str, Any] | None:
+        """Describe the archive that `pack` would make, without writing it."""
         if spec.workdir is None:
-            nothing: dict[str, Any] = {
-                "files": 0,
-                "bytes": 0,
-                "drumline": along.use,
-                "left_out": [],
-            }
-            return None if along.package is None else nothing
+            if bundled.package is None:
+                return None
+            return {"files": 0, "bytes": 0, "drumline": bundled.use, "left_out": []}
         try:
             measured = await asyncio.to_thread(code.measure, spec.workdir, rules=self._rules(spec))
-        except code.CodeError as wrong:
-            raise Mistake(str(wrong)) from None
-        self._require_requirements(spec, measured.left_out)
+        except code.CodeError as error:
+            raise RequestError(str(error)) from None
+        self._require_requirements_file(spec, measured.left_out)
         return {
             "files": measured.files,
             "bytes": measured.bytes,
-            "drumline": along.use,
+            "drumline": bundled.use,
             **left_out_json(measured.left_out),
         }
 
     def _rules(self, spec: "JobSpec") -> PackingRules:
-        """The packing rules of a job file."""
+        """Return the packing rules of a job file."""
         return PackingRules(
             include=spec.include,
             checkpoint=spec.checkpoint,
@@ -149,13 +150,13 @@ class JobFiles:
             home=self._config.home,
         )
 
-    def _require_requirements(self, spec: "JobSpec", left_out: Sequence[LeftOut]) -> None:
-        """Raise Mistake if the hosts would not get the file of requirements."""
+    def _require_requirements_file(self, spec: "JobSpec", left_out: Sequence[LeftOut]) -> None:
+        """Raise RequestError if the requirements file would not be sent."""
         name = spec.python.requirements
         for entry in left_out if isinstance(name, str) else ():
             assert isinstance(name, str)
             if entry.path == name or (entry.path.endswith("/") and name.startswith(entry.path)):
-                raise Mistake(
+                raise RequestError(
                     f"python.requirements: {name} would not be sent ({entry.reason}); "
-                    "name it under include"
+                    "add it to include"
                 )
