@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from drumline.chips.catalogue import device_kind
 from drumline.heartbeat import heartbeat
 from drumline.train.checkpoints.fence import FencedOff
-from drumline.train.checkpoints.files import open_append, raise_storage_errors
+from drumline.train.checkpoints.files import open_append, raise_checkpoint_errors
 from drumline.train.goodput import Goodput
 from drumline.train.plan import Plan
 
@@ -177,7 +177,7 @@ class _MetricFiles:
     def add(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         line = {"attempt": self._attempt, "step": step, "time": round(now, 3)}
         values = {name: _json_number(value) for name, value in metrics.items()}
-        with raise_storage_errors(self._folder):
+        with raise_checkpoint_errors(self._folder):
             if time.monotonic() - self._checked_at >= CHECK_SECONDS:
                 self._check()
                 self._checked_at = time.monotonic()

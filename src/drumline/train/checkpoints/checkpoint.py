@@ -32,7 +32,7 @@ from jax.sharding import Mesh
 
 from drumline.errors import UserError
 from drumline.train.checkpoints.fence import Fence, FencedOff
-from drumline.train.checkpoints.files import COMMITTED, list_folder, raise_storage_errors
+from drumline.train.checkpoints.files import COMMITTED, list_folder, raise_checkpoint_errors
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.checksums import digest
 from drumline.train.multihost import broadcast_from_host_0, failed_hosts
@@ -129,7 +129,7 @@ class Checkpoints:
         if self._fence is not None:
             if step not in self._owned and self._path(step).exists():
                 raise self._name_taken(step)
-            with raise_storage_errors(str(self._folder)):
+            with raise_checkpoint_errors(str(self._folder)):
                 self._fence.begin_write(name, removing=[name] if replaces else ())
                 if replaces:
                     # Remove it before the new mark is written, which has no suspect flag.
@@ -142,7 +142,7 @@ class Checkpoints:
         tree = {**_named_leaves(saved.state), RECORDS: replicate(mesh, _to_words(saved.position))}
         tree[DIGEST] = self._digest(mesh)(list(tree.values()))
         arguments = ocp.args.PyTreeSave(tree)
-        with raise_storage_errors(str(self._folder)):
+        with raise_checkpoint_errors(str(self._folder)):
             try:
                 self._writer.save(self._path(step), args=arguments, force=replaces)
             except Exception as error:
@@ -162,7 +162,7 @@ class Checkpoints:
             self._commit_thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            with raise_storage_errors(str(self._folder)):
+            with raise_checkpoint_errors(str(self._folder)):
                 raise error
 
     def restore(self, abstract_state: State, mesh: Mesh, batch: int = 1) -> Saved | None:
