@@ -75,7 +75,7 @@ class RunProgress:
         self._evaluated_step = max(step, self._evaluated_step)
 
     def send_heartbeat(self, step: int, values: Mapping[str, object]) -> None:
-        """Send the position of the run to the agent, for `drumline list`."""
+        """Send the progress of the run to the agent, for `drumline list`."""
         recipe = self._plan.recipe
         fields = {
             **values,
@@ -95,7 +95,7 @@ class RunProgress:
         return {**throughput, **self.metrics}
 
     def _measure_throughput(self, now: float) -> dict[str, float | None]:
-        model, batch = self._plan.recipe.model, self._plan.batch
+        model, batch = self._plan.recipe.model, self._plan.abstract_batch
         steps_per_second = self._goodput.clock.steps_per_second()
         devices = list(self._plan.mesh.devices.flat)
         return {
@@ -302,12 +302,12 @@ class _EventFile:
         self._file.add(length + _masked_crc(length) + record + _masked_crc(record))
 
 
-def _varint(number: int) -> bytes:
+def _varint(value: int) -> bytes:
     encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
     return bytes(encoded)
 
 
@@ -328,10 +328,10 @@ def _float_field(field: int, value: float) -> bytes:
 
 
 def _crc_table() -> tuple[int, ...]:
-    def entry(number: int) -> int:
+    def entry(value: int) -> int:
         for _ in range(8):
-            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
-        return number
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        return value
 
     return tuple(map(entry, range(256)))
 

@@ -58,7 +58,7 @@ class Saved:
     position: int
     """The number of records consumed."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """The recipe and the data that led to it (provenance.py); empty if they are unknown."""
+    """Its recipe and data (provenance.py); empty if they are unknown."""
     checked: bool = False
     """True if every array had replicas on several devices and they were equal."""
 
@@ -169,7 +169,7 @@ class Checkpoints:
         """Return the newest usable checkpoint with these shardings, or None in an empty folder.
 
         `batch` is for checkpoints of version 0.1, which count batches instead of records. Raises
-        UserError if there are checkpoints and none can be used.
+        UserError if none of the checkpoints can be used.
         """
         self.wait()
         failures = []
@@ -294,8 +294,8 @@ class Checkpoints:
         return self._folder / self._name(step)
 
     def _remove(self, name: str) -> None:
-        # Orbax's mark goes first, so that a checkpoint that is removed in part is not complete.
-        # Drumline's mark goes last, so that the rest can be removed later.
+        # Remove Orbax's mark first, so that the checkpoint is incomplete from then on. Remove
+        # Drumline's mark last, so that a later attempt can remove the rest.
         path = self._folder / name
         (path / COMMITTED).unlink(missing_ok=True)
         if path.exists():
