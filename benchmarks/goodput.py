@@ -41,7 +41,7 @@ from tests.simulation.streams import Stream, Streams
 
 from drumline.chips import price
 from drumline.cloud.protocol import CloudError, PlacementRequest
-from drumline.observed.placements import ListedPlacement, PlacementState
+from drumline.observed import ListedPlacement, PlacementState
 
 HOUR, DAY = 3600.0, 86400.0
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")

@@ -24,8 +24,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from drumline.cloud.emulator import launch
-from drumline.jobs.caller import SERVER_COMMAND
 from drumline.jobs.client import Client
+from drumline.jobs.connection import SERVER_COMMAND
 from drumline.jobs.core.state import Allowance, Choice, Job, Status
 from drumline.jobs.spec import validate
 from drumline.jobs.store.records import Store

@@ -13,7 +13,7 @@ import pytest
 
 from drumline import __version__
 from drumline.cli import main
-from drumline.jobs.caller import VERSION
+from drumline.jobs.connection import VERSION
 
 
 class StandIn:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from drumline.jobs.controller.progress import LogReader
+from drumline.jobs.controller.heartbeats import LogReader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

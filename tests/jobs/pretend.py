@@ -20,9 +20,7 @@ from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
-from drumline.observed.faults import Refusal
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import Endpoint, ListedPlacement
+from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement, Refusal
 
 ZONE = "us-central2-b"
 HOUR = 3600.0

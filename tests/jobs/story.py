@@ -21,8 +21,7 @@ from drumline.jobs.core.state import (
     Zone,
 )
 from drumline.jobs.core.steps import Steps, advance
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import Endpoint, ListedPlacement
+from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement
 
 A = Choice("v4-16", "us-central2-b")
 B = Choice("v4-16", "local-b")

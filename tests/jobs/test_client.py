@@ -16,9 +16,9 @@ import pytest
 
 from drumline.cloud.emulator import processes
 from drumline.jobs import Client, Refused
-from drumline.jobs import caller as caller_module
-from drumline.jobs.caller import Caller, NoServer, home_folder
+from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
+from drumline.jobs.connection import Caller, NoServer, home_folder
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.process import ssh_key
 
@@ -74,7 +74,7 @@ def home(
     folder = tmp_path_factory.mktemp("home")
     script = folder.parent / f"{folder.name}.py"
     script.write_text(SERVER)
-    monkeypatch.setattr(caller_module, "SERVER_COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(connection_module, "SERVER_COMMAND", (sys.executable, str(script)))
     yield folder
     # One that was given up before it came to write down that it started, too.
     processes.end_all(lambda: processes.bearing(f"DRUMLINE_HOME={folder}"))
@@ -173,7 +173,7 @@ def test_a_server_that_dies_at_its_start_leaves_its_last_words(
 def test_a_server_that_never_listens_is_given_up(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller_module, "START_SECONDS", 0.2)
+    monkeypatch.setattr(connection_module, "START_SECONDS", 0.2)
     monkeypatch.setenv("DRUMLINE_TEST_SLOW", "30")
     with pytest.raises(NoServer, match="no server listens after"):
         Client(home).list()

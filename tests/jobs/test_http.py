@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.jobs.http import Broken, HttpAnswer, HttpConnection
+from drumline.jobs.connection import Broken, HttpAnswer, HttpConnection
 
 
 @contextmanager

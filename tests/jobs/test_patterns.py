@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.controller import progress
+from drumline.jobs.controller import heartbeats
 from drumline.jobs.patterns import TooSlow, backtracks, limited
 from drumline.jobs.spec import SpecError, validate
 from tests.jobs.pretend import Office, play
@@ -71,7 +71,7 @@ def test_patterns_as_people_write_them_pass(pattern: str) -> None:
 def test_a_pattern_that_is_too_slow_for_a_log_is_given_up_and_the_user_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "MATCH_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeats, "MATCH_SECONDS", 0.05)
 
     async def story(office: Office) -> None:
         job = await office.create(progress=SLOW_ON_PROSE)

@@ -32,8 +32,7 @@ from drumline.cloud.model.resources import (
 )
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.hosts.values import Address
-from drumline.observed.faults import Refusal
-from drumline.observed.placements import Endpoint, ListedPlacement
+from drumline.observed import Endpoint, ListedPlacement, Refusal
 from tests.simulation.hosts import Host
 from tests.simulation.nature import Nature
 

@@ -14,9 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 from drumline.hosts import driver
-from drumline.jobs.controller import polling, supervisor
+from drumline.jobs.controller import polling, sessions, slices, supervisor
 from drumline.jobs.controller.actions import Budget
-from drumline.jobs.controller.slices import driving, releases, sessions
 from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes
 from drumline.jobs.core.state import Attempt, Decision, Job, Outcome, PlacementPhase, Sighting, Wish
 from drumline.jobs.core.steps import Steps
@@ -55,12 +54,12 @@ def a_release_is_dropped() -> AbstractContextManager[Any]:
             self._store.gone(row.name, self._wall())
         return iter(())
 
-    return patch.object(releases.Releases, "due", due)
+    return patch.object(slices.Releases, "due", due)
 
 
 def a_program_starts_beside_the_old_one() -> AbstractContextManager[Any]:
     """The next attempt does not wait until the old slice runs nothing."""
-    return patch.object(releases.Releases, "may_still_run", lambda *_: False)
+    return patch.object(slices.Releases, "may_still_run", lambda *_: False)
 
 
 def a_preemption_counts_as_a_failure() -> AbstractContextManager[Any]:
@@ -223,7 +222,7 @@ def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
 
 def hosts_are_driven_before_they_are_listed() -> AbstractContextManager[Any]:
     """A new server orders over and over what it cannot do before a poll."""
-    return patch.object(driving.Driving, "hosts_known", lambda *_: True)
+    return patch.object(sessions.Driving, "hosts_known", lambda *_: True)
 
 
 def a_silent_host_is_never_judged() -> AbstractContextManager[Any]:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message
 
 from drumline.hosts import driver
 from drumline.jobs.config import read
-from drumline.jobs.controller import supervisor, zone_watch
+from drumline.jobs.controller import slices, supervisor
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
@@ -244,7 +244,7 @@ def nothing_real(nature: Nature, server: Server, round_pause: float = 0.02) -> I
             (time, "time_ns", lambda: int(server.wall() * 1e9)),
             (time, "monotonic", server.monotonic),
             (supervisor, "ROUND_PAUSE", round_pause),
-            (zone_watch, "SWEEP_SECONDS", SWEEP_SECONDS),
+            (slices, "SWEEP_SECONDS", SWEEP_SECONDS),
             (driver, "Connection", SimulatedConnection),
             (driver, "random", dice),
             (secrets, "token_hex", lambda n: f"{dice.getrandbits(8 * n):0{2 * n}x}"),

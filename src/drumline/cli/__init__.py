@@ -46,7 +46,7 @@ COMMANDS = {
 MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
     ("drumline.inspect.mistakes", "Mistake"),
-    ("drumline.jobs.caller", "Refused"),
+    ("drumline.jobs.connection", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
     ("drumline.numerics.mistakes", "Mistake"),
     ("drumline.targets", "Mistake"),

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from drumline.observed.faults import Refusal
-from drumline.observed.placements import ListedPlacement
+from drumline.observed import ListedPlacement, Refusal
 
 
 @dataclass(frozen=True)

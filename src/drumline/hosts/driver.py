@@ -29,7 +29,7 @@ from drumline.hosts.kept_log import KeptLog, set_aside, size_of
 from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
 from drumline.hosts.remote import AgentFailed, RemoteAgent
 from drumline.hosts.values import Admit, Output, Program, Timing, admit_all
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed import HostPhase, HostReport
 
 CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
 TAIL_LINES = 20

@@ -23,7 +23,7 @@ from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostDriver, Means
 from drumline.hosts.messages import HostRank
 from drumline.hosts.values import Address, Admit, Output, Program, Step, Timing, admit_all
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed import HostPhase, HostReport
 
 __all__ = [
     "Address",

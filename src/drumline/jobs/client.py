@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlencode
 
-from drumline.jobs.caller import (
+from drumline.jobs.connection import (
     ANSWER_SECONDS,
     Caller,
     Dropped,

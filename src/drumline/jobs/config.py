@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drumline.chips import LOCAL_ZONES, UnknownName
 from drumline.hosts.values import Timing
-from drumline.jobs.billing.quota import Grant, read_grant
+from drumline.jobs.billing import Grant, read_grant
 from drumline.jobs.core.state import Thresholds
 
 

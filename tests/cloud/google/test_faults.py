@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from drumline.cloud.google import faults
 from drumline.cloud.google.faults import classify, explain
 from drumline.jobs.core.refusals import Action, action
-from drumline.observed.faults import Fault, FaultKind, Scope
+from drumline.observed import Fault, FaultKind, Scope
 
 STOCKOUT = Fault(FaultKind.STOCKOUT, Scope.ZONE)
 ZONE_QUOTA = Fault(FaultKind.QUOTA, Scope.ZONE)

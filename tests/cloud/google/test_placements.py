@@ -10,8 +10,7 @@ from drumline.cloud.google import placements
 from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.cloud.local import emulated_cloud
 from drumline.cloud.protocol import Cloud, PlacementRequest
-from drumline.observed.faults import FaultKind
-from drumline.observed.placements import Endpoint, ListedPlacement, PlacementState
+from drumline.observed import Endpoint, FaultKind, ListedPlacement, PlacementState
 from tests.cloud.conftest import Emulator
 
 ENDS = (Endpoint("10.0.0.2", "34.0.0.2"),)

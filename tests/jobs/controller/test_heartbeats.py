@@ -13,7 +13,7 @@ from drumline.jobs.controller.heartbeats import WRITE_SECONDS, Heartbeats
 from drumline.jobs.core.state import Attempt, Choice, Decision, Ended, Job, Outcome
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Store
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed import HostPhase, HostReport
 
 HOUR = 3600.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.controller.memory import HostMemory
-from drumline.jobs.core.memory import HostState, Proof
+from drumline.jobs.controller.host_history import HostMemory
+from drumline.jobs.core.host_history import HostState, Proof
 from drumline.jobs.core.state import Cause, Placement
 from drumline.jobs.store.records import Store
 

@@ -10,8 +10,7 @@ from starlette.datastructures import QueryParams
 from drumline.cli.rendering.views import is_number, list_lines
 from drumline.hosts.agent.wire import decode
 from drumline.jobs.client import Client, Refused
-from drumline.jobs.controller.heartbeats import plain
-from drumline.jobs.controller.progress import LogReader
+from drumline.jobs.controller.heartbeats import LogReader, plain
 from drumline.jobs.core.steps import number
 from drumline.jobs.server.api import search_of
 from drumline.jobs.server.verbs import Mistake

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from drumline.jobs.controller.progress import LogReader, heartbeat_of
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.jobs.controller.heartbeats import LogReader, heartbeat_of
+from drumline.observed import HostPhase, HostReport
 
 MAXTEXT = r"completed step: (?P<step>\d+), .*loss: (?P<loss>[\d.]+)"
 

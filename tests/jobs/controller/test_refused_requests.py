@@ -170,7 +170,7 @@ def test_a_start_that_raises_rests_and_is_told_in_the_note(
     def broken(*_: Any) -> Any:
         raise RuntimeError("the archive is nowhere")
 
-    monkeypatch.setattr("drumline.jobs.controller.slices.sessions.program_of", broken)
+    monkeypatch.setattr("drumline.jobs.controller.sessions.program_of", broken)
 
     async def story(office: Office) -> None:
         job = await office.create()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cloud.protocol import CloudError
-from drumline.jobs.controller.witness import Hearing
+from drumline.jobs.controller.host_history import Hearing
 from tests.jobs.pretend import Office, play
 
 VFIO = "open(/dev/vfio/0): Device or resource busy"
@@ -69,7 +69,7 @@ class Google:
 def test_what_the_witness_says_is_held_against_the_host_once(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         boss, google = office.supervisor, Google()
-        hearing = Hearing(google, boss.records, boss.sessions, boss.memory, office.clock)
+        hearing = Hearing(google, boss.records, boss.sessions.reports, boss.memory, office.clock)
         job = await office.create()
         await office.reaches(job, "RUNNING")
         await hearing.ask()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.cloud.google.resources import ListedNode, ListedRequest
-from drumline.jobs.controller.slices.strays import Owners
+from drumline.jobs.controller.slices import Owners
 from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import UNAVAILABLE, ZONE, Office, play
 

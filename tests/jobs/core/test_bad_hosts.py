@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.health.accusation import Accusation
-from drumline.jobs.core.bad_hosts import blames_host, computes_wrong
+from drumline.jobs.core.causes import blames_host, computes_wrong
 
 BAD_HOST_TEXTS = (
     "Couldn't open iommu group",

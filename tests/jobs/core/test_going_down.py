@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.core.state import Allowance, EffectKind, Outcome
-from drumline.observed.hosts import HostPhase
+from drumline.observed import HostPhase
 from tests.jobs.pretend import Office, play
 from tests.jobs.story import PATIENCE, Story
 

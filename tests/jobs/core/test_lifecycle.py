@@ -17,8 +17,7 @@ from drumline.jobs.core.state import (
     Wish,
     Zone,
 )
-from drumline.observed.hosts import HostPhase
-from drumline.observed.placements import Endpoint, ListedPlacement, ListedSlice, PlacementState
+from drumline.observed import Endpoint, HostPhase, ListedPlacement, ListedSlice, PlacementState
 from tests.jobs.story import NO_CAPACITY, PATIENCE, A, B, Story
 
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from drumline.jobs.core.memory import Proof
+from drumline.jobs.core.host_history import Proof
 from drumline.jobs.core.state import Allowance, EffectKind, Outcome, Status, Wish
-from drumline.observed.hosts import HostPhase
+from drumline.observed import HostPhase
 from tests.jobs.story import NO_CAPACITY, PATIENCE, Story
 
 LIES = "drumline: chip 5 of host 1 computes wrong: its product differs from 7 others"

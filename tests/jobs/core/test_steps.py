@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from drumline.jobs.billing.costs import cost_lost, per_hour
+from drumline.jobs.billing import cost_lost, per_hour
 from drumline.jobs.core.steps import Steps, advance, steps_again
 from drumline.jobs.store.records import SliceRow
 from drumline.jobs.store.specs import StoredSpec

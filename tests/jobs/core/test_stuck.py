@@ -6,7 +6,7 @@ import pytest
 
 from drumline.jobs.core.causes import GO_ON_LATER
 from drumline.jobs.core.state import EffectKind, Outcome, Status
-from drumline.observed.hosts import HostPhase
+from drumline.observed import HostPhase
 from tests.jobs.story import PATIENCE, Story
 
 HALF_AN_HOUR = 1800.0

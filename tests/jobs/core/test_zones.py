@@ -1,10 +1,10 @@
-from drumline.jobs.core.state import Choice
-from drumline.jobs.core.zone_backoff import (
+from drumline.jobs.core.availability import (
     FIRST_BACKOFF,
     LONGEST_BACKOFF,
     PENDING_LIMIT,
     ZoneBackoff,
 )
+from drumline.jobs.core.state import Choice
 
 HERE = Choice("v4-8", "us-central2-b")
 

@@ -11,9 +11,8 @@ from typing import Any, cast
 import pytest
 
 from drumline.hosts.kept_log import SMALLEST, KeptLog
-from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.core.state import Attempt, Choice, Job, Placement, PlacementPhase, Status
-from drumline.jobs.folders import Folders
+from drumline.jobs.folders import Folders, trim
 from drumline.jobs.server.logs import Wanted, stream_logs, wanted_of
 from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import Mistake

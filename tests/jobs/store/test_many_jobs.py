@@ -22,8 +22,7 @@ from drumline.jobs.core.state import (
 )
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store import pruning
-from drumline.jobs.store.records import Store, Unreadable
-from drumline.jobs.store.search import Search
+from drumline.jobs.store.records import Search, Store, Unreadable
 from tests.jobs.pretend import Office, play
 
 DAY = 86400.0

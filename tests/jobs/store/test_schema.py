@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.store import schema
-from drumline.jobs.store.records import Store
+from drumline.jobs.store.records import Search, Store
 from drumline.jobs.store.schema import SchemaError
-from drumline.jobs.store.search import Search
 
 BEFORE_STEPS = Path(__file__).with_name("data") / "jobs-schema-0.sql"
 """Written by the last version that did not count steps: a job done, one failed, one that keeps its

@@ -9,7 +9,7 @@ what `explain` returns, and `jobs.core.refusals` decides what follows.
 import re
 from dataclasses import dataclass
 
-from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
+from drumline.observed import Fault, FaultKind, Refusal, Scope
 
 _SENTENCES = {
     FaultKind.STOCKOUT: "no capacity in {zone}",

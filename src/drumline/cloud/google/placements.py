@@ -8,8 +8,15 @@ from collections.abc import Iterable, Sequence
 
 from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.resources import ListedNode, ListedRequest
-from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
-from drumline.observed.placements import ListedPlacement, ListedSlice, PlacementState
+from drumline.observed import (
+    Fault,
+    FaultKind,
+    ListedPlacement,
+    ListedSlice,
+    PlacementState,
+    Refusal,
+    Scope,
+)
 
 # A node in these states runs nothing of ours any more. STOPPED and the hiding states come from
 # maintenance and cannot be undone by us, so they count as preempted.

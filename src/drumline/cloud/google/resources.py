@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from drumline.observed.placements import Endpoint
+from drumline.observed import Endpoint
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.resources import ListedNode, ListedRequest
 from drumline.cloud.google.rest import CallLimits, Deadline, Rest, RestCall, World
 from drumline.cloud.protocol import CloudError, PlacementRequest
-from drumline.observed.faults import Refusal
-from drumline.observed.placements import ListedPlacement
+from drumline.observed import ListedPlacement, Refusal
 
 GOOGLE = "https://tpu.googleapis.com"
 STORAGE = "https://storage.googleapis.com"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.jobs.core.state import Placement, Sighting
-from drumline.observed.placements import ListedPlacement
+from drumline.observed import ListedPlacement
 
 QUICKEST = 0.2
 """The smallest part of the interval to which news from a host brings the next poll forward."""

@@ -16,20 +16,14 @@ from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud
 from drumline.jobs.config import Config
 from drumline.jobs.controller.actions import Actions, Budget
-from drumline.jobs.controller.availability import Availability, Zones
 from drumline.jobs.controller.heartbeats import Heartbeats
-from drumline.jobs.controller.memory import HostMemory
-from drumline.jobs.controller.old_archives import make_safe
+from drumline.jobs.controller.host_history import Hearing, HostMemory, Witness
 from drumline.jobs.controller.polling import ZonePolls
-from drumline.jobs.controller.program import detailed_events
-from drumline.jobs.controller.slices.driving import Driving
-from drumline.jobs.controller.slices.releases import Releases
-from drumline.jobs.controller.slices.requests import Requests
-from drumline.jobs.controller.slices.sessions import Sessions
-from drumline.jobs.controller.slices.strays import Owners, Strays
-from drumline.jobs.controller.witness import Hearing, Witness
-from drumline.jobs.controller.zone_watch import ZoneWatch
+from drumline.jobs.controller.program import detailed_events, make_safe
+from drumline.jobs.controller.sessions import Driving, Sessions
+from drumline.jobs.controller.slices import Owners, Releases, Requests, Strays, ZoneWatch
 from drumline.jobs.core import lifecycle
+from drumline.jobs.core.availability import Availability, Zones
 from drumline.jobs.core.causes import failing
 from drumline.jobs.core.state import (
     Choice,
@@ -46,7 +40,7 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store, Unreadable
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostReport
+from drumline.observed import HostReport
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +99,7 @@ class Supervisor:
         self.memory = HostMemory(store.hosts, wall)
         self.sessions = Sessions(cloud, config, self.folders, self.memory, clock)
         self._hearing = witness and Hearing(
-            witness, self.records, self.sessions, self.memory, clock
+            witness, self.records, self.sessions.reports, self.memory, clock
         )
         self.driving = Driving(
             self.records, self.sessions, self.polls, self.actions, self.folders, config,

@@ -7,7 +7,7 @@ of a preemption is often a failing or a hanging program.
 from dataclasses import replace
 
 from drumline.jobs.core.causes import by_signal, failing, find_cause, leaving
-from drumline.jobs.core.memory import Proof
+from drumline.jobs.core.host_history import Proof
 from drumline.jobs.core.outcomes import (
     DEPARTURES,
     attempt_of,
@@ -27,8 +27,7 @@ from drumline.jobs.core.state import (
     Thresholds,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import PlacementState
+from drumline.observed import HostPhase, HostReport, PlacementState
 
 EDGE_FACTOR = 3.0
 """Factor on the time limit of an attempt's first and last step: programs compile and restore at the

@@ -26,12 +26,10 @@ from drumline.jobs.core.outcomes import (
     note,
     preempted,
     proved,
-    turn_down,
-)
-from drumline.jobs.core.parking import (
     release_after_waiting,
     release_if_none_is_left,
     release_parked,
+    turn_down,
 )
 from drumline.jobs.core.refusals import Action, action
 from drumline.jobs.core.state import (
@@ -52,9 +50,15 @@ from drumline.jobs.core.state import (
     Wish,
     Zone,
 )
-from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import PlacementState
+from drumline.observed import (
+    Fault,
+    FaultKind,
+    HostPhase,
+    HostReport,
+    PlacementState,
+    Refusal,
+    Scope,
+)
 
 
 def decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:

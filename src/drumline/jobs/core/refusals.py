@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from drumline.observed.faults import Fault, FaultKind, Scope
+from drumline.observed import Fault, FaultKind, Scope
 
 
 class Action(StrEnum):

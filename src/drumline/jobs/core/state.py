@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from drumline.chips import slice_of
 from drumline.jobs.core.steps import Steps
-from drumline.observed.hosts import HostReport
-from drumline.observed.placements import ListedPlacement, PlacementState
+from drumline.observed import HostReport, ListedPlacement, PlacementState
 
 
 class Choice(NamedTuple):

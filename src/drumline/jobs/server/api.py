@@ -21,14 +21,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drumline import __version__
-from drumline.jobs.caller import STRAYS, VERSION
+from drumline.jobs.connection import STRAYS, VERSION
 from drumline.jobs.controller.actions import is_about_storage
 from drumline.jobs.core.state import Status
 from drumline.jobs.server.exchange import Exchange, LinesResponse
 from drumline.jobs.server.logs import stream_logs, wanted_of
 from drumline.jobs.server.service import MOST_DIGITS, RECENT, JobService
 from drumline.jobs.server.verbs import Mistake
-from drumline.jobs.store.search import UNREADABLE, Search
+from drumline.jobs.store.records import UNREADABLE, Search
 
 LONGEST_POLL = 30.0
 

@@ -13,7 +13,7 @@ from drumline.hosts import code
 from drumline.hosts.companion import Companion, companion
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
-from drumline.jobs.billing.quota import beyond_quota
+from drumline.jobs.billing import beyond_quota
 from drumline.jobs.config import Config
 from drumline.jobs.core.state import Choice
 from drumline.jobs.server.verbs import Mistake

@@ -16,8 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drumline.jobs.controller.log_limit import TRIMMED
 from drumline.jobs.core.state import Job
+from drumline.jobs.folders import TRIMMED
 from drumline.jobs.server.log_tail import LogTail, Timed, line_since
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.protocol import Cloud
 from drumline.cloud.visits import LAST_CALLERS, Visits
-from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
+from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.api import JobsApi

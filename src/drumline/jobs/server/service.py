@@ -15,7 +15,7 @@ from typing import Any
 
 from drumline.hosts.messages import working_copy
 from drumline.hosts.packing.rules import left_out_line
-from drumline.jobs.controller.slices.sessions import run_of
+from drumline.jobs.controller.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
@@ -24,10 +24,9 @@ from drumline.jobs.server.jobfiles import JobFiles
 from drumline.jobs.server.known.lost import LostSlices
 from drumline.jobs.server.known.remembered import RememberedHosts
 from drumline.jobs.server.verbs import Mistake
-from drumline.jobs.store.records import Record, SetAside, Unreadable
-from drumline.jobs.store.search import Search
+from drumline.jobs.store.records import Record, Search, SetAside, Unreadable
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostPhase
+from drumline.observed import HostPhase
 
 __all__ = ["JobService", "Mistake"]
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from drumline.jobs.billing.costs import per_hour
-from drumline.jobs.controller.slices.strays import Stray
+from drumline.jobs.billing import per_hour
+from drumline.jobs.controller.slices import Stray
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.outcomes import in_minutes
 from drumline.jobs.core.state import (

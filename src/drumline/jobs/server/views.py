@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from drumline import __version__
 from drumline.chips import slice_of
-from drumline.jobs.billing.costs import cost, cost_lost, per_hour
+from drumline.jobs.billing import cost, cost_lost, per_hour
 from drumline.jobs.core.outcomes import in_minutes
 from drumline.jobs.core.state import Choice, Job
 from drumline.jobs.core.steps import steps_again
-from drumline.jobs.store.records import Record, SetAside
-from drumline.jobs.store.search import UNREADABLE
+from drumline.jobs.store.records import UNREADABLE, Record, SetAside
 from drumline.jobs.store.specs import StoredSpec
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ transaction, before it is acted on.
 """
 
 import json
+import logging
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
@@ -15,13 +16,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from drumline.jobs.core.host_history import KnownHost
 from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Placement
-from drumline.jobs.store.hosts import HostRows
 from drumline.jobs.store.metrics import Metrics
 from drumline.jobs.store.schema import transaction, upgrade
-from drumline.jobs.store.search import MOST_ENDED, Search, where
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostReport
+from drumline.observed import HostReport
 
 _JOB = TypeAdapter(Job)
 
@@ -67,6 +67,94 @@ class SliceRow:
     ready: float | None
     released: float | None
     gone: float | None
+
+
+UNREADABLE = "UNREADABLE"
+"""The status under which a job is listed whose row cannot be read."""
+MOST_ENDED = 1000
+"""The most ended jobs in a list without a limit: enough for any screen."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The filters of a list; those that are None or empty do not apply."""
+
+    since: float | None = None
+    """Leave out jobs that had ended before this."""
+    status: tuple[str, ...] = ()
+    name: str | None = None
+    """A part of the name, or a pattern with * and ?."""
+    user: str | None = None
+    limit: int | None = None
+    """How many of the newest; None is all that have not ended and the newest MOST_ENDED others."""
+    before: str | None = None
+    """List only jobs older than this one, for the next page."""
+
+    @property
+    def paged(self) -> bool:
+        """Whether the list is cut after a number of jobs, running ones included."""
+        return self.limit is not None or self.before is not None
+
+
+def where(search: Search) -> tuple[str, list[object]]:
+    """The SQL term for the rows of `jobs`, and the values for its question marks."""
+    terms: list[str] = ["1"]
+    given: list[object] = []
+    if search.since is not None:
+        terms.append("(live = 1 OR trouble IS NOT NULL OR ended > ?)")
+        given.append(search.since)
+    if search.status:
+        marks = ", ".join("?" * len(search.status))
+        shown = f"CASE WHEN trouble IS NULL THEN status ELSE '{UNREADABLE}' END"
+        terms.append(f"{shown} IN ({marks})")
+        given += search.status
+    if search.name is not None:
+        pattern = search.name if set(search.name) & set("*?") else f"*{search.name}*"
+        terms.append("name GLOB ?")
+        # GLOB has sets of characters too; here a bracket is only a bracket.
+        given.append(pattern.replace("[", "[[]"))
+    if search.user is not None:
+        terms.append("user = ?")
+        given.append(search.user)
+    if search.before is not None:
+        terms.append("number < ?")
+        given.append(int(search.before))
+    return " AND ".join(terms), given
+
+
+log = logging.getLogger(__name__)
+
+_KNOWN = TypeAdapter(KnownHost)
+
+
+class HostRows:
+    """One row for each host."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        """The table is in this database."""
+        self._db = db
+
+    def all(self) -> dict[str, KnownHost]:
+        """Every host by its identity; a row that cannot be read is left where it is."""
+        found = {}
+        for row in self._db.execute("SELECT identity, record FROM hosts ORDER BY identity"):
+            try:
+                found[row["identity"]] = _KNOWN.validate_json(row["record"])
+            except ValidationError as wrong:
+                log.warning("the row of host %s cannot be read: %s", row["identity"], wrong)
+        return found
+
+    def save(self, known: KnownHost) -> None:
+        """Save a host, whether it is new or not."""
+        self._db.execute(
+            "INSERT INTO hosts VALUES (?, ?, ?) ON CONFLICT (identity)"
+            " DO UPDATE SET last = excluded.last, record = excluded.record",
+            (known.name.identity, known.last_seen, _KNOWN.dump_json(known).decode()),
+        )
+
+    def remove(self, identity: str) -> None:
+        """Forget a host."""
+        self._db.execute("DELETE FROM hosts WHERE identity = ?", (identity,))
 
 
 class Store:

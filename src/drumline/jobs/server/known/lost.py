@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from drumline.jobs.controller.slices.strays import Stray
+from drumline.jobs.controller.slices import Stray
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Choice, Decision, Event
 from drumline.jobs.server import verbs

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from drumline.jobs.controller.memory import HostMemory
-from drumline.jobs.core.memory import KnownHost, Proof
+from drumline.jobs.controller.host_history import HostMemory
+from drumline.jobs.core.host_history import KnownHost, Proof
 from drumline.jobs.server.verbs import Mistake
 
 LONGEST_NAME = 200

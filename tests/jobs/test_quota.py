@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from drumline.chips import UnknownName
-from drumline.jobs.billing.quota import Grant, beyond_quota, read_grant
+from drumline.jobs.billing import Grant, beyond_quota, read_grant
 from drumline.jobs.config import ConfigError, read
 from drumline.jobs.core.state import Choice
 from tests.jobs.pretend import Office, play
