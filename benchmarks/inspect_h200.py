@@ -1,11 +1,11 @@
-"""What `drumline.inspect.estimate` predicts for one H200, beside what it measures there.
+"""Compare `drumline.inspect.estimate` with measurements on one H200.
 
     python benchmarks/inspect_h200.py [NAME …] [--texts FOLDER]
 
-Run on the GPU itself, whose own compiler is asked. Products of several shapes, attention, losses
-and whole training steps; `calibration` marks those that the constants were fitted on, which count
-in no error. Each is compiled, estimated, then timed: the median of five rounds after a warm-up.
-`--texts` keeps the compiled programs.
+Run it on the GPU, because it uses the GPU's compiler. The programs are matmuls of several shapes,
+attention, losses and training steps. `calibration` marks those that the constants were fitted on.
+They do not count in the error. Each program is compiled, estimated and timed (the median of five
+rounds after a warm-up). `--texts` keeps the compiled programs.
 """
 
 # mypy: allow-untyped-calls
@@ -29,33 +29,33 @@ from drumline.inspect import estimate
 
 ROUNDS = 5
 LONG_ENOUGH = 0.05
-"""Seconds of a round: a clock and a first launch are nothing beside it."""
+"""The duration of a round, long enough to make the clock and the first launch negligible."""
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def normal(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
-    """Random numbers, since products of zeros are quicker."""
+    """Return random numbers, because matmuls of zeros are faster."""
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
 
 
 def product(rows: int, inner: int, columns: int, dtype: Any = jnp.bfloat16) -> Case:
-    """A matrix product."""
+    """Multiply two matrices."""
     return jnp.matmul, (normal(rows, inner, dtype=dtype), normal(inner, columns, dtype=dtype))
 
 
 def batched(batch: int, side: int) -> Case:
-    """Many products of one shape."""
+    """Multiply many matrices of the same shape."""
     return jnp.matmul, (normal(batch, side, side), normal(batch, side, side))
 
 
 def copy(megabytes: int) -> Case:
-    """Read and write so many megabytes."""
+    """Read and write this number of megabytes."""
     return jnp.negative, (normal(megabytes * 2**19),)
 
 
 def attention(kernel: str, backward: bool) -> Case:
-    """Causal attention of 16 heads."""
+    """Run causal attention with 16 heads."""
     heads = [normal(8, 2048, 16, 128) for _ in range(3)]
     run = partial(jax.nn.dot_product_attention, is_causal=True, implementation=kernel)
     if not backward:
@@ -68,7 +68,7 @@ def attention(kernel: str, backward: bool) -> Case:
 
 
 def gated() -> Case:
-    """A norm and a gate: memory, and no product."""
+    """Run a norm and a gate, which are bound by memory."""
 
     def run(x: jax.Array, gate: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
@@ -79,7 +79,7 @@ def gated() -> Case:
 
 
 def vocabulary_loss() -> Case:
-    """A head of 32,000 words and its cross-entropy, with gradients."""
+    """Run an output layer with 32,000 tokens and its cross-entropy, with gradients."""
 
     def loss(x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
         logits = (x @ head).astype(jnp.float32)
@@ -92,7 +92,7 @@ def vocabulary_loss() -> Case:
 
 
 def layers() -> Case:
-    """Eight feed-forward layers in a scan, rematerialised, with gradients."""
+    """Run eight rematerialized feed-forward layers in a scan, with gradients."""
 
     def loss(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         def layer(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -107,7 +107,7 @@ def layers() -> Case:
 
 
 def training(name: str) -> Case:
-    """A whole step of `drumline.train`, as train_h200.py measures it beside PyTorch."""
+    """Run a training step of `drumline.train`, as in train_h200.py."""
     import optax  # type: ignore[import-untyped]
 
     from drumline.train.data import arrays as in_memory
@@ -154,7 +154,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def measure(run: Callable[[], Any]) -> float:
-    """Median seconds of one call."""
+    """Return the median seconds of a call."""
     jax.block_until_ready(run())
     start = time.perf_counter()
     jax.block_until_ready(run())
@@ -182,14 +182,14 @@ def main() -> None:
             continue
         fn, args = build()
         compiled = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args).compile()
-        told = estimate(compiled, on="H200")
+        result = estimate(compiled, on="H200")
         measured = measure(_repeatable(compiled, args))
-        error = told.seconds / measured - 1
+        error = result.seconds / measured - 1
         errors += [] if name in CALIBRATION else [abs(error)]
         calibration = "  (calibration)" if name in CALIBRATION else ""
         print(
-            f"{name:32}{told.seconds * 1e3:9.3f} ms{measured * 1e3:9.3f} ms{error:+8.0%}"
-            f"  {told.bound}{calibration}",
+            f"{name:32}{result.seconds * 1e3:9.3f} ms{measured * 1e3:9.3f} ms{error:+8.0%}"
+            f"  {result.bound}{calibration}",
             flush=True,
         )
         if given.texts is not None:
@@ -201,15 +201,15 @@ def main() -> None:
 
 
 def _repeatable(compiled: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
-    """A call that can be made again; a training step gives its state back in the same place."""
+    """Return a function that can be called repeatedly. A training step reuses its state."""
     if len(args) != 4 or not isinstance(args[2], dict):
         return partial(compiled, *args)
     state, watch, batch, notice = args
 
     def step() -> Any:
         nonlocal state, watch
-        state, watch, told = compiled(state, watch, batch, notice)
-        return told
+        state, watch, metrics = compiled(state, watch, batch, notice)
+        return metrics
 
     return step
 

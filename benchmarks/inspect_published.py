@@ -1,16 +1,16 @@
-"""What `drumline.inspect.estimate` predicts for TPUs, beside what others measured and published.
+"""Compare `drumline.inspect.estimate` with published measurements on TPUs.
 
     python benchmarks/inspect_published.py            all of it, a minute or two on two cores
     python benchmarks/inspect_published.py steps      steps | chapter | anchors
     python benchmarks/inspect_published.py draw 'llama3.1-8b v6e-8' step.png
 
 `steps`: training steps of AI-Hypercomputer/tpu-recipes (benchmarks/published), from v6e-8 to 512
-chips, each as one plain JAX program. The one constant that is fitted, how much of a v6e's peak
-large products reach, was fitted on the two rows marked `fitted`; the others are held out.
-`chapter`: 311, 244 (its trace reads 234.8) and 224 µs of the chapter on programming TPUs in JAX,
-for a chip that it does not name, by its figures a v2-8; nothing is fitted on them.
-`anchors`: single measurements of the scaling book on v5e and v2.
-Nothing here runs on a TPU, and nothing asks its compiler: emulated CPU devices are compiled for.
+chips, each as a plain JAX program. The only fitted constant, the fraction of the v6e peak that
+large matmuls reach, is fitted on the two rows marked `fitted`. All other rows are held out.
+`chapter`: 311, 244 (234.8 in its trace) and 224 µs from the chapter on programming TPUs in JAX. It
+does not name the chip, which must be a v2-8 by its figures. Nothing is fitted on these rows.
+`anchors`: single measurements from the scaling book on v5e and v2.
+Nothing runs on a TPU or uses its compiler. The programs are compiled for emulated CPU devices.
 """
 
 # mypy: allow-untyped-calls
@@ -35,27 +35,28 @@ FITTED = ("llama3.1-8b v6e-8", "llama3.1-8b v6e-64")
 
 
 def steps() -> None:
-    """Whole training steps."""
+    """Compare training steps."""
     from published import rows
 
     print(f"{'step':28}{'chips':>6}{'published':>11}{'predicted':>11}{'error':>7}  bound     took")
     errors = []
     for name, row in rows.ROWS.items():
         began = time.perf_counter()
-        told = _told(row)
-        error = told.seconds / row.seconds - 1
+        result = _estimate_step(row)
+        error = result.seconds / row.seconds - 1
         errors += [] if name in FITTED else [abs(error)]
         took = time.perf_counter() - began
         print(
-            f"{name:28}{told.machine.chips:6}{row.seconds:9.2f} s{told.seconds:9.2f} s{error:+7.0%}"
-            f"  {told.bound:8}{took:5.1f} s{'  fitted' if name in FITTED else ''}",
+            f"{name:28}{result.machine.chips:6}{row.seconds:9.2f} s{result.seconds:9.2f} s"
+            f"{error:+7.0%}"
+            f"  {result.bound:8}{took:5.1f} s{'  fitted' if name in FITTED else ''}",
             flush=True,
         )
     held = f"{len(errors)} rows held out"
     print(f"{held}: median error {statistics.median(errors):.0%}, largest {max(errors):.0%}\n")
 
 
-def _told(row: Any) -> Estimate:
+def _estimate_step(row: Any) -> Estimate:
     from published import decoder
 
     fn, args = decoder.step(row.training, row.abstract_mesh())
@@ -64,27 +65,27 @@ def _told(row: Any) -> Estimate:
 
 
 def draw(name: str, file: str) -> None:
-    """Draw the timeline of one step."""
+    """Draw the timeline of a step."""
     from published import rows
 
-    _told(rows.ROWS[name]).save_png(file)
+    _estimate_step(rows.ROWS[name]).save_png(file)
 
 
 MESH = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Explicit,) * 2)
 
 
 def shape(*sizes: int, spec: Any = None, mesh: AbstractMesh = MESH, dtype: Any = jnp.int32) -> Any:
-    """An argument; int32 is what the chapter's `arange` makes."""
+    """Return an argument. The default dtype is that of the chapter's `arange`."""
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec or P()))
 
 
 def plain(a: jax.Array, w: jax.Array) -> jax.Array:
-    """The chapter's product, as XLA shards it."""
+    """Multiply as in the chapter, under jit alone."""
     return jnp.einsum("bd,df->bf", a, w, out_sharding=P("X", "Y"))
 
 
 def ring(a: jax.Array, w: jax.Array) -> jax.Array:
-    """The chapter's collective matmul."""
+    """Multiply with the chapter's collective matmul."""
     devices, here = lax.axis_size("Y"), lax.axis_index("Y")
     depth = a.shape[1]
     left = [(i, (i - 1) % devices) for i in range(devices)]
@@ -99,7 +100,7 @@ def ring(a: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def chapter() -> None:
-    """A[B_X, D_Y] · W[D, F_Y] in three ways."""
+    """Compare three implementations of A[B_X, D_Y] · W[D, F_Y]."""
     sharded, local = shape(1024, 2048, spec=P("X", "Y")), shape(1024, 2048, spec=P("X", None))
     weights = shape(2048, 8192, spec=P(None, "Y"))
     mapped = jax.shard_map(
@@ -117,7 +118,7 @@ def chapter() -> None:
 
 
 def anchors() -> None:
-    """Collectives and a product alone."""
+    """Compare single collectives and a matmul."""
 
     def gather(x: jax.Array) -> Any:
         return jax.sharding.reshard(x, P())
@@ -143,10 +144,10 @@ def anchors() -> None:
 def _row(
     name: str, fn: Any, args: tuple[Any, ...], mesh: AbstractMesh, on: str, published: float
 ) -> None:
-    told = estimate(fn, *args, on=on, mesh=mesh, compiler="cpu")
-    error = told.seconds / published - 1
+    result = estimate(fn, *args, on=on, mesh=mesh, compiler="cpu")
+    error = result.seconds / published - 1
     print(
-        f"{name:32}{published * 1e6:8.0f} µs{told.seconds * 1e6:8.0f} µs{error:+7.0%}", flush=True
+        f"{name:32}{published * 1e6:8.0f} µs{result.seconds * 1e6:8.0f} µs{error:+7.0%}", flush=True
     )
 
 

@@ -31,9 +31,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drumline.inspect.collectives import collectives_of
-from drumline.inspect.compiled import compiled_for
-from drumline.inspect.cost.machines import machine
+from drumline.inspect.collectives import find_collectives
+from drumline.inspect.compiling.programs import compile_for
+from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.cost.timeline import DEVICE
 from drumline.inspect.estimate import Estimate, estimate_program
 from tpu_cases import Case, cases
@@ -66,27 +66,30 @@ class Row:
 
 def measured(case: Case, on: str) -> Row:
     """Compile a case, and read it."""
-    target = machine(on)
-    compiled = compiled_for(
-        target, case.fn, case.args, mesh=case.mesh, compiler="tpu", options=case.options
+    machine = parse_machine(on)
+    compiled = compile_for(
+        machine, case.fn, case.args, mesh=case.mesh, compiler="tpu", options=case.options
     )
-    told = estimate_program(compiled, target, "tours")
-    clock = told.machine.constants.clock or 0.0
-    own, moved = _cycles(told, clock)
-    flat = list(told.timeline.flat())
-    permutes = [(e, times) for e, times in flat if e.kind == "collective-permute"]
-    copies = [(e, times) for e, times in flat if e.resource == DEVICE and e.name.startswith("copy")]
-    found = collectives_of(compiled.module, compiled.mesh)
+    estimate = estimate_program(compiled, machine, "rings")
+    clock = machine.constants.clock_hz or 0.0
+    own, moved = _cycles(estimate, clock)
+    events = list(estimate.timeline.leaf_events())
+    permutes = [(e, times) for e, times in events if e.kind == "collective-permute"]
+    copies = [
+        (e, times) for e, times in events if e.resource == DEVICE and e.name.startswith("copy")
+    ]
+    found = find_collectives(compiled.module, compiled.mesh)
     return Row(
         cycles=own,
         moved=moved,
-        waits=told.exposed * clock,
+        waits=estimate.exposed * clock,
         clock=clock,
         hops=sum(times for _, times in permutes),
         exposed=sum(times for e, times in permutes if e.exposed > WAITS * e.seconds),
         hop_bytes=max((one.sent for one in found if one.kind == "collective-permute"), default=0),
         copies=sum(times for _, times in copies),
-        copy_cycles=sum((e.cost.cycles or e.cost.seconds) * times for e, times in copies) * clock,
+        copy_cycles=clock
+        * sum((e.cost.compiler_seconds or e.cost.seconds) * times for e, times in copies),
         temp=compiled.memory.get("temporaries", 0),
         between=tuple(
             f"{one.kind} {one.sent / 2**20:.1f} MiB ×{one.count}: "
@@ -96,10 +99,12 @@ def measured(case: Case, on: str) -> Row:
     )
 
 
-def _cycles(told: Estimate, clock: float) -> tuple[float, float]:
+def _cycles(estimate: Estimate, clock: float) -> tuple[float, float]:
     """The compiler's own cycles, and those that count where it is far from the bandwidth."""
-    events = [(e.cost, times) for e, times in told.timeline.flat() if e.resource == DEVICE]
-    own = sum((cost.cycles or cost.seconds) * times for cost, times in events)
+    events = [
+        (e.cost, times) for e, times in estimate.timeline.leaf_events() if e.resource == DEVICE
+    ]
+    own = sum((cost.compiler_seconds or cost.seconds) * times for cost, times in events)
     return own * clock, sum(cost.seconds * times for cost, times in events) * clock
 
 

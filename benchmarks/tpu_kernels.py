@@ -30,10 +30,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.chips import Slice, slice_of
-from drumline.inspect.compiled import compiled_for
-from drumline.inspect.compiling.programs import InspectedProgram
-from drumline.inspect.cost.machines import machine
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
+from drumline.inspect.compiling.programs import InspectedProgram, compile_for
+from drumline.inspect.cost.machines import parse_machine
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
 from drumline.parallel.fused.scattering import pieces_of
 from drumline.parallel.fused.tours import Tour
@@ -164,9 +163,9 @@ def kernels(program: InspectedProgram) -> list[int]:
         instruction
         for computation in program.module.computations.values()
         for instruction in computation.instructions
-        if 'custom_call_target="tpu_custom_call"' in instruction.rest
+        if 'custom_call_target="tpu_custom_call"' in instruction.attribute_text
     ]
-    return [_vmem(call.rest) for call in calls]
+    return [_vmem(call.attribute_text) for call in calls]
 
 
 def _vmem(text: str) -> int:
@@ -190,8 +189,8 @@ def main() -> None:
         fn, args = case.program()
         started = time.perf_counter()
         try:
-            program = compiled_for(machine(given.on), fn, args, mesh=case.mesh, compiler="tpu")
-        except Mistake as wrong:
+            program = compile_for(parse_machine(given.on), fn, args, mesh=case.mesh, compiler="tpu")
+        except UserError as wrong:
             print(f"{case.name:42} not compiled: {wrong}", flush=True)
             continue
         seconds = time.perf_counter() - started

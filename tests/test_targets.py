@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.targets import Mistake, load_target
+from drumline.errors import UserError
+from drumline.targets import load_target
 
 SAMPLER = """
 import math
@@ -63,16 +64,16 @@ def test_arguments_come_from_inputs_or_from_who_is_named(sampler: Path) -> None:
         ("nowhere.py:f", "nowhere.py: there is no such file"),
         ("nowhere:f", "nowhere: there is no such module here"),
         ("my_sampler.py:f", "my_sampler.py has no f; it has inputs, other, product, many, alone"),
-        ("my_sampler.py:NOTHING", "my_sampler.py:NOTHING is no function"),
+        ("my_sampler.py:NOTHING", "my_sampler.py:NOTHING is not a function"),
         ("broken.py:f", "broken.py:2: "),
         ("needy.py:f", "needy.py imports absent_package, which is not installed"),
         ("needy:f", "needy imports absent_package, which is not installed"),
         ("bare.py:f", "bare.py:f takes x: define inputs() in bare.py"),
         ("raising.py:f", "raising.py cannot be imported: ValueError: two at "),
         ("raising:f", "raising cannot be imported: ValueError: two at "),
-        ("leaving.py:f", "leaving.py leaves when it is imported"),
+        ("leaving.py:f", "leaving.py exits when it is imported"),
         ("nulls.py:f", "nulls.py cannot be imported: "),
-        ("..:f", "..: write the module's whole name"),
+        ("..:f", "..: write the module's full name"),
         ("failing.py:f", "failing.py:inputs() fails: ZeroDivisionError: division by zero at "),
     ],
 )
@@ -85,7 +86,7 @@ def test_a_mistake_is_one_sentence(given: str, sentence: str, sampler: Path) -> 
     (folder / "nulls.py").write_bytes(b"x = 1\0")
     (folder / "failing.py").write_text("def inputs():\n    1 / 0\n\ndef f(x):\n    pass\n")
     (folder / "bare.py").write_text("def f(x):\n    return x\n")
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UserError) as told:
         load_target(given)
     assert sentence in str(told.value)
     assert "\n" not in str(told.value)

@@ -1,8 +1,8 @@
-"""`MODULE:FUNCTION`, as a user writes it: the function it names, and what to call it with.
+"""Load the function that a user names as `MODULE:FUNCTION`, and its arguments.
 
-MODULE is a file (`sampler.py`) or a dotted name that can be imported from the current folder. A
-function that takes arguments needs some to be run with: those that the module's own `inputs()`
-returns, as a tuple, or another function of that module that the user names.
+MODULE is a file (`sampler.py`) or a dotted name that can be imported from the current folder. The
+arguments come from the module's own `inputs()`, which returns a tuple, or from another function of
+the module that the user names.
 """
 
 from __future__ import annotations
@@ -18,147 +18,152 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from drumline import deprecated
+from drumline.errors import UserError
+
 INPUTS = "inputs"
-"""The function of a module that makes the arguments, where no other is named."""
-
-
-class Mistake(Exception):
-    """A mistake in what the user named: what was wrong, where, and what to do."""
+"""The function that returns the arguments, unless the user names another."""
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A function, and the arguments to run it with."""
+    """A function, and the arguments to call it with."""
 
     name: str
-    """As the user wrote it."""
+    """`MODULE:FUNCTION`, as the user wrote it."""
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
 
 
-def load_function(given: str) -> Callable[..., Any]:
-    """The function that `MODULE:FUNCTION` names.
+@deprecated.renamed_parameters(given="name")
+def load_function(name: str) -> Callable[..., Any]:
+    """Load the function that `MODULE:FUNCTION` names.
 
     Raises:
-        Mistake: there is no such module or function.
+        UserError: there is no such module or function.
     """
-    return _named(given)[1]
+    return _load_named(name)[1]
 
 
-def _named(given: str) -> tuple[ModuleType, Callable[..., Any], str]:
-    where, colon, name = given.rpartition(":")
-    if not colon or not where or not name:
-        raise Mistake(f"{given}: write it as MODULE:FUNCTION, such as sampler.py:step")
-    module = _module(where)
-    return module, _function(module, where, name), where
-
-
-def load_target(given: str, inputs: str | None = None, *, hint: str = "") -> Target:
-    """The function that `MODULE:FUNCTION` names; `inputs` names the one that makes its arguments.
+@deprecated.renamed_parameters(given="name")
+def load_target(name: str, inputs: str | None = None, *, hint: str = "") -> Target:
+    """Load the function that `MODULE:FUNCTION` names, and its arguments.
 
     Args:
-        given: as the user wrote it.
-        inputs: the name of the function of that module that makes the arguments.
-        hint: how else the command takes arguments.
+        name: `MODULE:FUNCTION`.
+        inputs: the name of the function in that module that returns the arguments.
+        hint: for the error message, another way in which the command accepts arguments.
 
     Raises:
-        Mistake: there is no such module or function, or its arguments are nowhere to be found.
+        UserError: there is no such module or function, or no arguments.
     """
-    module, function, where = _named(given)
+    module, function, module_name = _load_named(name)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    takes = [p.name for p in parameters if p.default is p.empty and p.kind not in _MANY]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters) and hasattr(module, INPUTS)
-    if inputs is None and not takes and not takes_any:
-        return Target(given, function, ())
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in _VARIADIC]
+    is_variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if inputs is None and not required and not (is_variadic and hasattr(module, INPUTS)):
+        return Target(name, function, ())
     if inputs is None and not hasattr(module, INPUTS):
-        raise Mistake(
-            f"{given} takes {', '.join(takes)}: {hint and f'give {hint}, '}define {INPUTS}() in "
-            f"{where}, which returns them as a tuple, or name another function there with --inputs"
+        raise UserError(
+            f"{name} takes {', '.join(required)}: {hint and f'give {hint}, '}define {INPUTS}() in "
+            f"{module_name}, which returns them as a tuple, or name another function there with "
+            "--inputs"
         )
-    name = inputs or INPUTS
-    make = _function(module, where, name)
+    inputs = inputs or INPUTS
+    make_inputs = _get_function(module, module_name, inputs)
     try:
-        made = make()
-    except Exception as wrong:  # whatever the user's code raises
-        raise Mistake(f"{where}:{name}() fails: {_told(wrong)}") from wrong
-    return Target(given, function, tuple(made) if isinstance(made, tuple | list) else (made,))
+        arguments = make_inputs()
+    except Exception as error:  # whatever the user's code raises
+        raise UserError(f"{module_name}:{inputs}() fails: {_describe_error(error)}") from error
+    is_sequence = isinstance(arguments, tuple | list)
+    return Target(name, function, tuple(arguments) if is_sequence else (arguments,))
 
 
-_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+def _load_named(name: str) -> tuple[ModuleType, Callable[..., Any], str]:
+    module_name, colon, function_name = name.rpartition(":")
+    if not colon or not module_name or not function_name:
+        raise UserError(f"{name}: write it as MODULE:FUNCTION, such as sampler.py:step")
+    module = _load_module(module_name)
+    return module, _get_function(module, module_name, function_name), module_name
 
 
-def _module(where: str) -> ModuleType:
-    if where.endswith(".py") or "/" in where:
-        return _file(Path(where))
-    # As `python -m` does: what lies in the current folder can be imported.
+def _load_module(name: str) -> ModuleType:
+    if name.endswith(".py") or "/" in name:
+        return _load_file(Path(name))
+    # As with `python -m`, modules in the current folder can be imported.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    if where.startswith("."):
-        raise Mistake(f"{where}: write the module's whole name, or the file's path with .py")
+    if name.startswith("."):
+        raise UserError(f"{name}: write the module's full name, or the file's path with .py")
     try:
-        return importlib.import_module(where)
-    except ModuleNotFoundError as missing:
-        if missing.name is not None and f"{where}.".startswith(f"{missing.name}."):
-            raise Mistake(
-                f"{where}: there is no such module here; a file is named with its path and .py"
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise UserError(
+                f"{name}: there is no such module here; a file is named with its path and .py"
             ) from None
-        raise Mistake(_why_not(where, missing)) from None
-    except (Exception, SystemExit) as wrong:  # whatever the user's code raises
-        raise Mistake(_why_not(where, wrong)) from wrong
+        raise UserError(_import_message(name, error)) from None
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        raise UserError(_import_message(name, error)) from error
 
 
-def _file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise Mistake(f"{path}: there is no such file")
-    # Not under a name that stands for something else already: a user's file may be called json.py.
+        raise UserError(f"{path}: there is no such file")
+    # Do not replace a loaded module: a user's file may be called json.py.
     name = path.stem if path.stem not in sys.modules else f"target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Mistake(f"{path}: not a Python file; its name must end in .py")
+        raise UserError(f"{path}: not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    # As Python does for a script: what lies beside it can be imported, and finds it by name.
+    # As for a script, other modules in its folder can be imported.
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as wrong:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         del sys.modules[name]
-        raise Mistake(_why_not(str(path), wrong)) from wrong
+        raise UserError(_import_message(str(path), error)) from error
     return module
 
 
-def _why_not(where: str, wrong: BaseException) -> str:
-    """Why a module cannot be imported."""
-    if isinstance(wrong, ModuleNotFoundError):
-        return f"{where} imports {wrong.name}, which is not installed"
-    if isinstance(wrong, SyntaxError) and wrong.filename:
-        return f"{wrong.filename}:{wrong.lineno}: {wrong.msg}"
-    if isinstance(wrong, SystemExit):
-        return f"{where} leaves when it is imported; guard that with if __name__ == '__main__'"
-    return f"{where} cannot be imported: {_told(wrong)}"
+def _import_message(module_name: str, error: BaseException) -> str:
+    """Return a message for a module that cannot be imported."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{module_name} imports {error.name}, which is not installed"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    if isinstance(error, SystemExit):
+        return f"{module_name} exits when it is imported; guard that with if __name__ == '__main__'"
+    return f"{module_name} cannot be imported: {_describe_error(error)}"
 
 
-def _told(wrong: BaseException) -> str:
-    """An exception of the user's code in one line, with the place that raised it."""
-    raised = traceback.extract_tb(wrong.__traceback__)[-1:]
-    place = f" at {raised[0].filename}:{raised[0].lineno}" if raised else ""
-    said = (str(wrong).splitlines() or [""])[0]
-    return f"{type(wrong).__name__}: {said}{place}"
+def _describe_error(error: BaseException) -> str:
+    """Describe an exception of the user's code in one line, with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    source = f" at {frames[0].filename}:{frames[0].lineno}" if frames else ""
+    message = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {message}{source}"
 
 
-def _function(module: ModuleType, where: str, name: str) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    if found is not None:
-        raise Mistake(f"{where}:{name} is no function")
-    own = [
+def _get_function(module: ModuleType, module_name: str, name: str) -> Callable[..., Any]:
+    value = getattr(module, name, None)
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    if value is not None:
+        raise UserError(f"{module_name}:{name} is not a function")
+    functions = [
         other
         for other, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
-    listed = f"; it has {', '.join(own)}" if own else ""
-    raise Mistake(f"{where} has no {name}{listed}")
+    hint = f"; it has {', '.join(functions)}" if functions else ""
+    raise UserError(f"{module_name} has no {name}{hint}")
+
+
+def __getattr__(name: str) -> Any:
+    return deprecated.lookup(__name__, name, {"Mistake": "drumline.errors:UserError"})

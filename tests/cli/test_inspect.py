@@ -160,7 +160,7 @@ PRODUCT = "layer.py:product"
         (["nowhere.py:f"], "nowhere.py: there is no such file"),
         (["nowhere:f"], "nowhere: there is no such module here"),
         (["layer.py:f"], "layer.py has no f"),
-        (["layer.py:LAYERS"], "layer.py:LAYERS is no function"),
+        (["layer.py:LAYERS"], "layer.py:LAYERS is not a function"),
         ([PRODUCT, "--inputs", "many"], "has no many"),
         ([PRODUCT, "--inputs", "broken"], "broken() fails: RuntimeError: no data here"),
         (["layer.py:raising"], "raising does not trace: ValueError: no such thing"),
@@ -184,7 +184,7 @@ PRODUCT = "layer.py:product"
             "the mesh X=2,Y=4 has 8 devices and v5litepod-16 has 16",
         ),
         ([PRODUCT, "--compiler", "gcc"], "--compiler gcc: it can be auto, cpu, tpu or here"),
-        ([PRODUCT, "--compiler", "tpu"], "the TPU's compiler has to know the slice"),
+        ([PRODUCT, "--compiler", "tpu"], "the TPU's compiler needs a slice"),
         ([PRODUCT, "--png", "a.png"], "--png and --trace draw an estimate"),
         (
             [PRODUCT, "--trace", "a.json", "--on", "v6e-8", "--on", "v6e-4"],

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from typer.testing import CliRunner
 
 from drumline.cli import app
+from drumline.errors import UserError
 from drumline.health import __main__ as job
 from drumline.health import burn_in, burnin
 from drumline.health.bench import Bench
@@ -25,7 +26,6 @@ from drumline.health.checks.machine import check_machine
 from drumline.health.checks.patterns import Int8Product, int8_factors
 from drumline.health.checks.rulers import checksum
 from drumline.health.report import FAIL, PASS, WARN, BurnIn
-from drumline.targets import Mistake
 from tests.health.seeds import SMALL, Plant, PlantingBench
 
 
@@ -135,7 +135,7 @@ def test_chips_that_cannot_be_used_are_not_bad_ones(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(burnin, "burn_in", fails)
     asked = ask("--seconds", "1", "--json")
-    assert isinstance(asked.exception, Mistake)  # exit code 2, as for other mistakes
+    assert isinstance(asked.exception, UserError)  # exit code 2, as for other mistakes
     assert str(asked.exception) == (
         "the chips could not be tested: RESOURCE_EXHAUSTED: Out of memory"
     )

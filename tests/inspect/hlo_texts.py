@@ -40,7 +40,7 @@ class Text:
     name: str
     mesh: Mapping[str, int]
     module: str
-    found: tuple[Found, ...]
+    collectives: tuple[Found, ...]
 
 
 FLAT = {"X": 8}
@@ -73,8 +73,8 @@ use_global_device_ids=true, to_apply=%sum
 
 
 def _groups(groups: str, mesh: Mapping[str, int], axes: str, devices: int) -> Text:
-    found = (Found(all_reduce(axes, devices, 1024)),)
-    return Text(f"groups {groups} on {tuple(mesh.values())}", mesh, _reduced(groups), found)
+    collectives = (Found(all_reduce(axes, devices, 1024)),)
+    return Text(f"groups {groups} on {tuple(mesh.values())}", mesh, _reduced(groups), collectives)
 
 
 GROUPS = (
@@ -93,7 +93,7 @@ GROUPS = (
     _groups("[2,4]<=[4,2]T(1,0)", TALL, "X", 4),
     _groups("[4,2]<=[2,2,2]T(0,2,1)", CUBE, "Y", 2),
     _groups("[2,4]<=[2,2,2]T(1,0,2)", CUBE, "XZ", 4),
-    # Axes of a mesh, which need not be the user's: only the devices tell which axes are meant.
+    # MeshAxes of a mesh, which need not be the user's: only the devices tell which axes are meant.
     _groups("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", GRID, "Y", 4),
     _groups("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", GRID, "X", 2),
     _groups("mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", GRID, "XY", 8),
@@ -113,7 +113,7 @@ GROUPS = (
     _groups("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}", GRID, "Y", 4),
 )
 
-KINDS = (
+COLLECTIVE_KINDS = (
     Text(
         "every kind, waited for",
         GRID,

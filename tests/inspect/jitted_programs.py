@@ -83,8 +83,8 @@ def _explicit_product(spec: P) -> Callable[..., jax.Array]:
 
 
 def _gathered_product(mesh: jax.sharding.Mesh, x: jax.Array, w: jax.Array) -> jax.Array:
-    whole = jax.sharding.reshard(w, NamedSharding(mesh, P()))
-    return jnp.einsum("bd,df->bf", x, whole, out_sharding=NamedSharding(mesh, P("X")))
+    total = jax.sharding.reshard(w, NamedSharding(mesh, P()))
+    return jnp.einsum("bd,df->bf", x, total, out_sharding=NamedSharding(mesh, P("X")))
 
 
 def _reshard(spec: P) -> Callable[..., jax.Array]:

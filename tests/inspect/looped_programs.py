@@ -48,8 +48,8 @@ def _nested_scan(x: jax.Array) -> jax.Array:
 
 def _scan_of_unused_gathers(x: jax.Array) -> jax.Array:
     def step(c: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        whole = lax.all_gather(row, "Y", tiled=True)
-        return c + whole.sum(), jnp.tanh(row)
+        total = lax.all_gather(row, "Y", tiled=True)
+        return c + total.sum(), jnp.tanh(row)
 
     return lax.scan(step, x.sum(), x)[1]
 
@@ -128,8 +128,8 @@ def _layers_with_auto_axes() -> Built:
     def layers(x: jax.Array, stack: jax.Array) -> jax.Array:
         def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
             # x[B_X, D_Y] · w[D_Y, D] is summed over Y, and cut again for the next layer.
-            whole = lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("X")))
-            return lax.with_sharding_constraint(jnp.tanh(whole), NamedSharding(mesh, GRID)), None
+            total = lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("X")))
+            return lax.with_sharding_constraint(jnp.tanh(total), NamedSharding(mesh, GRID)), None
 
         return lax.scan(layer, x, stack)[0]
 

@@ -14,9 +14,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from drumline.errors import UserError
 from drumline.inspect import (
-    Layout,
-    Mistake,
+    ProgramVariant,
     UnexpectedCommunication,
     communication,
     compare,
@@ -54,14 +54,14 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_programs() -> None:
     right = communication(product, A, B).sentence
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        ask = workers.Worker._ask
+        ask = workers.Worker._send
 
         def slow(self: Any, request: Any, code: bytes) -> Any:
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             return ask(self, request, code)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(workers.Worker, "_ask", slow)
+            patch.setattr(workers.Worker, "_send", slow)
             with pytest.raises(KeyboardInterrupt):
                 communication(mapped, A)
     finally:
@@ -74,8 +74,8 @@ def test_what_a_loop_asks_in_its_condition_is_sent_too() -> None:
     def doubled(x: jax.Array) -> Any:
         return lax.while_loop(lambda c: jnp.sum(c) < 5, lambda c: c * 2, x)
 
-    told = communication(doubled, A)
-    assert {(one.kind, one.at_least) for one in told.collectives} == {("all-reduce", True)}
+    report = communication(doubled, A)
+    assert {(one.kind, one.at_least) for one in report.collectives} == {("all-reduce", True)}
     with pytest.raises(UnexpectedCommunication, match="is forbidden"):
         expect_communication(doubled, A, forbid="all")
     # How often is not known, so that no limit is kept to.
@@ -99,7 +99,7 @@ def test_narrow_types_are_sent_as_they_are(dtype: Any, bits: int) -> None:
 @pytest.mark.parametrize("mesh", ["X=2,Y=2", "X=4,Y=4", "P=2,Q=4", {"X": 4, "Y": 2}])
 def test_a_mesh_that_is_not_the_arguments_is_refused(mesh: Any) -> None:
     for fn, args in ((product, (A, B)), (jax.jit(product).lower(A, B), ())):
-        with pytest.raises(Mistake, match=r"mesh=.* but .* on X=2,Y=4"):
+        with pytest.raises(UserError, match=r"mesh=.* but .* on X=2,Y=4"):
             communication(fn, *args, mesh=mesh)
 
 
@@ -113,8 +113,8 @@ def test_an_axis_of_another_mesh_of_the_same_devices_is_named() -> None:
         mapped = jax.shard_map(summed, mesh=other, in_specs=P("p"), out_specs=P())
         return mapped(x + 1)
 
-    found = communication(both, shape(64, 8)).collectives
-    assert {one.axes for one in found if one.kind == "all-reduce"} == {("p",)}
+    results = communication(both, shape(64, 8)).collectives
+    assert {one.axes for one in results if one.kind == "all-reduce"} == {("p",)}
 
 
 def test_a_branch_is_said_to_send_at_most() -> None:
@@ -145,9 +145,9 @@ def test_random_numbers_cost_what_tpus_take_for_them() -> None:
         return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0)
 
     x = jax.ShapeDtypeStruct((2048, 4096), jnp.bfloat16)
-    told = estimate(dropout, jax.random.key(0), x, on="v5litepod-1")
-    assert told.seconds < 1e-3
-    assert told.memory.temporaries < 2**20
+    report = estimate(dropout, jax.random.key(0), x, on="v5litepod-1")
+    assert report.seconds < 1e-3
+    assert report.memory.temporaries < 2**20
 
 
 def test_eight_bits_are_held_against_their_own_peak() -> None:
@@ -187,16 +187,16 @@ def test_a_process_that_is_killed_is_replaced() -> None:
     assert communication(product, A, B).collectives
 
 
-def test_layouts_that_make_no_sense_are_told() -> None:
-    one = Layout("one", (A, B))
-    with pytest.raises(Mistake, match="two layouts have one name"):
+def test_variants_that_make_no_sense_are_reported() -> None:
+    one = ProgramVariant("one", (A, B))
+    with pytest.raises(UserError, match="two variants have one name"):
         compare(product, [one, one], on=["v5litepod-8"])
-    with pytest.raises(Mistake, match="is no Layout"):
+    with pytest.raises(UserError, match="is no ProgramVariant"):
         compare(product, [1, 2], on=["v5litepod-8"])  # type: ignore[list-item]
 
     def broken(devices: int) -> Any:
         raise ValueError(f"{devices} is odd")
 
-    told = compare(product, {"broken": broken, "one": one}, on=["v5litepod-8"])
-    assert "ValueError: 8 is odd" in str(told)
-    assert told.best is not None
+    report = compare(product, {"broken": broken, "one": one}, on=["v5litepod-8"])
+    assert "ValueError: 8 is odd" in str(report)
+    assert report.best is not None

@@ -38,21 +38,21 @@ RING = [(here, (here + 1) % 4) for here in range(4)]
 
 def collectives(built: Built) -> list[dict[str, Any]]:
     report = communication(built.function, *built.arguments, mesh=built.mesh)
-    found: list[dict[str, Any]] = report.to_dict()["collectives"]
-    return found
+    results: list[dict[str, Any]] = report.to_dict()["collectives"]
+    return results
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_what_a_program_sends_is_what_theory_says(program: Program) -> None:
-    found = collectives(program.build())
-    told, expected = told_counts(found), expected_counts(program.expected)
+    results = collectives(program.build())
+    told, expected = told_counts(results), expected_counts(program.expected)
     if program.merged:
         assert totals(told) == totals(expected)
     else:
         assert told == expected
-    assert all(collective["at_least"] == program.at_least for collective in found)
+    assert all(collective["at_least"] == program.at_least for collective in results)
     # On CPU devices every collective blocks.
-    assert not any(collective["asynchronous"] for collective in found)
+    assert not any(collective["asynchronous"] for collective in results)
 
 
 def test_programs_are_many_and_differ_in_name() -> None:
@@ -76,8 +76,8 @@ def summed(x: jax.Array) -> jax.Array:
 
 
 def gathered_then_summed(x: jax.Array) -> jax.Array:
-    whole = lax.all_gather(x, "X", tiled=True)  # the gather
-    return summed(jnp.tanh(whole)) * 2
+    total = lax.all_gather(x, "X", tiled=True)  # the gather
+    return summed(jnp.tanh(total)) * 2
 
 
 def in_a_scan(x: jax.Array) -> jax.Array:
@@ -90,8 +90,8 @@ def in_a_scan(x: jax.Array) -> jax.Array:
 
 def differentiated(x: jax.Array) -> jax.Array:
     def loss(x: jax.Array) -> jax.Array:
-        whole = lax.all_gather(x, "Y", tiled=True)  # the gather whose gradient scatters
-        return jnp.sin(whole).sum()
+        total = lax.all_gather(x, "Y", tiled=True)  # the gather whose gradient scatters
+        return jnp.sin(total).sum()
 
     return jax.grad(loss)(x)
 
@@ -120,7 +120,7 @@ def on_a_grid(body: Callable[[jax.Array], jax.Array]) -> Built:
 def test_a_collective_comes_from_the_line_that_calls_it(
     body: Callable[[jax.Array], jax.Array], expected: dict[str, str]
 ) -> None:
-    sources = {found["kind"]: found["source"] for found in collectives(on_a_grid(body))}
+    sources = {results["kind"]: results["source"] for results in collectives(on_a_grid(body))}
     assert sources.keys() == expected.keys()
     for kind, marker in expected.items():
         assert sources[kind].endswith(f"/{line_of(marker)}"), kind
@@ -135,11 +135,11 @@ def test_a_collective_of_a_sharding_comes_from_the_line_that_needs_it() -> None:
 
     function = jax.jit(product, out_shardings=NamedSharding(mesh, P("X")))
     x, w = shape_on(mesh, (64, 128), P("X", "Y")), shape_on(mesh, (128, 64), P("Y"))
-    (found,) = collectives(Built(function, (x, w), mesh))
-    assert found["source"].endswith(f"/{line_of('the product')}")
+    (results,) = collectives(Built(function, (x, w), mesh))
+    assert results["source"].endswith(f"/{line_of('the product')}")
 
 
-def test_name_scopes_are_told() -> None:
+def test_name_scopes_are_reported() -> None:
     def body(x: jax.Array) -> jax.Array:
         with jax.named_scope("block_3"):
             with jax.named_scope("attention"):
@@ -147,7 +147,7 @@ def test_name_scopes_are_told() -> None:
             with jax.named_scope("feedforward"):
                 return x + lax.psum(x, "Y")
 
-    scopes = {found["kind"]: found["scope"] for found in collectives(on_a_grid(body))}
+    scopes = {results["kind"]: results["scope"] for results in collectives(on_a_grid(body))}
     assert "attention" in scopes["collective-permute"]
     assert "feedforward" not in scopes["collective-permute"]
     assert "feedforward" in scopes["all-reduce"]
@@ -163,9 +163,9 @@ def test_a_gradient_keeps_the_scope_of_what_it_differentiates() -> None:
 
         return jax.grad(loss)(x)
 
-    found = collectives(on_a_grid(body))
-    assert {"all-gather", "reduce-scatter"} == {collective["kind"] for collective in found}
-    assert all("attention" in collective["scope"] for collective in found)
+    results = collectives(on_a_grid(body))
+    assert {"all-gather", "reduce-scatter"} == {collective["kind"] for collective in results}
+    assert all("attention" in collective["scope"] for collective in results)
 
 
 # The same, whatever of it is given --------------------------------------------------------------
@@ -184,7 +184,7 @@ def jitted(built: Built) -> Any:
 
 
 @pytest.mark.parametrize("name", VARIED)
-def test_jitted_and_lowered_programs_are_told_as_the_function_is(name: str) -> None:
+def test_jitted_and_lowered_programs_are_reported_as_the_function_is(name: str) -> None:
     program = known(name)
     built = program.build()
     lowered = jitted(built).lower(*built.arguments)
@@ -197,12 +197,12 @@ def test_jitted_and_lowered_programs_are_told_as_the_function_is(name: str) -> N
 
 # A program that is compiled already for CPU devices has lost what was bfloat16 in it.
 @pytest.mark.parametrize("name", [name for name in VARIED if "bfloat16" not in name])
-def test_a_compiled_program_is_told_as_the_function_is(name: str) -> None:
+def test_a_compiled_program_is_reported_as_the_function_is(name: str) -> None:
     program = known(name)
     built = program.build()
     compiled = jitted(built).lower(*built.arguments).compile()
-    found = communication(compiled, mesh=built.mesh).to_dict()["collectives"]
-    assert told_counts(found) == expected_counts(program.expected)
+    results = communication(compiled, mesh=built.mesh).to_dict()["collectives"]
+    assert told_counts(results) == expected_counts(program.expected)
 
 
 @pytest.mark.parametrize("name", VARIED)
@@ -260,5 +260,5 @@ def test_a_mesh_larger_than_the_machine_needs_only_shapes() -> None:
         return x @ w
 
     function = jax.jit(product, out_shardings=NamedSharding(mesh, P("X")))
-    found = communication(function, x, w, mesh=mesh).to_dict()["collectives"]
-    assert told_counts(found) == {all_reduce("Y", 16, 16 * 128 * 4).key: 1}
+    results = communication(function, x, w, mesh=mesh).to_dict()["collectives"]
+    assert told_counts(results) == {all_reduce("Y", 16, 16 * 128 * 4).key: 1}

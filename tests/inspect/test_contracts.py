@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect import Mistake, UnexpectedCommunication, expect_communication
+from drumline.errors import UserError
+from drumline.inspect import UnexpectedCommunication, expect_communication
 from tests.inspect.expected import Built
 from tests.inspect.meshes import mesh_of, shape_on
 
@@ -33,8 +34,8 @@ def gathers(x: jax.Array) -> jax.Array:
 
 
 def gathers_and_sums(x: jax.Array) -> jax.Array:
-    whole = lax.all_gather(x, "Y", axis=1, tiled=True)
-    return jnp.sin(whole) + lax.psum(x.sum(), ("X", "Y"))
+    total = lax.all_gather(x, "Y", axis=1, tiled=True)
+    return jnp.sin(total) + lax.psum(x.sum(), ("X", "Y"))
 
 
 def gathers_in_a_loop(x: jax.Array) -> jax.Array:
@@ -70,8 +71,8 @@ def expect(program: Built, **contract: Any) -> Any:
 )
 def test_what_is_allowed_passes_and_is_returned(allow: Any) -> None:
     report = expect(GATHERS, allow=allow)
-    (found,) = report.collectives
-    assert (found.kind, found.axes, found.total) == ("all-gather", ("Y",), 12 * KIB)
+    (results,) = report.collectives
+    assert (results.kind, results.axes, results.total) == ("all-gather", ("Y",), 12 * KIB)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_it_is_an_assertion_as_pytest_has_them() -> None:
 def test_several_axes_at_once_are_written_in_any_order() -> None:
     for axes in ("X,Y", "Y, X", ("X", "Y"), ("Y", "X")):
         report = expect(BOTH, allow={"all-gather": None, "all-reduce": {axes: "1 KiB"}})
-        assert {found.kind for found in report.collectives} == {"all-gather", "all-reduce"}
+        assert {results.kind for results in report.collectives} == {"all-gather", "all-reduce"}
     with pytest.raises(UnexpectedCommunication, match=r"all-reduce over X and Y .* is not allowed"):
         expect(BOTH, allow={"all-gather": None, "all-reduce": {"X": "1 KiB"}})
 
@@ -141,7 +142,7 @@ def test_a_program_that_is_silent_passes_every_contract() -> None:
     assert expect(silent, allow={"all-gather": 0}).sent == 0
 
 
-def test_the_turns_of_a_loop_are_added_up() -> None:
+def test_the_iterations_of_a_loop_are_added_up() -> None:
     expect(LOOP, allow={"all-gather": {"Y": "60 KiB"}})
     with pytest.raises(UnexpectedCommunication) as broken:
         expect(LOOP, allow={"all-gather": {"Y": "59 KiB"}})
@@ -166,7 +167,7 @@ def test_the_turns_of_a_loop_are_added_up() -> None:
     ],
 )
 def test_a_contract_that_makes_no_sense_is_refused(contract: dict[str, Any], says: str) -> None:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         expect(GATHERS, **contract)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)

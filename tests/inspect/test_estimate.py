@@ -17,13 +17,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.chips import UnknownName, places, price, slice_of
-from drumline.inspect import Estimate, Layout, Mistake, compare, estimate
+from drumline.errors import UserError
+from drumline.inspect import Estimate, ProgramVariant, compare, estimate
 
 MESH = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
 shape = jax.ShapeDtypeStruct
 
 
-def on_mesh(dims: tuple[int, ...], spec: P, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+def resize_mesh(dims: tuple[int, ...], spec: P, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return shape(dims, dtype, sharding=NamedSharding(MESH, spec))
 
 
@@ -40,7 +41,7 @@ def told_of_gathered() -> Estimate:
     function = jax.shard_map(
         gathered, mesh=MESH, in_specs=(P("Y"), P()), out_specs=P(), check_vma=False
     )
-    x, w = on_mesh((4096, 4096), P("Y")), on_mesh((4096, 4096), P())
+    x, w = resize_mesh((4096, 4096), P("Y")), resize_mesh((4096, 4096), P())
     return estimate(function, x, w, on="v5litepod-8", compiler="cpu")
 
 
@@ -48,23 +49,23 @@ def one_chip(function: Any, *arguments: Any) -> Estimate:
     return estimate(function, *arguments, on="v5litepod-1", compiler="cpu")
 
 
-def test_a_large_product_reaches_nearly_what_products_reach() -> None:
+def test_a_large_matmul_reaches_nearly_what_matmuls_reach() -> None:
     side = shape((8192, 8192), jnp.bfloat16)
-    told = one_chip(product, side, side)
-    assert told.bound == "compute"
-    assert told.flops == told.model_flops == 2 * 8192**3
-    assert 0.94 < told.mfu <= 0.98
-    assert told.seconds == pytest.approx(2 * 8192**3 / 1.97e14 / told.mfu)
-    assert told.communication == ()
-    assert (told.exposed, told.hidden, told.at_least, told.fits) == (0, 0, False, True)
-    assert told.memory.arguments == 2 * 2 * 8192**2
+    report = one_chip(product, side, side)
+    assert report.bound == "compute"
+    assert report.flops == report.model_flops == 2 * 8192**3
+    assert 0.94 < report.mfu <= 0.98
+    assert report.seconds == pytest.approx(2 * 8192**3 / 1.97e14 / report.mfu)
+    assert report.communication == ()
+    assert (report.exposed, report.hidden, report.at_least, report.fits) == (0, 0, False, True)
+    assert report.memory.arguments == 2 * 2 * 8192**2
 
 
 def test_an_addition_is_bound_by_memory() -> None:
-    told = one_chip(jnp.add, *[shape((8192, 8192), jnp.float32)] * 2)
-    assert told.bound == "memory"
-    assert told.mfu == 0
-    assert told.seconds == pytest.approx(3 * 4 * 8192**2 / (8.2e11 * 0.92), rel=0.1)
+    report = one_chip(jnp.add, *[shape((8192, 8192), jnp.float32)] * 2)
+    assert report.bound == "memory"
+    assert report.mfu == 0
+    assert report.seconds == pytest.approx(3 * 4 * 8192**2 / (8.2e11 * 0.92), rel=0.1)
 
 
 def test_many_little_operations_are_bound_by_starting_them() -> None:
@@ -76,17 +77,17 @@ def test_many_little_operations_are_bound_by_starting_them() -> None:
     assert one_chip(little, shape((64, 64), jnp.float32)).bound == "overhead"
 
 
-def test_a_gather_that_a_product_needs_is_exposed() -> None:
-    told = told_of_gathered()
+def test_a_gather_that_a_matmul_needs_is_exposed() -> None:
+    report = told_of_gathered()
     gather = 3e-6 + 3 * (1024 * 4096 * 2 / (4.5e10 * 0.9) + 1e-6)
-    (waiting,) = told.communication
+    (waiting,) = report.communication
     assert (waiting.kind, waiting.axes, waiting.count) == ("all-gather", ("Y",), 1)
     assert waiting.exposed == waiting.seconds == pytest.approx(gather)
-    assert told.exposed == pytest.approx(gather)
-    assert told.bounds["network"] == pytest.approx(gather)
-    assert told.seconds == pytest.approx(sum(told.bounds.values()))
-    assert told.laid == {"X": "line of 2", "Y": "line of 4"}
-    assert "waits for all-gather over Y at test_estimate.py" in str(told)
+    assert report.exposed == pytest.approx(gather)
+    assert report.bounds["network"] == pytest.approx(gather)
+    assert report.seconds == pytest.approx(sum(report.bounds.values()))
+    assert report.axis_links == {"X": "line of 2", "Y": "line of 4"}
+    assert "waits for all-gather over Y at test_estimate.py" in str(report)
 
 
 def test_a_gather_that_nothing_needs_is_hidden() -> None:
@@ -96,11 +97,11 @@ def test_a_gather_that_nothing_needs_is_hidden() -> None:
     function = jax.shard_map(
         beside, mesh=MESH, in_specs=(P("Y"), P()), out_specs=(P(), P()), check_vma=False
     )
-    x, w = on_mesh((512, 512), P("Y")), on_mesh((8192, 8192), P())
-    told = estimate(function, x, w, on="v5litepod-8", compiler="cpu")
-    assert told.exposed == 0
-    assert told.hidden > 0
-    assert "all hidden" in str(told)
+    x, w = resize_mesh((512, 512), P("Y")), resize_mesh((8192, 8192), P())
+    report = estimate(function, x, w, on="v5litepod-8", compiler="cpu")
+    assert report.exposed == 0
+    assert report.hidden > 0
+    assert "all hidden" in str(report)
 
 
 def test_what_is_computed_again_counts_for_time_and_not_for_mfu() -> None:
@@ -111,36 +112,36 @@ def test_what_is_computed_again_counts_for_time_and_not_for_mfu() -> None:
         return lax.scan(jax.checkpoint(block), x, w)[0].astype(jnp.float32).sum()
 
     x, w = shape((1024, 512), jnp.bfloat16), shape((3, 512, 512), jnp.bfloat16)
-    told = one_chip(jax.value_and_grad(loss, argnums=(0, 1)), x, w)
+    report = one_chip(jax.value_and_grad(loss, argnums=(0, 1)), x, w)
     forward = 3 * 2 * (2 * 1024 * 512 * 512)
-    assert told.model_flops == 3 * forward, "forward, and twice as much backward"
-    assert told.flops == 4 * forward, "and forward again"
-    assert told.mfu == pytest.approx(told.model_flops / told.seconds / 1.97e14)
+    assert report.model_flops == 3 * forward, "forward, and twice as much backward"
+    assert report.flops == 4 * forward, "and forward again"
+    assert report.mfu == pytest.approx(report.model_flops / report.seconds / 1.97e14)
 
 
-def test_the_turns_of_a_scan_are_counted() -> None:
+def test_the_iterations_of_a_scan_are_counted() -> None:
     def scanned(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.scan(lambda x, w: (x @ w, None), x, w)[0]
 
-    told = one_chip(scanned, shape((512, 512), jnp.bfloat16), shape((7, 512, 512), jnp.bfloat16))
-    assert told.flops == 7 * 2 * 512**3
-    assert not told.at_least
+    report = one_chip(scanned, shape((512, 512), jnp.bfloat16), shape((7, 512, 512), jnp.bfloat16))
+    assert report.flops == 7 * 2 * 512**3
+    assert not report.at_least
 
 
 def test_a_loop_of_unknown_length_is_said_to_take_at_least() -> None:
     def searched(x: jax.Array) -> jax.Array:
         return lax.while_loop(lambda x: x.sum() < 1e6, lambda x: x @ x, x)
 
-    told = one_chip(searched, shape((512, 512), jnp.float32))
-    assert told.at_least
-    assert "at least" in str(told).splitlines()[0]
+    report = one_chip(searched, shape((512, 512), jnp.float32))
+    assert report.at_least
+    assert "at least" in str(report).splitlines()[0]
 
 
 def test_what_does_not_fit_is_said() -> None:
-    told = one_chip(jnp.add, *[shape((65536, 65536), jnp.float32)] * 2)
-    assert not told.fits
-    assert told.memory.arguments == 2 * 4 * 65536**2
-    assert "does NOT fit" in str(told)
+    report = one_chip(jnp.add, *[shape((65536, 65536), jnp.float32)] * 2)
+    assert not report.fits
+    assert report.memory.arguments == 2 * 4 * 65536**2
+    assert "does NOT fit" in str(report)
 
 
 @pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
@@ -158,26 +159,26 @@ def test_the_memory_of_a_step_is_near_the_compiler_s_own_account(donated: tuple[
     weights, x = [shape((256, 256), jnp.float32)] * 6, shape((1024, 256), jnp.float32)
     function = jax.jit(step, donate_argnums=donated)
     account: Any = function.lower(weights, x).compile().memory_analysis()
-    told = one_chip(function, weights, x).memory
-    assert told.arguments == account.argument_size_in_bytes
-    assert told.outputs == pytest.approx(
+    report = one_chip(function, weights, x).memory
+    assert report.arguments == account.argument_size_in_bytes
+    assert report.outputs == pytest.approx(
         account.output_size_in_bytes - account.alias_size_in_bytes, abs=64
     )
-    assert told.temporaries == pytest.approx(account.temp_size_in_bytes, rel=0.25)
+    assert report.temporaries == pytest.approx(account.temp_size_in_bytes, rel=0.25)
 
 
 @pytest.mark.parametrize("of", [told_of_gathered, lambda: one_chip(jnp.sin, jnp.ones((8,)))])
 def test_it_is_ten_lines_at_most_and_json(of: Callable[[], Estimate]) -> None:
-    told = of()
-    lines = str(told).splitlines()
+    report = of()
+    lines = str(report).splitlines()
     assert 3 <= len(lines) <= 10
-    assert lines[0].startswith(f"{told.name}: ")
-    assert told.on in lines[0]
-    again = json.loads(json.dumps(told.to_dict(), allow_nan=False))
-    assert again["seconds"] == told.seconds
-    assert again["memory"]["total"] == told.memory.total
+    assert lines[0].startswith(f"{report.name}: ")
+    assert report.on in lines[0]
+    again = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert again["seconds"] == report.seconds
+    assert again["memory"]["total"] == report.memory.total
     assert sum(one["seconds"] for one in again["operations"]) + again["exposed_seconds"] == (
-        pytest.approx(told.seconds)
+        pytest.approx(report.seconds)
     )
 
 
@@ -189,9 +190,9 @@ def test_lowered_and_compiled_programs_are_estimated_too() -> None:
     assert one_chip(lowered.compile()).flops == of_function.flops
 
 
-def test_a_mesh_in_words_shards_what_it_is_told_of() -> None:
+def test_a_mesh_in_words_shards_what_it_is_reported_of() -> None:
     x: Any = partial(shape, dtype=jnp.bfloat16)
-    told = estimate(
+    report = estimate(
         product,
         x((1024, 2048), sharding=P("X", "Y")),
         x((2048, 8192), sharding=P(None, "Y")),
@@ -199,8 +200,8 @@ def test_a_mesh_in_words_shards_what_it_is_told_of() -> None:
         mesh="X=2,Y=4",
         compiler="cpu",
     )
-    assert told.mesh == {"X": 2, "Y": 4}
-    assert [(one.kind, one.axes) for one in told.communication] == [("all-gather", ("Y",))]
+    assert report.mesh == {"X": 2, "Y": 4}
+    assert [(one.kind, one.axes) for one in report.communication] == [("all-gather", ("Y",))]
 
 
 # Refusals ----------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
     "unknown slice": (lambda: estimate(jnp.sin, 1.0, on="v9-8"), "v9-8"),
     "no number of slices": (lambda: estimate(jnp.sin, 1.0, on="0xv6e-8"), "1 or more"),
     "a mesh that the slice has no room for": (
-        lambda: estimate(jnp.sin, on_mesh((8, 8), P("X")), on="v5litepod-4", compiler="cpu"),
+        lambda: estimate(jnp.sin, resize_mesh((8, 8), P("X")), on="v5litepod-4", compiler="cpu"),
         "the mesh X=2,Y=4 has 8 devices and v5litepod-4 has 4",
     ),
     "one device on a slice of eight": (
@@ -234,7 +235,7 @@ REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
         lambda: one_chip(wrong, shape((4, 4), jnp.float32)),
         "wrong does not trace: TypeError",
     ),
-    "no function": (lambda: one_chip(3, shape((4,), jnp.float32)), "3 is no function"),
+    "no function": (lambda: one_chip(3, shape((4,), jnp.float32)), "3 is not a function"),
     "a mesh that is none": (
         lambda: estimate(jnp.sin, 1.0, on="v5litepod-8", mesh="2x4"),
         "the mesh '2x4': write each axis as NAME=SIZE",
@@ -250,7 +251,7 @@ REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
 def test_a_refusal_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drumline.inspect.compiling.programs.has_tpu_compiler", lambda: False)
     call, says = REFUSALS[name]
-    with pytest.raises((Mistake, UnknownName)) as refusal:
+    with pytest.raises((UserError, UnknownName)) as refusal:
         call()
     said = str(refusal.value)
     assert says in said
@@ -258,8 +259,8 @@ def test_a_refusal_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert "Traceback" not in said
 
 
-def test_a_function_that_does_not_trace_is_told_with_its_own_line() -> None:
-    with pytest.raises(Mistake, match=r"at .*test_estimate\.py:\d+$"):
+def test_a_function_that_does_not_trace_is_reported_with_its_own_line() -> None:
+    with pytest.raises(UserError, match=r"at .*test_estimate\.py:\d+$"):
         one_chip(wrong, shape((4, 4), jnp.float32))
 
 
@@ -283,34 +284,34 @@ def contracted(devices: int) -> tuple[Any, ...]:
 BOTH = {"data": data_parallel, "contracted": contracted}
 
 
-def test_layouts_made_for_a_number_of_devices_are_ordered_by_time() -> None:
-    told = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
-    assert len(told.choices) == 4
-    seconds = [choice.estimate.seconds for choice in told.choices if choice.estimate is not None]
+def test_variants_made_for_a_number_of_devices_are_ordered_by_time() -> None:
+    report = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
+    assert len(report.choices) == 4
+    seconds = [choice.estimate.seconds for choice in report.choices if choice.estimate is not None]
     assert seconds == sorted(seconds)
-    assert told.best is not None
-    assert (told.best.layout, told.best.on) == ("data", "v5litepod-8")
-    exposed = {c.layout: c.estimate.exposed for c in told.choices if c.estimate is not None}
+    assert report.best is not None
+    assert (report.best.variant, report.best.on) == ("data", "v5litepod-8")
+    exposed = {c.variant: c.estimate.exposed for c in report.choices if c.estimate is not None}
     assert exposed["data"] == 0
     assert exposed["contracted"] > 0
-    lines = str(told).splitlines()
+    lines = str(report).splitlines()
     assert len(lines) == 1 + 4 + 1
-    json.dumps(told.to_dict(), allow_nan=False)
+    json.dumps(report.to_dict(), allow_nan=False)
 
 
 def test_the_cheapest_is_by_the_dollars_of_a_call() -> None:
-    told = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
-    found = slice_of("v5litepod-8")
-    listed = [price(found, place.zone, "spot") for place in places(found)]
+    report = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
+    results = slice_of("v5litepod-8")
+    listed = [price(results, place.zone, "spot") for place in places(results)]
     rate = min(one.per_chip_hour for one in listed if one is not None) * 8 / 3600
-    by_name = {(choice.layout, choice.on): choice for choice in told.choices}
+    by_name = {(choice.variant, choice.on): choice for choice in report.choices}
     one = by_name["data", "v5litepod-8"]
     assert one.estimate is not None
     assert one.dollars is not None
     assert one.dollars == pytest.approx(rate * one.estimate.seconds)
-    priced = [choice.dollars for choice in told.choices if choice.dollars is not None]
-    assert told.cheapest is not None
-    assert told.cheapest.dollars == min(priced)
+    priced = [choice.dollars for choice in report.choices if choice.dollars is not None]
+    assert report.cheapest is not None
+    assert report.cheapest.dollars == min(priced)
     dearer = compare(product, BOTH, "v5litepod-8", tier="on-demand", compiler="cpu")
     assert dearer.best is not None
     assert dearer.best.dollars is not None
@@ -327,38 +328,41 @@ def test_what_does_not_fit_comes_behind_what_does_and_what_does_not_go_last() ->
         raise ValueError("this layout has none")
 
     small = (shape((4096, 4096), jnp.float32),) * 2
-    told = compare(
+    report = compare(
         jnp.add,
         {
-            "broken": Layout("broken", small, function=fails),
+            "broken": ProgramVariant("broken", small, function=fails),
             "large": large,
             "small": small,
         },
         "v5litepod-1",
         compiler="cpu",
     )
-    assert [choice.layout for choice in told.choices] == ["small", "large", "broken"]
-    assert told.best is told.choices[0]
-    assert told.choices[1].estimate is not None
-    assert not told.choices[1].estimate.fits
-    assert told.choices[2].estimate is None
-    assert "this layout has none" in told.choices[2].why
-    assert "broken on v5litepod-1: fails does not trace" in str(told)
+    assert [choice.variant for choice in report.choices] == ["small", "large", "broken"]
+    assert report.best is report.choices[0]
+    assert report.choices[1].estimate is not None
+    assert not report.choices[1].estimate.fits
+    assert report.choices[2].estimate is None
+    assert "this layout has none" in report.choices[2].reason
+    assert "broken on v5litepod-1: fails does not trace" in str(report)
 
 
 def test_where_nothing_fits_there_is_no_best() -> None:
     large = (shape((65536, 65536), jnp.bfloat16),) * 2
-    told = compare(jnp.add, {"large": large}, "v5litepod-1", compiler="cpu")
-    assert told.best is None
-    assert told.cheapest is None
+    report = compare(jnp.add, {"large": large}, "v5litepod-1", compiler="cpu")
+    assert report.best is None
+    assert report.cheapest is None
 
 
-def test_a_layout_that_fits_one_slice_alone_is_told_so() -> None:
-    told = compare(
-        product, [Layout("four", data_parallel(4))], ["v5litepod-8", "v5litepod-4"], compiler="cpu"
+def test_a_variant_that_fits_one_slice_alone_is_reported_so() -> None:
+    report = compare(
+        product,
+        [ProgramVariant("four", data_parallel(4))],
+        ["v5litepod-8", "v5litepod-4"],
+        compiler="cpu",
     )
-    assert [choice.on for choice in told.choices] == ["v5litepod-4", "v5litepod-8"]
-    assert "has 4 devices and v5litepod-8 has 8" in told.choices[1].why
+    assert [choice.on for choice in report.choices] == ["v5litepod-4", "v5litepod-8"]
+    assert "has 4 devices and v5litepod-8 has 8" in report.choices[1].reason
 
 
 @pytest.mark.parametrize(
@@ -373,6 +377,6 @@ def test_a_layout_that_fits_one_slice_alone_is_told_so() -> None:
 def test_a_comparison_that_makes_no_sense_is_refused(
     layouts: dict[str, Any], on: list[str], tier: str, says: str
 ) -> None:
-    with pytest.raises((Mistake, UnknownName), match=says) as refusal:
+    with pytest.raises((UserError, UnknownName), match=says) as refusal:
         compare(product, layouts, on, tier=tier)
     assert "\n" not in str(refusal.value)

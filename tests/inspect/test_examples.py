@@ -16,9 +16,10 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 
-from drumline.inspect import Communication, Estimate, Mistake, communication, estimate
-from drumline.inspect.examples import Example, example, examples
-from drumline.inspect.examples.program import Built
+from drumline.errors import UserError
+from drumline.inspect import Communication, Estimate, communication, estimate
+from drumline.inspect.examples import Example, examples, find_example
+from drumline.inspect.examples.program import Program
 from tests.inspect.expected import (
     Expected,
     all_gather,
@@ -189,13 +190,13 @@ XLA_CHOOSES = {"problem-2-2-jit"}
 
 
 def chapter(name: str) -> Example:
-    return example(f"chapter/{name}")
+    return find_example(f"chapter/{name}")
 
 
 @cache
-def program(name: str) -> Built:
-    """Built once: JAX then traces it once, too."""
-    return example(name).program()
+def program(name: str) -> Program:
+    """Program once: JAX then traces it once, too."""
+    return find_example(name).program()
 
 
 def report_of(name: str) -> Communication:
@@ -206,16 +207,16 @@ def report_of(name: str) -> Communication:
 @cache
 def estimate_of(name: str) -> Estimate:
     function, arguments = program(name)
-    return estimate(function, *arguments, on=example(name).on)
+    return estimate(function, *arguments, on=find_example(name).on)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_a_chapter_example_sends_is_what_theory_says(name: str) -> None:
     known, report = KNOWN[name], report_of(f"chapter/{name}")
     assert report.sentence == f"{report.name} {known.sentence}"
-    found = report.to_dict()["collectives"]
-    assert told_counts(found) == expected_counts(known.sends)
-    assert sum(collective["at_least"] for collective in found) == known.looped
+    results = report.to_dict()["collectives"]
+    assert told_counts(results) == expected_counts(known.sends)
+    assert sum(collective["at_least"] for collective in results) == known.looped
     assert report.mesh == chapter(name).mesh
 
 
@@ -242,7 +243,7 @@ def test_a_chapter_example_takes_time_on_its_slice_and_says_what_bounds_it(name:
     assert first.endswith(tuple(f"bound by {bound}" for bound in KNOWN[name].bound))
 
 
-def test_a_ring_hides_its_hops_where_each_product_takes_longer() -> None:
+def test_a_ring_hides_its_hops_where_each_matmul_takes_longer() -> None:
     # On a core of a v2, whose peak is 23 TFLOP/s, each of four products takes 47 µs or more, and
     # 512 KiB go over a link in 9: the first hop runs beside the first product, and so on.
     function, arguments = program("chapter/collective-matmul-ring")
@@ -375,9 +376,9 @@ def test_a_training_step_needs_room_for_its_gradients() -> None:
 def test_examples_are_listed_with_one_line_each() -> None:
     for name, one in examples().items():
         assert one.name == name
-        assert one.what
-        assert "\n" not in one.what
-        assert len(f"{name}  {one.what}") < 140
+        assert one.description
+        assert "\n" not in one.description
+        assert len(f"{name}  {one.description}") < 140
         assert one.on.rpartition("-")[2] == str(math.prod(one.mesh.values()))
 
 
@@ -389,14 +390,14 @@ def test_examples_are_listed_with_one_line_each() -> None:
         ("lm-1b3", "models/lm-1b3-data"),
     ],
 )
-def test_a_name_that_is_none_is_told_with_the_nearest(typed: str, meant: str) -> None:
-    with pytest.raises(Mistake, match=f"there is no example '{typed}'; nearest: .*{meant}"):
-        example(typed)
+def test_a_name_that_is_none_is_reported_with_the_nearest(typed: str, meant: str) -> None:
+    with pytest.raises(UserError, match=f"there is no example '{typed}'; nearest: .*{meant}"):
+        find_example(typed)
 
 
-def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
-    with pytest.raises(Mistake, match="drumline inspect --list"):
-        example("%%%")
+def test_a_name_like_no_other_is_reported_where_the_names_are() -> None:
+    with pytest.raises(UserError, match="drumline inspect --list"):
+        find_example("%%%")
 
 
 def test_an_example_takes_another_mesh_of_the_same_axes() -> None:
@@ -408,10 +409,10 @@ def test_an_example_takes_another_mesh_of_the_same_axes() -> None:
 
 
 def test_an_example_refuses_a_mesh_of_other_axes() -> None:
-    with pytest.raises(Mistake, match="written for the axes X, Y, and the mesh is data=8"):
+    with pytest.raises(UserError, match="written for the axes X, Y, and the mesh is data=8"):
         chapter("collective-matmul-jit").program({"data": 8})
 
 
 def test_an_example_refuses_a_mesh_that_does_not_divide_it() -> None:
-    with pytest.raises(Mistake, match="models/mlp-fsdp does not fit data=3: "):
-        example("models/mlp-fsdp").program("data=3")
+    with pytest.raises(UserError, match="models/mlp-fsdp does not fit data=3: "):
+        find_example("models/mlp-fsdp").program("data=3")

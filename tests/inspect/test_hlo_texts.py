@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.inspect.collectives import Collective, collectives_of
+from drumline.inspect.collectives import Collective, find_collectives
 from drumline.inspect.hlo.text import parse_module
 from tests.inspect.expected import expected_counts, tally
 from tests.inspect.hlo_async_texts import ASYNCHRONOUS
 from tests.inspect.hlo_looped_texts import LOOPS, SOURCES
-from tests.inspect.hlo_texts import GROUPS, KINDS, Text
+from tests.inspect.hlo_texts import COLLECTIVE_KINDS, GROUPS, Text
 
-TEXTS = (*GROUPS, *KINDS, *ASYNCHRONOUS, *LOOPS, *SOURCES)
+TEXTS = (*GROUPS, *COLLECTIVE_KINDS, *ASYNCHRONOUS, *LOOPS, *SOURCES)
 
 
 def read(text: Text) -> list[Collective]:
-    return list(collectives_of(parse_module(text.module), dict(text.mesh)))
+    return list(find_collectives(parse_module(text.module), dict(text.mesh)))
 
 
 def named(text: Text) -> str:
@@ -24,26 +24,30 @@ def named(text: Text) -> str:
 
 @pytest.mark.parametrize("text", TEXTS, ids=named)
 def test_the_collectives_of_a_text(text: Text) -> None:
-    found = read(text)
-    told = tally(((one.kind, tuple(one.axes), one.dtype, one.sent), one.count) for one in found)
-    assert told == expected_counts(one.collective for one in text.found)
-    assert {one.at_least for one in found} == {one.at_least for one in text.found}
+    collectives = read(text)
+    report = tally(
+        ((one.kind, tuple(one.axes), one.dtype, one.sent), one.count) for one in collectives
+    )
+    assert report == expected_counts(one.collective for one in text.collectives)
+    assert {one.at_least for one in collectives} == {one.at_least for one in text.collectives}
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=named)
 def test_only_what_starts_and_is_done_is_asynchronous(text: Text) -> None:
-    told = sorted((one.kind, one.asynchronous, tuple(one.between)) for one in read(text))
+    report = sorted((one.kind, one.asynchronous, tuple(one.between)) for one in read(text))
     # One instruction may run more often than once, and two instructions be alike.
-    assert set(told) == {(one.collective.kind, one.asynchronous, one.between) for one in text.found}
+    assert set(report) == {
+        (one.collective.kind, one.asynchronous, one.between) for one in text.collectives
+    }
 
 
 @pytest.mark.parametrize("text", SOURCES, ids=named)
 def test_the_line_and_the_scopes_of_a_collective(text: Text) -> None:
-    (told,), (expected,) = read(text), text.found
-    assert (told.source or None) == expected.source
+    (report,), (expected,) = read(text), text.collectives
+    assert (report.source or None) == expected.source
     for scope in expected.scopes:
-        assert scope in told.scope
-    assert "psum" not in told.scope  # the operation's own name
+        assert scope in report.scope
+    assert "psum" not in report.scope  # the operation's own name
 
 
 @pytest.mark.parametrize(

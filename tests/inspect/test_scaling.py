@@ -14,7 +14,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect import Communication, Estimate, Mistake, communication, estimate
+from drumline.errors import UserError
+from drumline.inspect import Communication, Estimate, communication, estimate
 from drumline.inspect.compiling import programs
 from drumline.inspect.compiling.scaling import shorter_meshes
 from tests.inspect.expected import told_counts
@@ -73,21 +74,21 @@ def both(build: Callable[[AbstractMesh], Built], mesh: AbstractMesh) -> tuple[An
     [(gathers_weights, mesh_of(X=128)), (splits_features, mesh_of(X=32, Y=4))],
     ids=["weights gathered over 128", "features split over 32×4"],
 )
-def test_it_is_told_as_if_it_had_been_compiled(
+def test_it_is_reported_as_if_it_had_been_compiled(
     build: Callable[[AbstractMesh], Built], mesh: AbstractMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct: Communication
     direct_told: Estimate
     direct, direct_told = both(build, mesh)
     assert direct.collectives
-    assert "and told from there" not in direct.compiled_by
-    monkeypatch.setattr(programs, "MOST_DEVICES", 64)
+    assert "and extrapolated" not in direct.compiled_by
+    monkeypatch.setattr(programs, "MAX_DEVICES", 64)
     carried, told = both(build, mesh)
-    assert "and told from there" in carried.compiled_by
+    assert "and extrapolated" in carried.compiled_by
     assert (carried.devices, carried.mesh) == (direct.devices, direct.mesh)
-    found, expected = (report.to_dict()["collectives"] for report in (carried, direct))
-    assert told_counts(found) == told_counts(expected)
-    assert [one["group"] for one in found] == [one["group"] for one in expected]
+    results, expected = (report.to_dict()["collectives"] for report in (carried, direct))
+    assert told_counts(results) == told_counts(expected)
+    assert [one["group"] for one in results] == [one["group"] for one in expected]
     assert carried.sent == direct.sent
     assert told.seconds == direct_told.seconds
     assert told.bounds == direct_told.bounds
@@ -97,7 +98,7 @@ def test_it_is_told_as_if_it_had_been_compiled(
 
 
 def refused(function: Any, *arguments: Any) -> str:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         communication(function, *arguments, compiler="cpu")
     said = str(refusal.value)
     assert "\n" not in said
@@ -106,7 +107,7 @@ def refused(function: Any, *arguments: Any) -> str:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "MOST_DEVICES", 64)
+    monkeypatch.setattr(programs, "MAX_DEVICES", 64)
 
 
 @pytest.mark.usefixtures("few")
@@ -149,14 +150,14 @@ def test_the_longest_axis_is_shortened_to_what_divides_it() -> None:
         {"X": 512, "Y": 4},
     ]
     assert [mesh["X"] for mesh in shorter_meshes({"X": 4480}, 2048)] == [640, 896, 1120]
-    with pytest.raises(Mistake, match="no axis that can be shortened enough"):
+    with pytest.raises(UserError, match="no axis that can be shortened enough"):
         shorter_meshes({"X": 4099}, 2048)
 
 
 @pytest.mark.parametrize("wanted", [4096, 8960])
-def test_a_whole_pod_is_told(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_pod_is_reported(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the data's layout fixes: the sum of a gradient over every device."""
-    monkeypatch.setattr(programs, "MOST_DEVICES", 256)
+    monkeypatch.setattr(programs, "MAX_DEVICES", 256)
     mesh = mesh_of(X=wanted)
 
     def product(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -165,6 +166,6 @@ def test_a_whole_pod_is_told(wanted: int, monkeypatch: pytest.MonkeyPatch) -> No
     function = jax.jit(product, out_shardings=NamedSharding(mesh, P()))
     x = on(mesh, (wanted * 8, 64), "X")
     report = communication(function, x, x, compiler="cpu")
-    (found,) = report.collectives
-    assert (found.kind, found.group, report.devices) == ("all-reduce", wanted, wanted)
-    assert found.sent == 2 * (wanted - 1) * (64 * 64 * 2) // wanted
+    (results,) = report.collectives
+    assert (results.kind, results.group, report.devices) == ("all-reduce", wanted, wanted)
+    assert results.sent == 2 * (wanted - 1) * (64 * 64 * 2) // wanted

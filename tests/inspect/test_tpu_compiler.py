@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect import Mistake, communication, estimate
+from drumline.errors import UserError
+from drumline.inspect import communication, estimate
 from drumline.inspect.compiling import workers
 from drumline.inspect.compiling.workers import TPU_PYTHON, Worker, has_tpu_compiler
 
@@ -44,10 +45,10 @@ def chapter() -> tuple[Any, ...]:
 @pytest.mark.skipif(
     not INSTALLED, reason=f"needs the TPU's compiler: libtpu on x86_64 Linux, or {TPU_PYTHON}"
 )
-def test_it_makes_a_ring_of_the_chapter_s_product() -> None:
-    told = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
-    assert told.compiled_by == "the TPU's own compiler"
-    kinds = [one for one in told.collectives for _ in range(one.count)]
+def test_it_makes_a_ring_of_the_chapter_s_matmul() -> None:
+    report = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    assert report.compiled_by == "the TPU's own compiler"
+    kinds = [one for one in report.collectives for _ in range(one.count)]
     assert {one.kind for one in kinds} == {"collective-permute"}
     assert len(kinds) == 3
     assert all(one.asynchronous and one.axes == ("Y",) for one in kinds)
@@ -122,8 +123,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 
     def make(answer: dict[str, Any] | None = None, text: str = RING, instead: str = "pass") -> Path:
         asked, python = tmp_path / "asked", tmp_path / "python"
-        told = {"memory": MEMORY} if answer is None else answer
-        script = PROTOCOL.format(asked=str(asked), answer=told, text=text, instead=instead)
+        report = {"memory": MEMORY} if answer is None else answer
+        script = PROTOCOL.format(asked=str(asked), answer=report, text=text, instead=instead)
         python.write_text(f"#!{sys.executable}\n{script}")
         python.chmod(0o755)
         monkeypatch.setenv(TPU_PYTHON, str(python))
@@ -138,7 +139,7 @@ def asked(path: Path) -> list[dict[str, Any]]:
 
 
 def refusal(**how: Any) -> str:
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8", **how)
     said = str(refused.value)
     assert "\n" not in said
@@ -148,8 +149,8 @@ def refusal(**how: Any) -> str:
 def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
     notes = stand_in()
     assert has_tpu_compiler()
-    told = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
-    assert told.compiled_by == "the TPU's own compiler"
+    report = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    assert report.compiled_by == "the TPU's own compiler"
     (request,) = asked(notes)
     assert (request["topology"], request["partitions"]) == ("v5e:2x4", 8)
     places = request["places"]
@@ -160,36 +161,40 @@ def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
     assert Path(request["arguments"][0]) == workers.SCRIPT
     assert request["arguments"][1:] == ["tpu"]
     assert bytes.fromhex(request["begins"]) == b"ML\xefR", "MLIR's bytecode"
-    assert len(told.collectives) == 3
-    for found in told.collectives:
-        assert (found.kind, found.axes, found.sent) == ("collective-permute", ("Y",), 512 * 1024)
-        assert found.asynchronous
-        assert len(found.between) == 1
-    assert "overlaps nothing" not in str(told)
+    assert len(report.collectives) == 3
+    for results in report.collectives:
+        assert (results.kind, results.axes, results.sent) == (
+            "collective-permute",
+            ("Y",),
+            512 * 1024,
+        )
+        assert results.asynchronous
+        assert len(results.between) == 1
+    assert "overlaps nothing" not in str(report)
 
 
-def test_it_is_told_what_the_function_tells_its_compiler(stand_in: StandIn) -> None:
+def test_it_is_reported_what_the_function_tells_its_compiler(stand_in: StandIn) -> None:
     notes = stand_in()
     own = {"xla_tpu_enable_sdc_checker": True, "xla_gpu_autotune_level": 0}
-    told = jax.jit(product, compiler_options=own)
-    communication(told, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    report = jax.jit(product, compiler_options=own)
+    communication(report, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
     (request,) = asked(notes)
     assert request["options"] == {"xla_tpu_enable_sdc_checker": True}
 
 
 def test_its_schedule_cycles_and_memory_are_what_counts(stand_in: StandIn) -> None:
     stand_in()
-    told = estimate(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    report = estimate(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
     part = CYCLES / 1.5e9 + 0.3e-6
     hop = 3e-6 + 512 * 1024 / (4.5e10 * 0.9) + 3e-6
     assert hop < part
-    assert told.seconds == pytest.approx(4 * part)
-    assert told.exposed == 0
-    assert told.hidden == pytest.approx(3 * hop)
-    assert told.flops == 4 * 2 * 512 * 512 * 2048
-    memory = told.memory
+    assert report.seconds == pytest.approx(4 * part)
+    assert report.exposed == 0
+    assert report.hidden == pytest.approx(3 * hop)
+    assert report.flops == 4 * 2 * 512 * 512 * 2048
+    memory = report.memory
     assert (memory.arguments, memory.outputs, memory.temporaries) == (9 << 20, 2 << 20, 5 << 20)
-    assert "compiled by the TPU's own compiler" in str(told)
+    assert "compiled by the TPU's own compiler" in str(report)
 
 
 def test_one_process_answers_for_several_programs(stand_in: StandIn) -> None:
@@ -214,25 +219,27 @@ def test_slices_by_the_names_that_the_compiler_has(
 
 def test_it_is_asked_only_where_a_slice_is_named(stand_in: StandIn) -> None:
     notes = stand_in()
-    told = communication(product, *chapter(), mesh="X=2,Y=4", compiler="cpu", on="v5litepod-8")
-    assert told.compiled_by.startswith("the CPU backend")
+    report = communication(product, *chapter(), mesh="X=2,Y=4", compiler="cpu", on="v5litepod-8")
+    assert report.compiled_by.startswith("the CPU backend")
     assert not notes.exists()
-    assert "has to know the slice" in _refused_without_slice()
+    assert "needs a slice" in _refused_without_slice()
 
 
 def _refused_without_slice() -> str:
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         communication(product, *chapter(), mesh="X=2,Y=4", compiler="tpu")
     return str(refused.value)
 
 
-def test_what_the_compiler_refuses_is_told_in_its_first_line(stand_in: StandIn) -> None:
+def test_what_the_compiler_refuses_is_reported_in_its_first_line(stand_in: StandIn) -> None:
     stand_in({"error": "RESOURCE_EXHAUSTED: 40 GB of 16 GB hbm\n\nLargest buffers:\n  1. …"}, "")
     said = refusal()
     assert said == "the compiler refuses the program: RESOURCE_EXHAUSTED: 40 GB of 16 GB hbm"
 
 
-def test_a_process_that_dies_is_told_and_another_takes_the_next_program(stand_in: StandIn) -> None:
+def test_a_process_that_dies_is_reported_and_another_takes_the_next_program(
+    stand_in: StandIn,
+) -> None:
     stand_in(instead="os._exit(3)")
     assert refusal() == "the compiler's process ended with 3 while it compiled the program"
     stand_in()
@@ -240,26 +247,26 @@ def test_a_process_that_dies_is_told_and_another_takes_the_next_program(stand_in
 
 
 @pytest.mark.parametrize("size", [4, 400_000])
-def test_a_process_that_has_died_before_is_told(size: int, stand_in: StandIn) -> None:
+def test_a_process_that_has_died_before_is_reported(size: int, stand_in: StandIn) -> None:
     stand_in()
     python = Path(os.environ[TPU_PYTHON])
     python.write_text(f"#!{sys.executable}\nraise SystemExit(7)\n")
     worker = Worker([str(python)], ["tpu"], dict(os.environ))
     worker._process.wait()
     assert not worker.alive
-    with pytest.raises(Mistake, match="ended with 7 while it compiled"):
+    with pytest.raises(UserError, match="ended with 7 while it compiled"):
         worker.compile({"partitions": 1}, b"c" * size)
 
 
-def test_an_answer_that_is_none_is_told(stand_in: StandIn) -> None:
+def test_an_answer_that_is_none_is_reported(stand_in: StandIn) -> None:
     stand_in(instead='answers.write(b"hello\\n"); answers.flush(); continue')
     assert "the compiler's process gave no answer" in refusal()
     stand_in(text="hello")
-    assert "this is no HLO text" in refusal()
+    assert "the text is not HLO" in refusal()
 
 
 @pytest.mark.parametrize("mode", [None, 0o644])
-def test_a_python_that_cannot_be_run_is_told(
+def test_a_python_that_cannot_be_run_is_reported(
     mode: int | None, stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in()

@@ -12,49 +12,71 @@ from typing import Any
 
 import pytest
 
-from drumline.inspect.cost.machines import machine
+from drumline.errors import UserError
+from drumline.inspect.canvas import text_width
+from drumline.inspect.cost.kernels import Cost
+from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.cost.memory import Memory
-from drumline.inspect.cost.operations import Cost
 from drumline.inspect.cost.timeline import COPIES, DEVICE, Timeline, TimelineEvent
 from drumline.inspect.estimate import BOUNDS, Estimate
-from drumline.inspect.hlo.places import SourcePlace
-from drumline.inspect.mistakes import Mistake
-from drumline.inspect.views.canvas import width
-from drumline.inspect.views.colours import WAITING, Colours
-from drumline.inspect.views.panels import COMPUTING, LEFT, LINK, RIGHT, WIDTH, longest, ticks
-from drumline.inspect.views.tracks import lanes, spread, waits
+from drumline.inspect.hlo.source import SourceLocation
+from drumline.inspect.lanes import find_lanes, find_waits, flatten_calls
+from drumline.inspect.picture import (
+    DEVICE_HEIGHT,
+    LEFT,
+    LINK_HEIGHT,
+    RIGHT,
+    WAIT_COLOUR,
+    WIDTH,
+    Colours,
+    axis_ticks,
+    longest_loops,
+)
 
 MS = 1e-3
 BOTH = "ici X up+ici X down"
 
 
-def computes(start: float, end: float, kind: str = "matmul", line: int = 7) -> TimelineEvent:
+def device_event(
+    start: float, end: float, kind: str = "matmul", make_timeline: int = 7
+) -> TimelineEvent:
     cost = Cost(kind, end - start, "compute", flops=3e9, bytes=2e6)
     return TimelineEvent(
-        f"{kind}.{line}", kind, DEVICE, start, end, SourcePlace(f"src/model.py:{line}"), cost
+        f"{kind}.{make_timeline}",
+        kind,
+        DEVICE,
+        start,
+        end,
+        SourceLocation(f"src/model.py:{make_timeline}"),
+        cost,
     )
 
 
-def sends(
+def collective_event(
     start: float, end: float, exposed: float = 0.0, kind: str = "all-gather", over: str = BOTH
 ) -> TimelineEvent:
-    place, cost = SourcePlace("src/model.py:9", "jit(f)/attention/gather"), Cost(kind, bytes=1e6)
-    return TimelineEvent(f"{kind}.1", kind, over, start, end, place, cost, ("X",), exposed)
+    location, cost = (
+        SourceLocation("src/model.py:9", "jit(f)/attention/gather"),
+        Cost(kind, bytes=1e6),
+    )
+    return TimelineEvent(f"{kind}.1", kind, over, start, end, location, cost, ("X",), exposed)
 
 
-def loops(start: float, turns: int, inside: Timeline, kind: str = "loop") -> TimelineEvent:
+def loop_event(start: float, turns: int, inside: Timeline, kind: str = "loop") -> TimelineEvent:
     end = start + turns * inside.seconds
-    place = SourcePlace("src/model.py:3", "jit(f)/while")
-    return TimelineEvent("while.1", kind, DEVICE, start, end, place, inside=inside, turns=turns)
+    location = SourceLocation("src/model.py:3", "jit(f)/while")
+    return TimelineEvent(
+        "while.1", kind, DEVICE, start, end, location, body=inside, trip_count=turns
+    )
 
 
-def line(*events: TimelineEvent) -> Timeline:
+def make_timeline(*events: TimelineEvent) -> Timeline:
     return Timeline(tuple(events), max((event.end for event in events), default=0.0))
 
 
-def told(timeline: Timeline) -> Estimate:
+def make_estimate(timeline: Timeline) -> Estimate:
     busy: dict[str, float] = {}
-    for event, times in timeline.flat():
+    for event, times in timeline.leaf_events():
         for resource in event.resource.split("+"):
             busy[resource] = busy.get(resource, 0.0) + event.seconds * times
     return Estimate(
@@ -72,97 +94,121 @@ def told(timeline: Timeline) -> Estimate:
         memory_limit=1.0,
         communication=(),
         operations=(),
-        laid={},
+        axis_links={},
         timeline=timeline,
-        machine=machine("v5litepod-8"),
+        machine=parse_machine("v5litepod-8"),
     )
 
 
 # The device computes for 4 ms, waits for 2 of a collective's 3 and computes for 4 more.
-WAITING_LINE = line(
-    computes(0, 4 * MS), sends(3 * MS, 6 * MS, 2 * MS), computes(6 * MS, 10 * MS, "elementwise")
+WAITING_LINE = make_timeline(
+    device_event(0, 4 * MS),
+    collective_event(3 * MS, 6 * MS, 2 * MS),
+    device_event(6 * MS, 10 * MS, "elementwise"),
 )
-TURN = line(computes(0, 1 * MS), sends(0.5 * MS, 2 * MS, 1 * MS), computes(2 * MS, 3 * MS))
-LOOPED = line(computes(0, 2 * MS), loops(2 * MS, 1000, TURN), computes(3.002, 3.004))
+TURN = make_timeline(
+    device_event(0, 1 * MS),
+    collective_event(0.5 * MS, 2 * MS, 1 * MS),
+    device_event(2 * MS, 3 * MS),
+)
+LOOPED = make_timeline(
+    device_event(0, 2 * MS), loop_event(2 * MS, 1000, TURN), device_event(3.002, 3.004)
+)
 
 
 class TestWhatIsShown:
     def test_both_ways_of_a_link_are_one_lane_where_they_are_always_busy_together(self) -> None:
-        assert [lane.name for lane in lanes(WAITING_LINE)] == ["computing", "links X"]
+        assert [lane.name for lane in find_lanes(WAITING_LINE)] == ["computing", "links X"]
 
     def test_both_ways_are_two_lanes_where_one_is_busy_alone(self) -> None:
-        timeline = line(sends(0, 1), sends(1, 2, over="ici X down"), sends(2, 3, over="dcn"))
-        names = [lane.name for lane in lanes(timeline)]
+        timeline = make_timeline(
+            collective_event(0, 1),
+            collective_event(1, 2, over="ici X down"),
+            collective_event(2, 3, over="dcn"),
+        )
+        names = [lane.name for lane in find_lanes(timeline)]
         assert names == ["computing", "links X, up", "links X, down", "DCN"]
 
     def test_the_lanes_of_what_runs_in_loops_are_shown_too(self) -> None:
-        assert [lane.name for lane in lanes(LOOPED)] == ["computing", "links X"]
+        assert [lane.name for lane in find_lanes(LOOPED)] == ["computing", "links X"]
 
     def test_the_device_waits_where_it_computes_nothing_and_a_collective_runs(self) -> None:
-        (wait,) = waits(WAITING_LINE.events, WAITING_LINE.seconds)
+        (wait,) = find_waits(WAITING_LINE.events, WAITING_LINE.seconds)
         assert (wait.start, wait.end, wait.event.kind) == (4 * MS, 6 * MS, "all-gather")
 
     def test_a_gap_is_laid_to_each_collective_once_and_then_to_the_copies(self) -> None:
-        copy = replace(computes(0, 9, "copy-start"), resource=COPIES)
-        events = [computes(0, 1), sends(1, 4), sends(2, 3, over="dcn"), copy, computes(9, 10)]
-        found = waits(events, 10)
-        assert sum(wait.seconds for wait in found if wait.on_network) == 3
-        assert sum(wait.seconds for wait in found if not wait.on_network) == 5
+        copy = replace(device_event(0, 9, "copy-start"), resource=COPIES)
+        events = [
+            device_event(0, 1),
+            collective_event(1, 4),
+            collective_event(2, 3, over="dcn"),
+            copy,
+            device_event(9, 10),
+        ]
+        matches = find_waits(events, 10)
+        assert sum(wait.seconds for wait in matches if wait.on_network) == 3
+        assert sum(wait.seconds for wait in matches if not wait.on_network) == 5
 
     def test_of_two_collectives_the_device_waits_for_the_first_to_end_first(self) -> None:
-        events = [computes(0, 1), sends(0, 4), sends(0.5, 3, over="dcn", kind="all-reduce")]
-        found = [(wait.event.kind, wait.start, wait.end) for wait in waits(events, 4)]
-        assert found == [("all-reduce", 1, 3), ("all-gather", 3, 4)]
+        events = [
+            device_event(0, 1),
+            collective_event(0, 4),
+            collective_event(0.5, 3, over="dcn", kind="all-reduce"),
+        ]
+        matches = [(wait.event.kind, wait.start, wait.end) for wait in find_waits(events, 4)]
+        assert matches == [("all-reduce", 1, 3), ("all-gather", 3, 4)]
 
     def test_what_is_called_once_stands_in_its_caller(self) -> None:
-        called = line(computes(0, 2), sends(1, 3))
-        timeline = line(computes(0, 5), loops(5, 1, called, "call"))
-        assert [(e.kind, e.start) for e in spread(timeline)] == [
+        called = make_timeline(device_event(0, 2), collective_event(1, 3))
+        timeline = make_timeline(device_event(0, 5), loop_event(5, 1, called, "call"))
+        assert [(e.kind, e.start) for e in flatten_calls(timeline)] == [
             ("matmul", 0),
             ("matmul", 5),
             ("all-gather", 6),
         ]
 
     def test_the_three_longest_loops_are_enlarged_in_their_order(self) -> None:
-        bodies = [line(computes(0, seconds)) for seconds in (2.0, 5.0, 1.0, 4.0)]
+        bodies = [make_timeline(device_event(0, seconds)) for seconds in (2.0, 5.0, 1.0, 4.0)]
         events, at = [], 0.0
         for body in bodies:
-            events.append(loops(at, 10, body))
+            events.append(loop_event(at, 10, body))
             at = events[-1].end
-        chosen = [event.seconds for event, _ in longest(line(*events)).values()]
+        chosen = [event.seconds for event, _ in longest_loops(make_timeline(*events)).values()]
         assert chosen == [20.0, 50.0, 40.0]
 
-    def test_a_loop_within_a_loop_counts_with_all_its_turns(self) -> None:
-        inner = loops(0, 32, line(computes(0, 1 * MS)))
-        ((_, outer_times), (_, inner_times)) = longest(line(loops(0, 8, line(inner)))).values()
+    def test_a_loop_within_a_loop_counts_with_all_its_iterations(self) -> None:
+        inner = loop_event(0, 32, make_timeline(device_event(0, 1 * MS)))
+        ((_, outer_times), (_, inner_times)) = longest_loops(
+            make_timeline(loop_event(0, 8, make_timeline(inner)))
+        ).values()
         assert (outer_times, inner_times) == (1, 8)
 
     def test_a_computation_looped_over_at_two_places_is_enlarged_once(self) -> None:
-        body = line(computes(0, 1 * MS))
-        timeline = line(loops(0, 5, body), loops(5 * MS, 5, replace(body)))
-        ((_, times),) = longest(timeline).values()
+        body = make_timeline(device_event(0, 1 * MS))
+        timeline = make_timeline(loop_event(0, 5, body), loop_event(5 * MS, 5, replace(body)))
+        ((_, times),) = longest_loops(timeline).values()
         assert times == 2
 
     def test_ticks_are_round_and_in_the_unit_of_the_whole(self) -> None:
-        assert [words for _, words in ticks(311e-6)][:3] == ["0 µs", "50 µs", "100 µs"]
-        assert [words for _, words in ticks(3.43)][-1] == "3.0 s"
+        assert [words for _, words in axis_ticks(311e-6)][:3] == ["0 µs", "50 µs", "100 µs"]
+        assert [words for _, words in axis_ticks(3.43)][-1] == "3.0 s"
         for seconds in (1e-9, 7.3e-7, 1e-6, 0.02, 1.0, 5000.0):
-            assert 3 <= len(ticks(seconds)) <= 16
-            assert ticks(seconds)[-1][0] <= seconds * (1 + 1e-6)
+            assert 3 <= len(axis_ticks(seconds)) <= 16
+            assert axis_ticks(seconds)[-1][0] <= seconds * (1 + 1e-6)
 
     def test_the_kernel_that_a_scope_names_has_its_own_colour(self) -> None:
-        plain = computes(0, 1, "flash_attention")
+        plain = device_event(0, 1, "flash_attention")
         named = replace(
-            plain, place=SourcePlace("m.py:1", "jit(f)/kernel[flash_attention work=1]/dot")
+            plain, location=SourceLocation("m.py:1", "jit(f)/kernel[flash_attention work=1]/dot")
         )
-        assert Colours.of([(plain, 1)]).shown_as(plain) == "other operations"
-        colours = Colours.of([(named, 1), (plain, 1)])
-        assert colours.shown_as(plain) == "flash_attention"
+        assert Colours.from_events([(plain, 1)]).legend_name(plain) == "other operations"
+        colours = Colours.from_events([(named, 1), (plain, 1)])
+        assert colours.legend_name(plain) == "flash_attention"
         assert len({colours["flash_attention"], colours["matmul"], colours["reduce"]}) == 3
 
     def test_signs_that_the_font_lacks_take_the_room_of_what_they_are_made_of(self) -> None:
-        assert width("×32 in 5 µs", 15) == width("x32 in 5 us", 15)
-        assert width("ö", 15) == width("o", 15)
+        assert text_width("×32 in 5 µs", 15) == text_width("x32 in 5 us", 15)
+        assert text_width("ö", 15) == text_width("o", 15)
 
 
 def near(pixel: tuple[int, ...], colour: str) -> bool:
@@ -191,14 +237,16 @@ class TestPicture:
     def test_bars_stand_where_their_time_is_in_the_colour_of_their_kind(
         self, tmp_path: Path
     ) -> None:
-        told(WAITING_LINE).save_png(tmp_path / "step.png")
+        make_estimate(WAITING_LINE).save_png(tmp_path / "step.png")
         image = opened(tmp_path / "step.png")
         colours = Colours(())
         assert image.width == WIDTH
         # Beside the words in the middle of each bar.
         for at, kind in ((1, "matmul"), (7, "elementwise")):
-            assert len(rows_of(image, self.x(at * MS, 10 * MS), colours[kind])) >= COMPUTING - 4
-        assert len(rows_of(image, self.x(3.3 * MS, 10 * MS), colours["all-gather"])) >= LINK - 4
+            assert len(rows_of(image, self.x(at * MS, 10 * MS), colours[kind])) >= DEVICE_HEIGHT - 4
+        assert (
+            len(rows_of(image, self.x(3.3 * MS, 10 * MS), colours["all-gather"])) >= LINK_HEIGHT - 4
+        )
         assert not rows_of(image, self.x(1 * MS, 10 * MS), colours["all-gather"])
         ends = self.x(4 * MS, 10 * MS)
         assert rows_of(image, ends - 3, colours["matmul"])
@@ -207,51 +255,53 @@ class TestPicture:
     def test_the_device_is_hatched_in_red_where_it_waits_and_nowhere_else(
         self, tmp_path: Path
     ) -> None:
-        told(WAITING_LINE).save_png(tmp_path / "step.png")
+        make_estimate(WAITING_LINE).save_png(tmp_path / "step.png")
         image = opened(tmp_path / "step.png")
 
         def red(at: float) -> int:
             middle = self.x(at * MS, 10 * MS)
-            found = {y for x in range(middle - 4, middle + 5) for y in rows_of(image, x, WAITING)}
-            return len(found)
+            matches = {
+                y for x in range(middle - 4, middle + 5) for y in rows_of(image, x, WAIT_COLOUR)
+            }
+            return len(matches)
 
-        assert red(4.3) >= COMPUTING - 4
+        assert red(4.3) >= DEVICE_HEIGHT - 4
         assert red(2) == red(8) == 0
 
-    def test_a_loop_is_one_frame_and_one_turn_of_it_is_enlarged(self, tmp_path: Path) -> None:
-        told(WAITING_LINE).save_png(tmp_path / "plain.png")
-        told(LOOPED).save_png(tmp_path / "looped.png")
+    def test_a_loop_is_one_frame_and_one_iteration_of_it_is_enlarged(self, tmp_path: Path) -> None:
+        make_estimate(WAITING_LINE).save_png(tmp_path / "plain.png")
+        make_estimate(LOOPED).save_png(tmp_path / "looped.png")
         plain, looped = opened(tmp_path / "plain.png"), opened(tmp_path / "looped.png")
-        assert looped.height > plain.height + COMPUTING + LINK
+        assert looped.height > plain.height + DEVICE_HEIGHT + LINK_HEIGHT
         # In the frame a third of the turn is red and two thirds are products; in the turn below,
         # the device computes first.
         computing = rows_of(looped, self.x(0.1, 1.0), Colours(())["matmul"])
-        assert len(computing) == pytest.approx(COMPUTING * (2 / 3 + 1), abs=6)
+        assert len(computing) == pytest.approx(DEVICE_HEIGHT * (2 / 3 + 1), abs=6)
 
     def test_a_program_that_does_nothing_is_drawn(self, tmp_path: Path) -> None:
-        told(line()).save_png(tmp_path / "nothing.png")
+        make_estimate(make_timeline()).save_png(tmp_path / "nothing.png")
         assert opened(tmp_path / "nothing.png").width == WIDTH
 
     def test_ten_thousand_events_are_drawn(self, tmp_path: Path) -> None:
-        events = [computes(at, at + 1, ("matmul", "reduce")[at % 2]) for at in range(10_000)]
-        told(line(*events)).save_png(tmp_path / "many.png")
+        events = [device_event(at, at + 1, ("matmul", "reduce")[at % 2]) for at in range(10_000)]
+        make_estimate(make_timeline(*events)).save_png(tmp_path / "many.png")
         assert (tmp_path / "many.png").stat().st_size < 200_000
 
-    def test_without_pillow_the_mistake_says_what_to_install(
+    def test_without_pillow_the_error_says_what_to_install(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "PIL", None)
-        with pytest.raises(Mistake, match=r"pip install 'drumline\[inspect\]'"):
-            told(line()).save_png(tmp_path / "nothing.png")
+        with pytest.raises(UserError, match=r"pip install 'drumline\[inspect\]'"):
+            make_estimate(make_timeline()).save_png(tmp_path / "nothing.png")
 
-    def test_another_ending_is_a_mistake(self, tmp_path: Path) -> None:
-        with pytest.raises(Mistake, match=r"drawn as PNG; name it step\.png"):
-            told(line()).save_png(tmp_path / "step.svg")
+    def test_another_ending_is_a_user_error(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"drawn as PNG; name it step\.png"):
+            make_estimate(make_timeline()).save_png(tmp_path / "step.svg")
 
 
 def written(timeline: Timeline, path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """The whole trace, and the slices of each track by its name."""
-    told(timeline).save_trace(path)
+    make_estimate(timeline).save_trace(path)
     raw = path.read_bytes()
     trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     events = trace["traceEvents"]
@@ -313,7 +363,7 @@ class TestTrace:
         assert points[0] == (0, 0)
         assert points[-1][1] == pytest.approx(1000)
 
-    def test_a_thousand_turns_are_one_written_out_and_one_slice(self, tmp_path: Path) -> None:
+    def test_a_thousand_iterations_are_one_written_out_and_one_slice(self, tmp_path: Path) -> None:
         _, tracks = written(LOOPED, tmp_path / "step.json")
         names = [one["name"] for one in tracks["computing"]]
         assert names.count("loop ×1000 model.py:3") == 1
@@ -321,28 +371,32 @@ class TestTrace:
         assert (tmp_path / "step.json").stat().st_size < 8000
 
     def test_slices_lie_within_one_another_and_add_up_to_the_estimate(self, tmp_path: Path) -> None:
-        third = line(computes(0, MS / 3), sends(MS / 7, MS / 2, MS / 6))
-        micro = line(computes(0, MS / 9), loops(MS / 9, 7, third), sends(0, MS / 9))
-        timeline = line(loops(0, 3, micro), computes(3 * micro.seconds, 4 * micro.seconds))
+        third = make_timeline(device_event(0, MS / 3), collective_event(MS / 7, MS / 2, MS / 6))
+        micro = make_timeline(
+            device_event(0, MS / 9), loop_event(MS / 9, 7, third), collective_event(0, MS / 9)
+        )
+        timeline = make_timeline(
+            loop_event(0, 3, micro), device_event(3 * micro.seconds, 4 * micro.seconds)
+        )
         _, tracks = written(timeline, tmp_path / "step.json")
         for slices in tracks.values():
             assert_nested(slices)
-        expected = told(timeline).busy
+        expected = make_estimate(timeline).busy
         assert busy(tracks["computing"]) == pytest.approx(expected[DEVICE], rel=1e-4)
         assert busy(tracks["links X, up"]) == pytest.approx(expected["ici X up"], rel=1e-4)
 
     @pytest.mark.parametrize("seed", range(12))
     def test_rounding_to_nanoseconds_crosses_no_slices(self, tmp_path: Path, seed: int) -> None:
         chance = random.Random(seed)
-        timeline = line(computes(0, chance.random() * MS))
+        timeline = make_timeline(device_event(0, chance.random() * MS))
         for _ in range(4):
             events, at = [], 0.0
             for _ in range(chance.randrange(1, 4)):
-                events.append(loops(at, chance.randrange(2, 90), timeline))
+                events.append(loop_event(at, chance.randrange(2, 90), timeline))
                 at = events[-1].end
-                events.append(computes(at, at + chance.random() * MS / 3))
+                events.append(device_event(at, at + chance.random() * MS / 3))
                 at = events[-1].end
-            timeline = line(*events)
+            timeline = make_timeline(*events)
         _, tracks = written(timeline, tmp_path / "step.json")
         assert list(tracks) == ["computing"]
         assert_nested(tracks["computing"])
@@ -351,16 +405,18 @@ class TestTrace:
     def test_a_collective_that_runs_on_into_a_loop_gets_a_row_of_its_own(
         self, tmp_path: Path
     ) -> None:
-        timeline = line(computes(0, 1 * MS), sends(0, 2.2 * MS), loops(1 * MS, 4, TURN))
+        timeline = make_timeline(
+            device_event(0, 1 * MS), collective_event(0, 2.2 * MS), loop_event(1 * MS, 4, TURN)
+        )
         _, tracks = written(timeline, tmp_path / "step.json")
         for slices in tracks.values():
             assert_nested(slices)
         both = tracks["links X, up"] + tracks["links X, up (2)"]
-        assert busy(both) == pytest.approx(told(timeline).busy["ici X up"], rel=1e-4)
+        assert busy(both) == pytest.approx(make_estimate(timeline).busy["ici X up"], rel=1e-4)
 
-    def test_a_loop_of_unknown_turns_says_so(self, tmp_path: Path) -> None:
-        body = replace(line(computes(0, MS)), unknown_turns=True)
-        _, tracks = written(line(loops(0, 1, body)), tmp_path / "step.json")
+    def test_a_loop_of_unknown_iterations_says_so(self, tmp_path: Path) -> None:
+        body = replace(make_timeline(device_event(0, MS)), unknown_trip_count=True)
+        _, tracks = written(make_timeline(loop_event(0, 1, body)), tmp_path / "step.json")
         assert tracks["computing"][0]["name"] == "loop ×? model.py:3"
         assert busy(tracks["computing"]) == pytest.approx(MS)
 
@@ -372,7 +428,7 @@ class TestTrace:
         assert (tmp_path / "step.json.gz").read_bytes()[4:8] == bytes(4)
 
     def test_a_program_that_does_nothing_has_an_empty_track(self, tmp_path: Path) -> None:
-        _, tracks = written(line(), tmp_path / "nothing.json")
+        _, tracks = written(make_timeline(), tmp_path / "nothing.json")
         assert tracks == {"computing": []}
 
 
@@ -380,8 +436,8 @@ class TestTrace:
 class TestPathsThatCannotBeWritten:
     @staticmethod
     def save(path: Path) -> str:
-        estimate = told(WAITING_LINE)
-        with pytest.raises(Mistake) as caught:
+        estimate = make_estimate(WAITING_LINE)
+        with pytest.raises(UserError) as caught:
             (estimate.save_png if path.suffix == ".png" else estimate.save_trace)(path)
         return str(caught.value)
 

@@ -112,10 +112,10 @@ def _train(sizes: tuple[int, ...], x_spec: P, w1_spec: P, w2_spec: P) -> Callabl
 
 def _fsdp_by_jit() -> Built:
     mesh = mesh_of((8,))
-    whole, sharded = NamedSharding(mesh, P()), NamedSharding(mesh, P("X"))
+    total, sharded = NamedSharding(mesh, P()), NamedSharding(mesh, P("X"))
 
     def loss(weights: Weights, x: jax.Array) -> jax.Array:
-        gathered = jax.tree.map(lambda w: lax.with_sharding_constraint(w, whole), weights)
+        gathered = jax.tree.map(lambda w: lax.with_sharding_constraint(w, total), weights)
         return _loss(gathered, x)
 
     def step(weights: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
@@ -123,7 +123,7 @@ def _fsdp_by_jit() -> Built:
         return value, _descend(weights, gradients)
 
     weights = shape_on(mesh, (D, F), P("X")), shape_on(mesh, (F, D), P("X"))
-    jitted = jax.jit(step, out_shardings=(whole, (sharded, sharded)))
+    jitted = jax.jit(step, out_shardings=(total, (sharded, sharded)))
     return Built(jitted, (weights, shape_on(mesh, (B, D), P("X"))), mesh)
 
 

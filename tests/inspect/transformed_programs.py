@@ -41,8 +41,8 @@ def _layers(x: jax.Array, *, checkpoint: bool) -> tuple[jax.Array, jax.Array]:
     """Three layers in a scan, each of which gathers what it needs."""
 
     def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        whole = lax.all_gather(x, "Y", tiled=True)
-        return jnp.tanh(whole * whole).sum(0) * x, None
+        total = lax.all_gather(x, "Y", tiled=True)
+        return jnp.tanh(total * total).sum(0) * x, None
 
     def loss(x: jax.Array) -> jax.Array:
         kept = jax.checkpoint(layer) if checkpoint else layer

@@ -60,6 +60,6 @@ def test_hops_that_set_out_early_are_waited_for_less() -> None:
 
     def exposed(**told: float) -> float:
         step = jax.jit(ring, compiler_options=told)
-        return estimate(step, x, w, on="v5p-16", laid="tours", compiler="tpu").exposed
+        return estimate(step, x, w, on="v5p-16", torus_dims="rings", compiler="tpu").exposed
 
     assert exposed(**options) < 0.85 * exposed()

@@ -45,11 +45,10 @@ COMMANDS = {
 # An exception whose module was never imported cannot have been raised.
 MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
-    ("drumline.inspect.mistakes", "Mistake"),
+    ("drumline.errors", "UserError"),
     ("drumline.jobs.connection", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
     ("drumline.numerics.mistakes", "Mistake"),
-    ("drumline.targets", "Mistake"),
 )
 # Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}

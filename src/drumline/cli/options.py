@@ -25,10 +25,10 @@ InputsName = Annotated[
 
 def need_jax() -> None:
     """Refuse, in one sentence, to go on without JAX."""
-    from drumline.targets import Mistake
+    from drumline.errors import UserError
 
     if find_spec("jax") is None:
-        raise Mistake("jax is not installed, and this needs it: pip install 'drumline[jax]'")
+        raise UserError("jax is not installed, and this needs it: pip install 'drumline[jax]'")
 
 
 @contextmanager

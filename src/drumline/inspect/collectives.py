@@ -1,9 +1,9 @@
-"""The collectives of a compiled program: what each sends, along which axes, how often, and whether
-anything is computed meanwhile.
+"""The collectives of a compiled program: bytes, mesh axes, executions and overlap.
 
-`sent` is what one device sends in one execution by the ring algorithm, which is also the least that
-any algorithm on a ring can do: an all-gather n−1 times its shard, a reduce-scatter (n−1)/n of its
-input, an all-reduce twice that, a permute its operand, an all-to-all (n−1)/n of its operand.
+`sent` counts the bytes that a device sends per execution with the ring algorithm, which is also
+the minimum for any algorithm on a ring: (n−1) shards for an all-gather, (n−1)/n of the input for a
+reduce-scatter, twice that for an all-reduce, the operand for a permute, and (n−1)/n of the operand
+for an all-to-all.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-from drumline.inspect.hlo.executions import Found, walk
-from drumline.inspect.hlo.groups import axes_of, read_groups, read_pairs
-from drumline.inspect.hlo.places import SourcePlace
+from drumline.inspect.hlo.groups import parse_permute_pairs, parse_replica_groups, varying_axes
+from drumline.inspect.hlo.loops import ExecutedInstruction, executed_instructions
+from drumline.inspect.hlo.source import SourceLocation
 from drumline.inspect.hlo.text import BITS, Computation, Instruction, Module, Shape, dtype_name
 
-KINDS = {
+COLLECTIVE_KINDS = {
     "all-gather": "all-gather",
     "all-reduce": "all-reduce",
     "reduce-scatter": "reduce-scatter",
@@ -27,43 +27,43 @@ KINDS = {
     "collective-permute": "collective-permute",
     "collective-broadcast": "collective-broadcast",
 }
-"""HLO's instructions, and how a report names them."""
+"""The kind of each collective opcode of HLO, as reports print it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective of the compiled program."""
+    """A collective of a compiled program."""
 
     kind: str
     axes: tuple[str, ...]
-    """Names of mesh axes, in the mesh's order."""
+    """Names of mesh axes, in mesh order."""
     dtype: str
-    """The type of the values, as the program means it; several with a plus."""
+    """The dtype in the user's program. Several dtypes are joined with a plus."""
     sent: int
-    """Bytes that one device sends in one execution, by the ring algorithm."""
+    """Bytes that a device sends per execution with the ring algorithm."""
     count: int
-    """Executions in one call."""
+    """The number of executions per call."""
     at_least: bool = False
-    """Whether a loop around it runs an unknown number of times, counted once here."""
+    """True if a loop with an unknown trip count, counted once, contains it."""
     conditional: bool = False
-    """Whether it stands in one branch of a condition, and may not run at all."""
+    """True if it is in a branch and may not run."""
     source: str = ""
     scope: str = ""
     asynchronous: bool = False
     between: tuple[str, ...] = ()
-    """What is computed between its start and its end, where it is asynchronous."""
+    """The computations between the start and the end of an asynchronous collective."""
     group: int = 1
-    """How many devices take part in one of its groups."""
+    """The number of devices in a replica group."""
     name: str = ""
-    """The instruction's name in the compiled program."""
+    """The name of the instruction."""
 
     @property
     def total(self) -> int:
-        """Bytes that one device sends in one call."""
+        """Bytes that a device sends per call."""
         return self.sent * self.count
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return all fields, for JSON."""
         return {
             "kind": self.kind,
             "axes": list(self.axes),
@@ -81,288 +81,309 @@ class Collective:
         }
 
 
-def collectives_of(
+def find_collectives(
     module: Module,
     mesh: Mapping[str, int],
     *,
-    groups: Mapping[str, int] | None = None,
-    others: Sequence[Mapping[str, int]] = (),
+    numbering_mesh: Mapping[str, int] | None = None,
+    other_meshes: Sequence[Mapping[str, int]] = (),
     widened: bool = False,
 ) -> list[Collective]:
-    """Every collective that runs, in the order of the schedule.
+    """Return every collective that runs, in schedule order.
 
     Args:
         module: the compiled program.
-        mesh: the mesh's axes and their sizes, in the order that devices are numbered in.
-        groups: the mesh by which its groups are numbered, where that is a smaller one.
-        others: more meshes that the program names, of the same devices.
-        widened: whether its compiler computes bfloat16 in float32, as the CPU's does: the types are
-            then what the conversions around a collective say.
+        mesh: the sizes of the mesh axes, in the order in which devices are numbered.
+        numbering_mesh: the smaller mesh that the replica groups refer to, if the program was
+            compiled for fewer devices.
+        other_meshes: further meshes of the same devices that the program names.
+        widened: True if the compiler computes bfloat16 in float32, as the CPU's does. The dtypes
+            are then inferred from the conversions around a collective.
     """
-    found = []
-    meshes = _Meshes(mesh, groups or mesh, tuple(others))
-    under_way: set[str] = set()
-    for place in walk(module):
-        kind = KINDS.get(_base(place.instruction.opcode))
-        if kind is None or place.instruction.opcode.endswith(("-done", "-update")):
+    collectives = []
+    meshes = _Meshes(mesh, numbering_mesh or mesh, tuple(other_meshes))
+    open_channels: set[str] = set()
+    for executed in executed_instructions(module):
+        instruction = executed.instruction
+        kind = COLLECTIVE_KINDS.get(base_opcode(instruction.opcode))
+        if kind is None or instruction.opcode.endswith(("-done", "-update")):
             continue
-        channel = place.instruction.attributes.get("channel_id", "")
-        if place.fused and channel:
-            # One that is fused with others' work stands in each fusion that it is under way in.
-            if channel in under_way:
+        channel = instruction.attributes.get("channel_id", "")
+        if executed.fusion is not None and channel:
+            # A collective in fusions appears again in each fusion that runs during it.
+            if channel in open_channels:
                 continue
-            under_way.add(channel)
-        if kind == "all-reduce" and place.fused and is_scattered(place.instruction, place.within):
-            kind = "reduce-scatter"  # as the TPU's compiler writes one
-        collective = _collective(kind, place, module, meshes, widened)
+            open_channels.add(channel)
+        if (
+            kind == "all-reduce"
+            and executed.fusion is not None
+            and becomes_reduce_scatter(instruction, executed.computation)
+        ):
+            kind = "reduce-scatter"  # the TPU compiler's form of a reduce-scatter
+        collective = _describe_collective(kind, executed, module, meshes, widened)
         if collective is not None:
-            found.append(collective)
-    return found
+            collectives.append(collective)
+    return collectives
 
 
 @dataclass(frozen=True)
 class _Meshes:
-    """The mesh that a program is for, and that by which its groups are numbered."""
-
-    wanted: Mapping[str, int]
-    numbered: Mapping[str, int]
+    target: Mapping[str, int]
+    """The mesh that the report is about."""
+    numbering: Mapping[str, int]
+    """The mesh that the replica groups refer to."""
     others: tuple[Mapping[str, int], ...] = ()
 
-    def axes(self, instruction: Instruction, devices: int) -> tuple[str, ...]:
-        """The axes that a collective runs along, by the mesh whose axes it runs along whole."""
-        size = group_size(instruction, devices)
-        for mesh in (self.numbered, *self.others):
-            over = axes(instruction, mesh, devices)
-            if "source_target_pairs" in instruction.attributes and len(over) == 1:
-                return over
-            if prod(mesh[name] for name in over) == size:
-                return over
-        return axes(instruction, self.numbered, devices)
+    def axes(self, instruction: Instruction, device_count: int) -> tuple[str, ...]:
+        """Return the axes of a collective in the first mesh in which it uses whole axes."""
+        size = group_size(instruction, device_count)
+        for mesh in (self.numbering, *self.others):
+            axes = collective_axes(instruction, mesh, device_count)
+            if "source_target_pairs" in instruction.attributes and len(axes) == 1:
+                return axes
+            if prod(mesh[name] for name in axes) == size:
+                return axes
+        return collective_axes(instruction, self.numbering, device_count)
 
-    def members(self, group: int, over: tuple[str, ...]) -> int:
-        """How many devices a group has that has so many along these axes of the numbered mesh."""
-        if any(name not in self.wanted for name in over):
-            return group
-        whole = prod(self.numbered[name] for name in over)
-        return prod(self.wanted[name] for name in over) if group == whole else group
+    def target_group_size(self, size: int, axes: tuple[str, ...]) -> int:
+        """Convert a group size in the numbering mesh to the one in the target mesh."""
+        if any(name not in self.target for name in axes):
+            return size
+        if size != prod(self.numbering[name] for name in axes):
+            return size
+        return prod(self.target[name] for name in axes)
 
 
-def _base(opcode: str) -> str:
+def base_opcode(opcode: str) -> str:
+    """Remove the suffix of an asynchronous instruction from its opcode."""
     return opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update")
 
 
-def group_size(instruction: Instruction, devices: int) -> int:
-    """How many devices take part in one group; for a permute, whether any takes part."""
-    if _base(instruction.opcode) == "collective-permute":
-        pairs = read_pairs(instruction.attributes.get("source_target_pairs", ""))
+def group_size(instruction: Instruction, device_count: int) -> int:
+    """Return the size of the largest replica group. For a permute, 2, or 1 if nothing moves."""
+    if base_opcode(instruction.opcode) == "collective-permute":
+        pairs = parse_permute_pairs(instruction.attributes.get("source_target_pairs", ""))
         return 2 if any(source != target for source, target in pairs) else 1
-    return max(len(group) for group in read_groups(_groups(instruction), devices))
+    return max(
+        len(group) for group in parse_replica_groups(_groups_text(instruction), device_count)
+    )
 
 
-def _groups(instruction: Instruction) -> str:
-    """How the groups are written; a mesh's own order of devices stands behind a comma."""
+def _groups_text(instruction: Instruction) -> str:
+    """Return the replica groups with the device order, which is an attribute of its own."""
     text = instruction.attributes.get("replica_groups", "{}")
-    order = instruction.attributes.get("device_ids")
-    return text if order is None else f"{text}, device_ids={order}"
+    device_ids = instruction.attributes.get("device_ids")
+    return text if device_ids is None else f"{text}, device_ids={device_ids}"
 
 
-def axes(instruction: Instruction, mesh: Mapping[str, int], devices: int) -> tuple[str, ...]:
-    """The mesh axes that a collective runs along."""
+def collective_axes(
+    instruction: Instruction, mesh: Mapping[str, int], device_count: int
+) -> tuple[str, ...]:
+    """Return the mesh axes that a collective runs along."""
     pairs = instruction.attributes.get("source_target_pairs")
     if pairs is not None:
-        return axes_of(read_pairs(pairs), mesh)
-    return axes_of(read_groups(_groups(instruction), devices), mesh)
+        return varying_axes(parse_permute_pairs(pairs), mesh)
+    return varying_axes(parse_replica_groups(_groups_text(instruction), device_count), mesh)
 
 
-def operand_shapes(instruction: Instruction, within: Computation) -> list[Shape]:
-    """The arrays that a collective takes."""
-    taken = (within.by_name[name].shape for name in instruction.operands if name in within.by_name)
-    arrays = [array for shape in taken for array in shape.arrays() if array.dtype != "token"]
-    if _base(instruction.opcode) == "ragged-all-to-all":
-        return arrays[:1]  # the others are the result's buffer, offsets and sizes
-    if _base(instruction.opcode) == "collective-permute":
+def operand_shapes(instruction: Instruction, computation: Computation) -> list[Shape]:
+    """Return the shapes of the arrays that a collective sends."""
+    operands = [
+        computation.by_name[name] for name in instruction.operands if name in computation.by_name
+    ]
+    arrays = [
+        array for operand in operands for array in operand.shape.arrays() if array.dtype != "token"
+    ]
+    if base_opcode(instruction.opcode) == "ragged-all-to-all":
+        return arrays[:1]  # the other operands are the output buffer, offsets and sizes
+    if base_opcode(instruction.opcode) == "collective-permute":
         return [array for array in arrays if array.dims] or arrays[:1]
     return arrays
 
 
-def is_scattered(lead: Instruction, within: Computation) -> bool:
-    """Whether every device keeps only a part of an all-reduce's result of its own."""
-    users = within.users.get(lead.name, ())
-    seen = 0
-    while users and seen < 4:
+def becomes_reduce_scatter(instruction: Instruction, computation: Computation) -> bool:
+    """Return True if each device keeps only a slice of an all-reduce's result."""
+    users = computation.users.get(instruction.name, ())
+    for _ in range(4):
+        if not users:
+            return False
         if all(user.opcode == "dynamic-slice" for user in users):
-            return all(user.shape.elements < lead.shape.elements for user in users)
+            return all(user.shape.elements < instruction.shape.elements for user in users)
         if len(users) != 1 or users[0].opcode not in ("bitcast", "copy", "convert", "reshape"):
             return False
-        users = within.users.get(users[0].name, ())
-        seen += 1
+        users = computation.users.get(users[0].name, ())
     return False
 
 
-def sent_bytes(kind: str, taken: int, group: int) -> int:
-    """What one device sends of the bytes it takes in, by the ring algorithm."""
-    if group <= 1:
+def sent_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
+    """Return the bytes that a device sends with the ring algorithm."""
+    if group_size <= 1:
         return 0
     match kind:
         case "all-gather":
-            return taken * (group - 1)
+            return operand_bytes * (group_size - 1)
         case "reduce-scatter" | "all-to-all":
-            return taken * (group - 1) // group
+            return operand_bytes * (group_size - 1) // group_size
         case "all-reduce":
-            return 2 * taken * (group - 1) // group
+            return 2 * operand_bytes * (group_size - 1) // group_size
         case _:
-            return taken
+            return operand_bytes
 
 
-def _collective(
-    kind: str, place: Found, module: Module, meshes: _Meshes, widened: bool
+def _describe_collective(
+    kind: str, executed: ExecutedInstruction, module: Module, meshes: _Meshes, widened: bool
 ) -> Collective | None:
-    instruction, within = place.instruction, place.within
-    over = meshes.axes(instruction, module.partitions)
-    group = meshes.members(group_size(instruction, module.partitions), over)
-    shapes = operand_shapes(instruction, within)
-    if group <= 1 or not shapes or not place.executions.count:
+    instruction, computation = executed.instruction, executed.computation
+    axes = meshes.axes(instruction, module.partitions)
+    size = meshes.target_group_size(group_size(instruction, module.partitions), axes)
+    shapes = operand_shapes(instruction, computation)
+    if size <= 1 or not shapes or not executed.executions.count:
         return None
-    types = _types(instruction, within, shapes, widened)
-    taken = sum(
-        -(-shape.elements * bits // 8) for shape, (_, bits) in zip(shapes, types, strict=True)
+    dtypes = _program_dtypes(instruction, computation, shapes, widened)
+    operand_bytes = sum(
+        -(-shape.elements * BITS.get(dtype, 32) // 8)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
     )
-    start = place.start or (
-        (instruction, within) if instruction.opcode.endswith("-start") else None
+    start = executed.async_start or (
+        (instruction, computation) if instruction.opcode.endswith("-start") else None
     )
-    if start is None and place.caller is not None:
-        part = async_part(place.caller[0], module)
-        start = place.caller if part is not None and part.part == "start" else None
-    origin = start[0].place if start and not instruction.place.source else instruction.place
-    if not origin.source:
-        origin = _asked_for_by(instruction, within) or origin
+    if start is None and executed.fusion is not None:
+        phase = async_phase(executed.fusion[0], module)
+        start = executed.fusion if phase is not None and phase.name == "start" else None
+    location = instruction.location
+    if start and not location.source:
+        location = start[0].location
+    if not location.source:
+        location = _nearest_location(instruction, computation) or location
     return Collective(
         kind=kind,
-        axes=over,
-        dtype="+".join(dict.fromkeys(dtype_name(name) for name, _ in types)),
-        sent=sent_bytes(kind, taken, group),
-        count=place.executions.count,
-        at_least=place.executions.at_least,
-        conditional=place.executions.conditional,
-        source=origin.source,
-        scope=origin.scope,
+        axes=axes,
+        dtype="+".join(dict.fromkeys(map(dtype_name, dtypes))),
+        sent=sent_bytes(kind, operand_bytes, size),
+        count=executed.executions.count,
+        at_least=executed.executions.at_least,
+        conditional=executed.executions.conditional,
+        source=location.source,
+        scope=location.scope,
         asynchronous=start is not None,
-        between=() if start is None else tuple(_between(*start, module)),
-        group=group,
+        between=() if start is None else tuple(_overlapped_work(*start, module)),
+        group=size,
         name=instruction.name,
     )
 
 
-NEAR = 4
-"""How far from a collective without a line of its own its reason is looked for."""
+SEARCH_DEPTH = 4
+"""The largest distance between a collective without a source line and one that provides it."""
 
 
-def _asked_for_by(instruction: Instruction, within: Computation) -> SourcePlace | None:
-    """Where what takes the result comes from, or else what makes it: XLA may name neither."""
-    for near in (_users, _makers):
-        here = [instruction]
-        for _ in range(NEAR):
-            here = [other for one in here for other in near(one, within)]
-            found = next((one.place for one in here if one.place.source), None)
-            if found is not None:
-                return found
+def _nearest_location(instruction: Instruction, computation: Computation) -> SourceLocation | None:
+    """Return the location of the nearest user, or else of the nearest operand."""
+    for neighbours in (_users, _operands):
+        frontier = [instruction]
+        for _ in range(SEARCH_DEPTH):
+            frontier = [near for node in frontier for near in neighbours(node, computation)]
+            location = next((node.location for node in frontier if node.location.source), None)
+            if location is not None:
+                return location
     return None
 
 
-def _users(one: Instruction, within: Computation) -> Sequence[Instruction]:
-    return within.users.get(one.name, ())
+def _users(instruction: Instruction, computation: Computation) -> Sequence[Instruction]:
+    return computation.users.get(instruction.name, ())
 
 
-def _makers(one: Instruction, within: Computation) -> Sequence[Instruction]:
-    return [within.by_name[name] for name in one.operands if name in within.by_name]
+def _operands(instruction: Instruction, computation: Computation) -> Sequence[Instruction]:
+    by_name = computation.by_name
+    return [by_name[name] for name in instruction.operands if name in by_name]
 
 
-def _types(
-    instruction: Instruction, within: Computation, shapes: list[Shape], widened: bool
-) -> list[tuple[str, int]]:
-    """HLO's name and the bits of each operand's type, as the program means it."""
-    narrow = _narrowed(instruction, within) if widened else ""
-    names = [narrow if narrow and shape.dtype == "f32" else shape.dtype for shape in shapes]
-    return [(name, BITS.get(name, 32)) for name in names]
+def _program_dtypes(
+    instruction: Instruction, computation: Computation, shapes: list[Shape], widened: bool
+) -> list[str]:
+    """Return the HLO dtype that each operand has in the user's program."""
+    narrow = _original_dtype(instruction, computation) if widened else ""
+    return [narrow if narrow and shape.dtype == "f32" else shape.dtype for shape in shapes]
 
 
-def _narrowed(instruction: Instruction, within: Computation) -> str:
-    """`bf16` where the CPU compiler has widened a collective of that type to f32.
+def _original_dtype(instruction: Instruction, computation: Computation) -> str:
+    """Return `bf16` if the CPU's compiler has widened a bf16 collective to f32, else "".
 
-    It leaves a mark in the name of an all-reduce's sum. Around the others stand conversions: from
-    bf16 before, and to bf16 behind, so that no digit of what was between can matter.
+    It marks the reduction of a widened all-reduce by its name. Other collectives are surrounded by
+    conversions from bf16 and back to bf16.
     """
-    applied = instruction.called().get("to_apply", ("",))[0]
-    if applied:
-        return "bf16" if applied.endswith("_promoted") else ""
-    taken = [within.by_name.get(name) for name in instruction.operands]
-    if not taken or not all(value is not None and _widens(value) for value in taken):
+    reduction = instruction.called_computations().get("to_apply", ("",))[0]
+    if reduction:
+        return "bf16" if reduction.endswith("_promoted") else ""
+    operands = [computation.by_name.get(name) for name in instruction.operands]
+    if not operands or not all(
+        value is not None and value.shape.dtype == "f32" and _converts(value) for value in operands
+    ):
         return ""
-    users = within.users.get(instruction.name, ())
-    return "bf16" if users and all(_narrows(user) for user in users) else ""
+    users = computation.users.get(instruction.name, ())
+    return "bf16" if users and all(map(_converts, users)) else ""
 
 
-def _widens(value: Instruction) -> bool:
-    return value.shape.dtype == "f32" and "convert" in _steps(value)
+def _converts(value: Instruction) -> bool:
+    """Return True for a conversion and for a fusion with one. XLA names fusions by content."""
+    return "convert" in (value.name if value.opcode == "fusion" else value.opcode)
 
 
-def _narrows(value: Instruction) -> bool:
-    return "convert" in _steps(value)
-
-
-def _steps(value: Instruction) -> str:
-    """The operations of a fusion, which XLA names after them."""
-    return value.name if value.opcode == "fusion" else value.opcode
-
-
-def _between(start: Instruction, within: Computation, module: Module) -> Iterator[str]:
-    """What is computed between a start and its end, by name and source line."""
-    ends = {start.name}
-    fused = async_part(start, module)
-    end = None if fused is None else AsyncPart("done", fused.channel)
-    after = False
-    for instruction in within.instructions:
+def _overlapped_work(start: Instruction, computation: Computation, module: Module) -> Iterator[str]:
+    """Yield the computations between a start and its end, by name and source line."""
+    pending = {start.name}
+    phase = async_phase(start, module)
+    end = None if phase is None else AsyncPhase("done", phase.channel)
+    started = False
+    for instruction in computation.instructions:
         if instruction is start:
-            after = True
+            started = True
             continue
-        if not after:
+        if not started:
             continue
-        if end is not None and async_part(instruction, module) == end:
+        if end is not None and async_phase(instruction, module) == end:
             return
-        if ends & set(instruction.operands):
+        if pending & set(instruction.operands):
             if instruction.opcode.endswith("-done"):
                 return
             if instruction.opcode.endswith("-update"):
-                ends.add(instruction.name)
+                pending.add(instruction.name)
                 continue
-        if computes(instruction):
-            at = f" at {instruction.place.short}" if instruction.place.source else ""
-            yield f"{instruction.name}{at}"
+        if is_computation(instruction):
+            location = instruction.location
+            line = f" at {location.short}" if location.source else ""
+            yield f"{instruction.name}{line}"
 
 
 @dataclass(frozen=True)
-class AsyncPart:
-    """The start or the end of a collective that the TPU's compiler has fused with others' work."""
+class AsyncPhase:
+    """The start or the end of a collective that the TPU's compiler has put into a fusion."""
 
-    part: Literal["start", "done"]
+    name: Literal["start", "done"]
     channel: str
 
 
-def async_part(lead: Instruction, module: Module) -> AsyncPart | None:
-    """What of an asynchronous collective a fusion is; None for what computes meanwhile, too."""
-    called = module.computations.get((lead.called().get("calls") or ("",))[0])
-    if lead.opcode != "fusion" or called is None:
+def async_phase(instruction: Instruction, module: Module) -> AsyncPhase | None:
+    """Return the phase of an asynchronous collective that a fusion contains.
+
+    Return None for other instructions and for fusions that run between the two phases.
+    """
+    fused = module.fused_computation(instruction)
+    if instruction.opcode != "fusion" or fused is None:
         return None
-    marks = {one.attributes.get("custom_call_target", "").strip('"') for one in called.instructions}
+    targets = {
+        inner.attributes.get("custom_call_target", "").strip('"') for inner in fused.instructions
+    }
     channels = [
-        one.attributes.get("channel_id") for one in called.instructions if one.opcode in KINDS
+        inner.attributes.get("channel_id")
+        for inner in fused.instructions
+        if inner.opcode in COLLECTIVE_KINDS
     ]
     if not channels:
         return None
     channel = f"channel {channels[0]}"
-    if "AsyncCollectiveStart" in marks:
-        return AsyncPart("start", channel)
-    return AsyncPart("done", channel) if "AsyncCollectiveDone" in marks else None
+    if "AsyncCollectiveStart" in targets:
+        return AsyncPhase("start", channel)
+    return AsyncPhase("done", channel) if "AsyncCollectiveDone" in targets else None
 
 
 _NO_WORK = {
@@ -371,11 +392,11 @@ _NO_WORK = {
 }  # fmt: skip
 
 
-def computes(instruction: Instruction) -> bool:
-    """Whether an instruction does work that takes time on the device, communication apart."""
-    if instruction.opcode in _NO_WORK or _base(instruction.opcode) in KINDS:
+def is_computation(instruction: Instruction) -> bool:
+    """Return True if an instruction takes device time other than for communication."""
+    if instruction.opcode in _NO_WORK or base_opcode(instruction.opcode) in COLLECTIVE_KINDS:
         return False
     if instruction.opcode.endswith(("-start", "-done", "-update")):
         return False
-    # A handful of numbers, such as an offset, takes no time worth telling.
+    # Scalars and short vectors, such as offsets, take negligible time.
     return instruction.shape.is_tuple or instruction.shape.elements > 128

@@ -1,6 +1,6 @@
-"""`compare`: one function under several shardings and on several slices, as a table.
+"""`compare`: a table of estimates for variants of a program on several slices.
 
-What a step takes, what it costs in dollars, and whether it fits: what to choose a slice by.
+The table shows the duration of a call, its price in dollars, and if it fits in memory.
 """
 
 from __future__ import annotations
@@ -9,87 +9,89 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.chips import TIERS, Price, UnknownName, places, price
-from drumline.inspect.compiling.axes import shown
-from drumline.inspect.compiling.lowering import told
+from drumline.chips import TIERS, UnknownName, places, price
+from drumline.deprecated import renamed_field, renamed_parameters
+from drumline.errors import UserError
+from drumline.inspect.compiling.axes import format_mesh
+from drumline.inspect.compiling.lowering import describe_error
 from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler
-from drumline.inspect.cost.machines import Machine, machine
+from drumline.inspect.cost.machines import Machine, parse_machine
 from drumline.inspect.estimate import Estimate, estimate
-from drumline.inspect.mistakes import Mistake
-from drumline.inspect.views.words import duration, size, table
+from drumline.inspect.formatting import format_bytes, format_seconds, format_table
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One way to lay a program out: the arguments as they are sharded on a mesh."""
+class ProgramVariant:
+    """A program with arguments that are sharded over a mesh in a particular way."""
 
     name: str
     arguments: tuple[Any, ...]
     mesh: MeshLike | None = None
     function: Callable[..., Any] | None = None
-    """Where the layout needs a function of its own."""
+    """The function of the variant, if it differs from that of the comparison."""
 
 
 @dataclass(frozen=True)
-class ComparedLayout:
-    """One layout on one slice."""
+class VariantEstimate:
+    """The estimate of a variant on a slice."""
 
-    layout: str
+    variant: str
     on: str
     estimate: Estimate | None
-    """None where the layout does not go on the slice; `why` says why."""
-    why: str = ""
+    """None if the variant cannot run on the slice. `reason` has the cause."""
+    reason: str = ""
     dollars: float | None = None
-    """Of one call at the cheapest listed price; None where none is listed."""
+    """The price of a call at the lowest listed price, or None if none is listed."""
+
+    layout = renamed_field("layout", "variant")
+    why = renamed_field("why", "reason")
+
+    @property
+    def fits(self) -> bool:
+        """True if the variant can run on the slice and its memory is sufficient."""
+        return self.estimate is not None and self.estimate.fits
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        told = None if self.estimate is None else self.estimate.to_dict()
+        """Return everything, for JSON."""
         return {
-            "layout": self.layout,
+            "layout": self.variant,
             "on": self.on,
             "dollars": self.dollars,
-            "why": self.why,
-            "estimate": told,
+            "why": self.reason,
+            "estimate": None if self.estimate is None else self.estimate.to_dict(),
         }
 
 
 @dataclass(frozen=True)
-class LayoutComparison:
-    """Every layout on every slice, the quickest first; those that do not fit last."""
+class VariantComparison:
+    """The estimates of all variants on all slices, the fastest first, those that fail last."""
 
-    choices: tuple[ComparedLayout, ...]
+    choices: tuple[VariantEstimate, ...]
     tier: str
 
     @property
-    def best(self) -> ComparedLayout | None:
-        """The quickest that fits."""
-        first = self.choices[0] if self.choices else None
-        fits = first is not None and first.estimate is not None and first.estimate.fits
-        return first if fits else None
+    def best(self) -> VariantEstimate | None:
+        """The fastest choice that fits."""
+        return self.choices[0] if self.choices and self.choices[0].fits else None
 
     @property
-    def cheapest(self) -> ComparedLayout | None:
-        """That with the fewest dollars for a call, of those that fit."""
-        priced = [
-            choice
-            for choice in self.choices
-            if choice.dollars is not None and choice.estimate is not None and choice.estimate.fits
-        ]
+    def cheapest(self) -> VariantEstimate | None:
+        """The choice with the lowest price per call, of those that fit."""
+        priced = [c for c in self.choices if c.dollars is not None and c.fits]
         return min(priced, key=lambda choice: choice.dollars or 0.0, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return everything, for JSON."""
         return {"tier": self.tier, "choices": [choice.to_dict() for choice in self.choices]}
 
     def __str__(self) -> str:
-        """The table, and what does not go and why."""
-        rows = [_row(choice) for choice in self.choices if choice.estimate is not None]
+        """Return the table, with a line for each variant that cannot run on a slice."""
+        rows = [_table_row(choice) for choice in self.choices if choice.estimate is not None]
         headings = ["LAYOUT", "ON", "MESH", "TIME", "MFU", "BOUND", "WAITS", "MEMORY", "", "$/1000"]
-        lines = table(headings, rows, right="   rr rr r")
+        lines = format_table(headings, rows, alignment="   rr rr r")
         lines += [
-            f"{choice.layout} on {choice.on}: {choice.why}"
+            f"{choice.variant} on {choice.on}: {choice.reason}"
             for choice in self.choices
             if choice.estimate is None
         ]
@@ -98,125 +100,129 @@ class LayoutComparison:
         return "\n".join(lines)
 
 
-def _row(choice: ComparedLayout) -> list[str]:
-    told = choice.estimate
-    assert told is not None
+def _table_row(choice: VariantEstimate) -> list[str]:
+    estimate = choice.estimate
+    assert estimate is not None
+    seconds = estimate.seconds
     return [
-        choice.layout,
+        choice.variant,
         choice.on,
-        shown(told.mesh) or "–",
-        duration(told.seconds),
-        f"{100 * told.mfu:.0f} %",
-        told.bound,
-        f"{100 * told.exposed / told.seconds:.0f} %" if told.seconds else "–",
-        size(told.memory.total),
-        "fits" if told.fits else f"of {size(told.memory_limit)}",
+        format_mesh(estimate.mesh) or "–",
+        format_seconds(seconds),
+        f"{100 * estimate.mfu:.0f} %",
+        estimate.bound,
+        f"{100 * estimate.exposed / seconds:.0f} %" if seconds else "–",
+        format_bytes(estimate.memory.total),
+        "fits" if estimate.fits else f"of {format_bytes(estimate.memory_limit)}",
         "–" if choice.dollars is None else f"{1000 * choice.dollars:.3g}",
     ]
 
 
+@renamed_parameters(layouts="variants")
 def compare(
     fn: Callable[..., Any],
-    layouts: Iterable[Layout] | Mapping[str, Any],
+    variants: Iterable[ProgramVariant] | Mapping[str, Any],
     on: Sequence[str] | str,
     *,
     tier: str = "spot",
     compiler: Compiler = "auto",
-) -> LayoutComparison:
-    """Estimate a function under every layout on every slice.
+) -> VariantComparison:
+    """Estimate every variant of a program on every slice.
 
     Args:
         fn: the function.
-        layouts: `Layout`s, or arguments by the layout's name: `{"fsdp": (state, batch), …}`; or a
-            function by that name, which makes either for a number of devices, as slices differ.
+        variants: `ProgramVariant`s, or the arguments of each variant by its name:
+            `{"fsdp": (state, batch), …}`. A function by name is called with the number of devices
+            of each slice, and returns either.
         on: names of slices.
-        tier: whose prices, `"spot"` or `"on-demand"`.
+        tier: the capacity tier of the prices, `"spot"` or `"on-demand"`.
         compiler: as for `estimate`.
 
     Raises:
-        UnknownName: there is no such slice, or no such tier.
-        Mistake: there is nothing to compare. A layout that does not go on a slice is told of in
-            the table.
+        UnknownName: there is no such slice or tier.
+        UserError: there is nothing to compare. For a variant that cannot run on a slice, the table
+            has the error instead.
     """
     if isinstance(on, str):
         on = [on]
     if tier not in TIERS:
         raise UnknownName(f"{tier!r} is no tier of prices; there are {', '.join(TIERS)}")
-    ways = _by_name(layouts)
-    targets = [machine(name) for name in on]
-    if not ways or not targets:
-        raise Mistake("there is nothing to compare: name a layout and a slice at least")
+    by_name = _variants_by_name(variants)
+    machines = [parse_machine(name) for name in on]
+    if not by_name or not machines:
+        raise UserError("there is nothing to compare: name at least one variant and one slice")
     choices = [
-        _choice(fn, (name, way), target, tier, compiler)
-        for name, way in ways.items()
-        for target in targets
+        _estimate_variant(fn, name, variant, machine, tier, compiler)
+        for name, variant in by_name.items()
+        for machine in machines
     ]
-    return LayoutComparison(tuple(sorted(choices, key=_order)), tier)
+    return VariantComparison(tuple(sorted(choices, key=_order)), tier)
 
 
-def _by_name(layouts: Iterable[Layout] | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(layouts, Mapping):
-        return layouts
-    listed = list(layouts)
-    for way in listed:
-        if not isinstance(way, Layout):
-            raise Mistake(f"{way!r} is no Layout; give those, or arguments by the layout's name")
-    names = [way.name for way in listed]
+def _variants_by_name(variants: Iterable[ProgramVariant] | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(variants, Mapping):
+        return variants
+    listed = list(variants)
+    for variant in listed:
+        if not isinstance(variant, ProgramVariant):
+            raise UserError(
+                f"{variant!r} is no ProgramVariant; give ProgramVariants, or arguments by name"
+            )
+    names = [variant.name for variant in listed]
     if len(set(names)) < len(names):
-        raise Mistake(f"two layouts have one name; they are {', '.join(names)}")
-    return {way.name: way for way in listed}
+        raise UserError(f"two variants have one name; they are {', '.join(names)}")
+    return {variant.name: variant for variant in listed}
 
 
-def _layout(name: str, given: Any, target: Machine) -> Layout:
-    """A layout as it was given, or as it is made for so many devices."""
-    made = given
-    if callable(given):
+def _make_variant(name: str, source: Any, device_count: int) -> ProgramVariant:
+    """Return a variant from a variant, from arguments, or from a function that makes either."""
+    if callable(source):
         try:
-            made = given(target.devices)
-        except Exception as wrong:  # whatever the user's function raises
-            raise Mistake(f"cannot be made for {target.devices} devices: {told(wrong)}") from wrong
-    if isinstance(made, Layout):
-        return made
-    return Layout(name, made if isinstance(made, tuple) else (made,))
+            source = source(device_count)
+        except Exception as error:  # whatever the user's function raises
+            raise UserError(
+                f"cannot be made for {device_count} devices: {describe_error(error)}"
+            ) from error
+    if isinstance(source, ProgramVariant):
+        return source
+    return ProgramVariant(name, source if isinstance(source, tuple) else (source,))
 
 
-def _choice(
+def _estimate_variant(
     fn: Callable[..., Any],
-    named: tuple[str, Any],
-    target: Machine,
+    name: str,
+    source: Any,
+    machine: Machine,
     tier: str,
     compiler: Compiler,
-) -> ComparedLayout:
-    name, given = named
+) -> VariantEstimate:
     try:
-        way = _layout(name, given, target)
-        found = estimate(
-            way.function or fn, *way.arguments, on=target.name, mesh=way.mesh, compiler=compiler
+        variant = _make_variant(name, source, machine.devices)
+        result = estimate(
+            variant.function or fn,
+            *variant.arguments,
+            on=machine.name,
+            mesh=variant.mesh,
+            compiler=compiler,
         )
-    except Mistake as why:
-        return ComparedLayout(name, target.name, None, str(why))
-    rate = _dollars_per_second(target, tier)
-    dollars = None if rate is None else rate * found.seconds
-    return ComparedLayout(name, target.name, found, dollars=dollars)
+    except UserError as error:
+        return VariantEstimate(name, machine.name, None, str(error))
+    rate = _dollars_per_second(machine, tier)
+    dollars = None if rate is None else rate * result.seconds
+    return VariantEstimate(name, machine.name, result, dollars=dollars)
 
 
-def _dollars_per_second(target: Machine, tier: str) -> float | None:
-    """Of the whole machine, where it is cheapest."""
-    prices = [found.per_chip_hour for found in _prices(target, tier)]
-    return min(prices) * target.chips / 3600 if prices else None
+def _dollars_per_second(machine: Machine, tier: str) -> float | None:
+    """Return the lowest price of the whole machine, or None if none is listed."""
+    if machine.slice is None:
+        return None
+    prices = (price(machine.slice, place.zone, tier) for place in places(machine.slice))
+    chip_hours = [listed.per_chip_hour for listed in prices if listed is not None]
+    return min(chip_hours) * machine.chips / 3600 if chip_hours else None
 
 
-def _prices(target: Machine, tier: str) -> Iterable[Price]:
-    if target.slice is None:
-        return
-    for place in places(target.slice):
-        found = price(target.slice, place.zone, tier)
-        if found is not None:
-            yield found
-
-
-def _order(choice: ComparedLayout) -> tuple[bool, bool, float]:
-    told = choice.estimate
-    if told is None:
+def _order(choice: VariantEstimate) -> tuple[bool, bool, float]:
+    """Sort by fit, then by duration."""
+    if choice.estimate is None:
         return (True, True, 0.0)
-    return (False, not told.fits, told.seconds)
+    return (False, not choice.estimate.fits, choice.estimate.seconds)

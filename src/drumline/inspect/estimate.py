@@ -1,28 +1,35 @@
-"""`estimate`: seconds, bound, exposed communication and memory of a program on a named slice."""
+"""`estimate`: the duration, bounds, exposed communication and memory of a program on a slice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.inspect.collectives import KINDS
-from drumline.inspect.compiled import compiled_for
-from drumline.inspect.compiling.axes import Axes
+from drumline.deprecated import renamed_field, renamed_parameters
+from drumline.inspect.collectives import COLLECTIVE_KINDS
+from drumline.inspect.compiling.axes import MeshAxes, format_mesh
 from drumline.inspect.compiling.meshes import MeshLike
-from drumline.inspect.compiling.programs import Compiler, InspectedProgram
-from drumline.inspect.cost.machines import Machine, check_fits, machine
-from drumline.inspect.cost.memory import Memory, as_told, needed
-from drumline.inspect.cost.network import LaidAs, Network, lay
-from drumline.inspect.cost.timeline import COPIES, DEVICE, Player, Timeline, TimelineEvent
+from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compile_for
+from drumline.inspect.cost.machines import Machine, match_devices, parse_machine
+from drumline.inspect.cost.memory import Memory, compiler_memory, estimate_memory
+from drumline.inspect.cost.network import TorusDims, map_mesh
+from drumline.inspect.cost.timeline import (
+    COPIES,
+    DEVICE,
+    Timeline,
+    TimelineEvent,
+    TimelineSimulator,
+)
+from drumline.inspect.formatting import format_bytes, format_count, format_seconds, format_share
 
 BOUNDS = ("compute", "memory", "network", "overhead")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """One place's collectives of one kind, over one call."""
+class EstimatedCollective:
+    """The collectives of one kind and source line, summed over a call."""
 
     kind: str
     axes: tuple[str, ...]
@@ -30,16 +37,18 @@ class Waiting:
     scope: str
     count: int
     seconds: float
-    """How long they run."""
+    """The time for which they run."""
     exposed: float
-    """How long the device waits for them."""
-    taken: float
-    """Bytes that each device enters them with."""
+    """The time for which the device waits for them."""
+    bytes: float
+    """The size of their operands on each device."""
+
+    taken = renamed_field("taken", "bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedOperation:
-    """One place's computing of one kind, over one call."""
+    """The computations of one kind and source line, summed over a call."""
 
     kind: str
     source: str
@@ -53,61 +62,63 @@ class EstimatedOperation:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one call of a program takes on a machine. Prints as a summary of ten lines."""
+    """The cost of a call of a program on a machine. Prints as a summary of ten lines."""
 
     name: str
     on: str
-    mesh: Axes
+    mesh: MeshAxes
     compiled_by: str
     seconds: float
     bounds: Mapping[str, float]
-    """Seconds bound by computing, by memory, by waiting for the network, by starting operations."""
+    """Seconds bound by compute, by memory, by the network and by start-up overhead."""
     busy: Mapping[str, float]
-    """Seconds that the device and each link are busy."""
+    """Seconds for which the device and each link are busy."""
     flops: float
-    """Of one device's products, with what is computed again."""
+    """FLOPs of the matmuls on a device, including recomputation."""
     model_flops: float
-    """The same without what is computed again for the backward pass."""
+    """FLOPs without recomputation for the backward pass."""
     mfu: float
-    """Model FLOPs over what the device could do in the time, each type at its own peak."""
+    """Model FLOPs over the peak of the device, with the peak of each dtype."""
     memory: Memory
     memory_limit: float
-    communication: tuple[Waiting, ...]
+    communication: tuple[EstimatedCollective, ...]
     operations: tuple[EstimatedOperation, ...]
-    laid: Mapping[str, str]
-    """Where each mesh axis lies, in words."""
+    axis_links: Mapping[str, str]
+    """The links of each mesh axis, as text."""
     at_least: bool = False
-    """Whether a loop runs an unknown number of times, counted once."""
+    """True if a loop has an unknown trip count. It counts as one iteration."""
     timeline: Timeline = field(repr=False)
     machine: Machine = field(repr=False)
 
+    laid = renamed_field("laid", "axis_links")
+
     @property
     def bound(self) -> str:
-        """What most of the time is bound by."""
+        """The bound of most of the time."""
         return max(self.bounds, key=lambda name: self.bounds[name])
 
     @property
     def exposed(self) -> float:
-        """Seconds that the device waits for the network."""
-        return sum(one.exposed for one in self.communication)
+        """Seconds for which the device waits for the network."""
+        return sum(collective.exposed for collective in self.communication)
 
     @property
     def hidden(self) -> float:
-        """Seconds of communication behind which the device computes."""
-        return sum(one.seconds - one.exposed for one in self.communication)
+        """Seconds of communication that overlap with computation."""
+        return sum(collective.seconds - collective.exposed for collective in self.communication)
 
     @property
     def fits(self) -> bool:
-        """Whether the memory suffices."""
+        """True if the memory of a device is sufficient."""
         return self.memory.total <= self.memory_limit
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the timeline, as JSON has it."""
+        """Return everything but the timeline, for JSON."""
         return {
             "name": self.name,
             "on": self.on,
             "mesh": dict(self.mesh),
-            "laid": dict(self.laid),
+            "laid": dict(self.axis_links),
             "compiled_by": self.compiled_by,
             "seconds": self.seconds,
             "at_least": self.at_least,
@@ -127,95 +138,102 @@ class Estimate:
                 "arguments": self.memory.arguments,
                 "outputs": self.memory.outputs,
                 "temporaries": self.memory.temporaries,
-                "largest": [{"what": h.what, "bytes": h.bytes} for h in self.memory.largest],
+                "largest": [
+                    {"what": buffer.name, "bytes": buffer.bytes} for buffer in self.memory.largest
+                ],
             },
             "communication": [
                 {
-                    "kind": one.kind,
-                    "axes": list(one.axes),
-                    "source": one.source,
-                    "scope": one.scope,
-                    "count": one.count,
-                    "seconds": one.seconds,
-                    "exposed_seconds": one.exposed,
-                    "bytes": one.taken,
+                    "kind": collective.kind,
+                    "axes": list(collective.axes),
+                    "source": collective.source,
+                    "scope": collective.scope,
+                    "count": collective.count,
+                    "seconds": collective.seconds,
+                    "exposed_seconds": collective.exposed,
+                    "bytes": collective.bytes,
                 }
-                for one in self.communication
+                for collective in self.communication
             ],
             "operations": [
                 {
-                    "name": one.scope or one.kind,
-                    "kind": one.kind,
-                    "source": one.source,
-                    "count": one.count,
-                    "seconds": one.seconds,
-                    "flops": one.flops,
-                    "bytes": one.bytes,
-                    "bound": one.bound,
+                    "name": op.scope or op.kind,
+                    "kind": op.kind,
+                    "source": op.source,
+                    "count": op.count,
+                    "seconds": op.seconds,
+                    "flops": op.flops,
+                    "bytes": op.bytes,
+                    "bound": op.bound,
                 }
-                for one in self.operations
+                for op in self.operations
             ],
         }
 
     def __str__(self) -> str:
-        """The summary."""
-        from drumline.inspect.views.summary import summary
-
-        return "\n".join(summary(self))
+        """Return the summary."""
+        return "\n".join(summarize(self))
 
     def save_png(self, path: str | Path) -> None:
-        """Draw the timeline."""
-        from drumline.inspect.views.picture import draw
+        """Draw the timeline as a PNG file."""
+        from drumline.inspect.picture import draw
 
         draw(self, Path(path))
 
     def save_trace(self, path: str | Path) -> None:
-        """Write the timeline as a trace file that Perfetto opens."""
-        from drumline.inspect.views.trace import write_trace
+        """Write the timeline as a trace file for Perfetto."""
+        from drumline.inspect.trace import write_trace
 
         write_trace(self, Path(path))
 
 
+@renamed_parameters(laid="torus_dims")
 def estimate(
     fn: Any,
     *args: Any,
     on: str,
     mesh: MeshLike | None = None,
-    laid: LaidAs | None = None,
+    torus_dims: TorusDims | None = None,
     compiler: Compiler = "auto",
 ) -> Estimate:
-    """What one call of a function takes on a slice.
+    """Estimate a call of a function on a slice.
 
     Args:
-        fn: a function, jitted or not; a `jax.stages.Lowered`; or a `jax.stages.Compiled`.
+        fn: a function, jitted or not, a `jax.stages.Lowered` or a `jax.stages.Compiled`.
         args: arrays, or `jax.ShapeDtypeStruct`s with shardings.
-        on: the machine: `"v5litepod-8"`, `"2xv6e-256"`, `"H200"`.
-        mesh: the mesh to trace under, as JAX has it or as `"X=2,Y=4"`.
-        laid: the dimensions of the torus that a mesh axis is to take, by name; the others, and all
-            without it, are laid by size. `"tours"` lays them as `drumline.train.make_mesh` does.
-        compiler: whose compiler to ask; by itself the TPU's where it is installed.
+        on: the machine, such as `"v5litepod-8"`, `"2xv6e-256"` or `"H200"`.
+        mesh: the mesh to trace under, a JAX mesh or a text such as `"X=2,Y=4"`.
+        torus_dims: the indices of the torus dimensions that a mesh axis uses, by its name. Other
+            axes are mapped by size. `"rings"` maps all axes as `drumline.train.make_mesh` does.
+        compiler: the compiler to use. The default is the TPU's if it is installed.
 
     Raises:
-        Mistake: the function does not trace, or the mesh fits neither its arguments nor the slice.
+        UserError: the function does not trace, or does not fit the mesh or the slice.
         UnknownName: there is no such slice.
     """
-    target = machine(on)
-    program = compiled_for(target, fn, args, mesh=mesh, compiler=compiler)
-    return estimate_program(program, target, laid)
+    machine = parse_machine(on)
+    program = compile_for(machine, fn, args, mesh=mesh, compiler=compiler)
+    return estimate_program(program, machine, torus_dims)
 
 
 def estimate_program(
-    program: InspectedProgram, target: Machine, laid: LaidAs | None = None
+    program: InspectedProgram, machine: Machine, torus_dims: TorusDims | None = None
 ) -> Estimate:
-    """What one call of a compiled program takes on a machine."""
-    target = check_fits(target, program.mesh, program.devices)
-    network = lay(program.mesh, target, laid)
+    """Estimate a call of a compiled program on a machine."""
+    machine = match_devices(machine, program.mesh, program.devices)
+    network = map_mesh(program.mesh, machine, torus_dims)
+    numbering_mesh = program.numbering_mesh or program.mesh
     scheduled = program.compiler != "cpu"
-    timeline = Player(program.module, network, program.groups or program.mesh, scheduled).play()
+    timeline = TimelineSimulator(program.module, network, numbering_mesh, scheduled).simulate()
     totals = _Totals(timeline)
+    memory = (
+        compiler_memory(program.module, program.memory)
+        if program.memory
+        else estimate_memory(program.module)
+    )
     return Estimate(
         name=program.name,
-        on=target.name,
+        on=machine.name,
         mesh=program.mesh,
         compiled_by=program.compiled_by,
         seconds=timeline.seconds,
@@ -223,103 +241,202 @@ def estimate_program(
         busy=totals.busy,
         flops=totals.flops,
         model_flops=totals.model_flops,
-        mfu=totals.model_at_peak / timeline.seconds if timeline.seconds else 0.0,
-        memory=as_told(program.module, program.memory)
-        if program.memory
-        else needed(program.module),
-        memory_limit=target.memory,
+        mfu=totals.model_peak_seconds / timeline.seconds if timeline.seconds else 0.0,
+        memory=memory,
+        memory_limit=machine.memory_bytes,
         communication=totals.communication(),
         operations=totals.operations(),
-        laid=_where(network),
-        at_least=timeline.unknown_turns,
+        axis_links={name: str(links) for name, links in network.axes.items()},
+        at_least=timeline.unknown_trip_count,
         timeline=timeline,
-        machine=target,
+        machine=machine,
     )
 
 
-def _where(network: Network) -> dict[str, str]:
-    return {name: str(where) for name, where in network.axes.items()}
-
-
 class _Totals:
-    """Sums over all turns of all loops."""
+    """Sums over all events of a timeline and their executions."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.bounds = dict.fromkeys(BOUNDS, 0.0)
         self.busy: dict[str, float] = {}
         self.flops = 0.0
-        self.at_peak = 0.0
-        self._again: dict[str, float] = {}
-        self._once: dict[str, float] = {}
-        self._places: dict[tuple[Any, ...], list[tuple[TimelineEvent, int]]] = {}
-        for event, times in timeline.flat():
-            self._add(event, times)
+        self.peak_seconds = 0.0
+        self._recomputed_flops: dict[str, float] = {}
+        self._forward_flops: dict[str, float] = {}
+        self._groups: dict[tuple[Any, ...], list[tuple[TimelineEvent, int]]] = {}
+        for event, executions in timeline.leaf_events():
+            self._add(event, executions)
 
-    def _add(self, event: TimelineEvent, times: int) -> None:
+    def _add(self, event: TimelineEvent, executions: int) -> None:
+        location, cost = event.location, event.cost
         for resource in event.resource.split("+"):
-            self.busy[resource] = self.busy.get(resource, 0.0) + event.seconds * times
-        if event.kind in KINDS.values():
-            self.bounds["network"] += event.exposed * times
-            key: tuple[Any, ...] = (event.kind, event.axes, event.place.source, event.place.scope)
+            self.busy[resource] = self.busy.get(resource, 0.0) + event.seconds * executions
+        axes: tuple[str, ...] | None = None
+        if event.kind in COLLECTIVE_KINDS.values():
+            axes = event.axes
+            self.bounds["network"] += event.exposed * executions
         else:
-            # What is copied between memories counts where the device waits for it.
-            took = event.exposed if event.resource == COPIES else event.seconds
-            self.bounds[event.cost.bound or "overhead"] += took * times
-            key = (event.kind, None, event.place.source, event.place.scope)
-            self.flops += event.cost.flops * times
-            self.at_peak += event.cost.at_peak * times
-            if event.cost.recomputed or "transpose(" not in event.place.op_name:
-                of = self._again if event.cost.recomputed else self._once
-                of[event.place.source] = of.get(event.place.source, 0.0) + event.cost.flops * times
-        self._places.setdefault(key, []).append((event, times))
+            self.bounds[cost.bound or "overhead"] += _device_seconds(event) * executions
+            flops = cost.flops * executions
+            self.flops += flops
+            self.peak_seconds += cost.peak_seconds * executions
+            if cost.recomputed or "transpose(" not in location.op_name:
+                by_source = self._recomputed_flops if cost.recomputed else self._forward_flops
+                by_source[location.source] = by_source.get(location.source, 0.0) + flops
+        key = (event.kind, axes, location.source, location.scope)
+        self._groups.setdefault(key, []).append((event, executions))
 
     @property
     def model_flops(self) -> float:
-        """Without what is computed again: marked so, and found in the forward pass too."""
-        again = sum(min(flops, self._once.get(line, 0.0)) for line, flops in self._again.items())
-        return self.flops - again
+        """FLOPs without those that are marked as recomputed and are in the forward pass as well."""
+        recomputed = sum(
+            min(flops, self._forward_flops.get(source, 0.0))
+            for source, flops in self._recomputed_flops.items()
+        )
+        return self.flops - recomputed
 
     @property
-    def model_at_peak(self) -> float:
-        """Seconds of the model's own products at the peak."""
-        return self.at_peak * self.model_flops / self.flops if self.flops else 0.0
+    def model_peak_seconds(self) -> float:
+        """The duration of the model's matmuls at the peak."""
+        return self.peak_seconds * self.model_flops / self.flops if self.flops else 0.0
 
-    def communication(self) -> tuple[Waiting, ...]:
-        found = [
-            Waiting(
+    def communication(self) -> tuple[EstimatedCollective, ...]:
+        """Return the collectives, the most exposed first."""
+        collectives = [
+            EstimatedCollective(
                 kind=kind,
                 axes=axes,
                 source=source,
                 scope=scope,
-                count=sum(times for _, times in events),
-                seconds=sum(event.seconds * times for event, times in events),
-                exposed=sum(event.exposed * times for event, times in events),
-                taken=sum(event.cost.bytes * times for event, times in events),
+                count=sum(executions for _, executions in events),
+                seconds=sum(event.seconds * executions for event, executions in events),
+                exposed=sum(event.exposed * executions for event, executions in events),
+                bytes=sum(event.cost.bytes * executions for event, executions in events),
             )
-            for (kind, axes, source, scope), events in self._places.items()
+            for (kind, axes, source, scope), events in self._groups.items()
             if axes is not None
         ]
-        return tuple(sorted(found, key=lambda one: (-one.exposed, -one.seconds)))
+        return tuple(sorted(collectives, key=lambda c: (-c.exposed, -c.seconds)))
 
     def operations(self) -> tuple[EstimatedOperation, ...]:
-        found = []
-        for (kind, axes, source, scope), events in self._places.items():
+        """Return the computations, the longest first."""
+        operations = []
+        for (kind, axes, source, scope), events in self._groups.items():
             if axes is not None:
                 continue
-            longest = max(events, key=lambda item: item[0].seconds * item[1])[0]
-            found.append(
+            longest, _ = max(events, key=lambda item: item[0].seconds * item[1])
+            operations.append(
                 EstimatedOperation(
                     kind=kind,
                     source=source,
                     scope=scope,
-                    count=sum(times for _, times in events),
+                    count=sum(executions for _, executions in events),
                     seconds=sum(
-                        (event.exposed if event.resource == COPIES else event.seconds) * times
-                        for event, times in events
+                        _device_seconds(event) * executions for event, executions in events
                     ),
-                    flops=sum(event.cost.flops * times for event, times in events),
-                    bytes=sum(event.cost.bytes * times for event, times in events),
+                    flops=sum(event.cost.flops * executions for event, executions in events),
+                    bytes=sum(event.cost.bytes * executions for event, executions in events),
                     bound=longest.cost.bound,
                 )
             )
-        return tuple(sorted(found, key=lambda one: -one.seconds))
+        return tuple(sorted(operations, key=lambda op: -op.seconds))
+
+
+def _device_seconds(event: TimelineEvent) -> float:
+    """Return the device time of an event. A copy between memories counts only while exposed."""
+    return event.exposed if event.resource == COPIES else event.seconds
+
+
+# Summary --------------------------------------------------------------------------------------
+
+SUMMARY_LINES = 10
+
+
+def summarize(estimate: Estimate) -> list[str]:
+    """Summarize an estimate in at most ten lines."""
+    return list(_summary_lines(estimate))[:SUMMARY_LINES]
+
+
+def _summary_lines(estimate: Estimate) -> Iterator[str]:
+    seconds = estimate.seconds
+    at_least = "at least " if estimate.at_least else ""
+    mesh = f" on {format_mesh(estimate.mesh)}" if estimate.mesh else ""
+    yield (
+        f"{estimate.name}: {at_least}{format_seconds(seconds)} a call on {estimate.on}{mesh}, "
+        f"MFU {100 * estimate.mfu:.1f} %, bound by {estimate.bound}"
+    )
+    shares = ", ".join(
+        f"{name} {format_share(bound / seconds)}"
+        for name, bound in sorted(estimate.bounds.items(), key=lambda item: -item[1])
+        if seconds and bound / seconds >= 0.005
+    )
+    yield f"  time: {shares or 'none'}"
+    yield f"  {_communication_line(estimate)}"
+    for collective in estimate.communication[:2]:
+        if seconds and collective.exposed / seconds >= 0.01:
+            yield f"  {_collective_line(estimate, collective)}"
+    for op in estimate.operations[:2]:
+        if op.seconds > 0:  # false for copies that overlap completely
+            yield f"  {_operation_line(estimate, op)}"
+    yield f"  {_memory_line(estimate)}"
+    if estimate.axis_links:
+        links = "; ".join(f"{axis} {links}" for axis, links in estimate.axis_links.items())
+        yield f"  links: {links}"
+    yield f"  compiled by {estimate.compiled_by}; times are modelled, not measured"
+
+
+def _communication_line(estimate: Estimate) -> str:
+    if not estimate.communication:
+        return "no communication"
+    hidden, exposed = estimate.hidden, estimate.exposed
+    count = format_count(sum(c.count for c in estimate.communication), "collective")
+    if exposed <= 0.01 * estimate.seconds:
+        return f"communication: {count}, {format_seconds(hidden)}, all hidden"
+    return (
+        f"communication: {count}, {format_seconds(hidden + exposed)}, of which the "
+        f"device waits for {format_seconds(exposed)} "
+        f"({format_share(exposed / estimate.seconds)} of the step)"
+    )
+
+
+def _collective_line(estimate: Estimate, collective: EstimatedCollective) -> str:
+    axes = " and ".join(collective.axes) or "the devices"
+    # Even if hidden, the data must be sent. The step takes at least the time of the busiest link.
+    link_seconds = max((s for name, s in estimate.busy.items() if name != DEVICE), default=0.0)
+    remaining = max(estimate.seconds - collective.exposed, link_seconds)
+    saving = (estimate.seconds - remaining) / estimate.seconds
+    advice = f"; overlapping it would save up to {format_share(saving)}" if saving >= 0.01 else ""
+    share = format_share(collective.exposed / estimate.seconds)
+    line = _source_line(collective)
+    return f"{share} of the step waits for {collective.kind} over {axes} at {line}{advice}"
+
+
+def _operation_line(estimate: Estimate, op: EstimatedOperation) -> str:
+    share = format_share(op.seconds / estimate.seconds) if estimate.seconds else "0 %"
+    rate = ""
+    if op.flops:
+        fraction = op.flops / op.seconds / estimate.machine.peak_flops
+        rate = f", {format_share(fraction)} of peak"
+    elif op.bytes:
+        fraction = op.bytes / op.seconds / estimate.machine.memory_bandwidth
+        rate = f", {format_share(fraction)} of the memory bandwidth"
+    line = _source_line(op)
+    return f"{share} is {op.kind} at {line}, bound by {op.bound}{rate}"
+
+
+def _source_line(item: EstimatedCollective | EstimatedOperation) -> str:
+    return item.source.rpartition("/")[2] or item.scope or "an unknown line"
+
+
+def _memory_line(estimate: Estimate) -> str:
+    memory = estimate.memory
+    verdict = "fits" if estimate.fits else "does NOT fit"
+    line = (
+        f"memory: {format_bytes(memory.total)} of {format_bytes(estimate.memory_limit)} a device, "
+        f"{verdict}: arguments {format_bytes(memory.arguments)}, "
+        f"temporaries {format_bytes(memory.temporaries)}"
+    )
+    if memory.largest:
+        buffer = memory.largest[0]
+        line += f"; largest: {buffer.name} ({format_bytes(buffer.bytes)})"
+    return line

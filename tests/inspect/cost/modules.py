@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumline.inspect.cost.kernels import FREE, Kernel, as_compiled, fused
+from drumline.inspect.cost.kernels import FREE_OPCODES, Kernel, compiled_kernels, fuse
 from drumline.inspect.hlo.text import Module, parse_module
 
 SUM = """\
@@ -37,14 +37,16 @@ def computation(name: str, lines: str) -> str:
 def kernels_of(lines: str, *others: str, on_chip: float = 0.0) -> list[Kernel]:
     """The kernels that do something, as they are fused here."""
     made = module(lines, *others)
-    found = fused(made.entry, made, on_chip)
-    return [kernel for kernel in found if kernel.lead.opcode not in FREE]
+    kernels = fuse(made.entry, made, on_chip)
+    return [kernel for kernel in kernels if kernel.primary.opcode not in FREE_OPCODES]
 
 
 def compiled_kernels_of(lines: str, *others: str) -> list[Kernel]:
     """The kernels that do something, of a program that its own compiler has fused."""
     made = module(lines, *others)
-    return [one for one in as_compiled(made.entry, made) if one.lead.opcode not in FREE]
+    return [
+        one for one in compiled_kernels(made.entry, made) if one.primary.opcode not in FREE_OPCODES
+    ]
 
 
 def only(kernels: list[Kernel]) -> Kernel:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.inspect.cost.constants import constants_of
-from drumline.inspect.cost.work import MatrixProduct
+from drumline.inspect.cost.machines import chip_constants
+from drumline.inspect.cost.work import Matmul
 from tests.inspect.cost.modules import DOT, compiled_kernels_of, computation, kernels_of, only
 
 # Products ----------------------------------------------------------------------------------------
 
 
-def test_a_product() -> None:
+def test_a_matmul() -> None:
     kernel = only(
         kernels_of(f"""
         %p = bf16[256,512] parameter(0)
@@ -19,13 +19,13 @@ def test_a_product() -> None:
         ROOT %y = bf16[256,128] dot(%p, %q), {DOT}
         """)
     )
-    assert kernel.work.products == (MatrixProduct(1, 256, 512, 128, "bf16"),)
+    assert kernel.work.matmuls == (Matmul(1, 256, 512, 128, "bf16"),)
     assert kernel.work.flops == 2 * 256 * 512 * 128
-    assert kernel.work.read == 2 * (256 * 512 + 512 * 128)
-    assert kernel.work.written == 2 * 256 * 128
+    assert kernel.work.bytes_read == 2 * (256 * 512 + 512 * 128)
+    assert kernel.work.bytes_written == 2 * 256 * 128
 
 
-def test_a_product_of_many_matrices() -> None:
+def test_a_matmul_of_many_matrices() -> None:
     kernel = only(
         kernels_of("""
         %p = f32[8,64,32] parameter(0)
@@ -34,10 +34,10 @@ def test_a_product_of_many_matrices() -> None:
 lhs_contracting_dims={2}, rhs_contracting_dims={2}
         """)
     )
-    assert kernel.work.products == (MatrixProduct(8, 64, 32, 16, "f32"),)
+    assert kernel.work.matmuls == (Matmul(8, 64, 32, 16, "f32"),)
 
 
-def test_a_product_over_several_dimensions() -> None:
+def test_a_matmul_over_several_dimensions() -> None:
     kernel = only(
         kernels_of("""
         %p = bf16[4,8,16,32] parameter(0)
@@ -45,7 +45,7 @@ def test_a_product_over_several_dimensions() -> None:
         ROOT %y = bf16[4,8,64] dot(%p, %q), lhs_contracting_dims={2,3}, rhs_contracting_dims={0,1}
         """)
     )
-    assert kernel.work.products == (MatrixProduct(1, 32, 512, 64, "bf16"),)
+    assert kernel.work.matmuls == (Matmul(1, 32, 512, 64, "bf16"),)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ dim_labels={labels}
     assert kernel.work.flops == flops
 
 
-def test_a_product_over_heads_as_a_tpus_compiler_writes_it() -> None:
+def test_a_matmul_over_heads_as_a_tpus_compiler_writes_it() -> None:
     kernel = only(
         kernels_of("""
         %p = bf16[32,64,1] parameter(0)
@@ -95,11 +95,11 @@ def test_float32_of_more_precision_takes_several_passes(precision: str, passes: 
         ROOT %y = f32[2048,2048] dot(%p, %q), {DOT}{asked}
         """)
     )
-    (product,) = kernel.work.products
-    constants = constants_of("v5e")
+    (product,) = kernel.work.matmuls
+    constants = chip_constants("v5e")
     assert product.speed(constants) == pytest.approx(1 / passes)
     # A GPU's float32 is TF32, at half the speed of bfloat16.
-    assert product.speed(constants_of("H200")) == pytest.approx(0.5 / passes)
+    assert product.speed(chip_constants("H200")) == pytest.approx(0.5 / passes)
     assert product.flops == 2 * 2048**3
 
 
@@ -110,21 +110,21 @@ def test_bfloat16_takes_one_pass_whatever_is_asked() -> None:
         ROOT %y = bf16[256,256] dot(%p, %p), {DOT}, operand_precision={{highest,highest}}
         """)
     )
-    assert kernel.work.products[0].speed(constants_of("v5e")) == 1
-    assert kernel.work.read == 2 * 256 * 256, "an operand that is taken twice is read once"
+    assert kernel.work.matmuls[0].speed(chip_constants("v5e")) == 1
+    assert kernel.work.bytes_read == 2 * 256 * 256, "an operand that is taken twice is read once"
 
 
 def test_eight_bits_are_twice_as_quick() -> None:
-    assert MatrixProduct(1, 8, 8, 8, "s8").speed(constants_of("v5e")) == 2
-    assert MatrixProduct(1, 8, 8, 8, "f8e4m3fn").speed(constants_of("H200")) == 2
+    assert Matmul(1, 8, 8, 8, "s8").speed(chip_constants("v5e")) == 2
+    assert Matmul(1, 8, 8, 8, "f8e4m3fn").speed(chip_constants("H200")) == 2
 
 
 def test_the_unit_multiplies_whole_tiles() -> None:
-    constants = constants_of("v5e")  # 128×128, rows of 8
-    assert MatrixProduct(1, 256, 128, 512, "bf16").padded_flops(constants) == 2 * 256 * 128 * 512
+    constants = chip_constants("v5e")  # 128×128, rows of 8
+    assert Matmul(1, 256, 128, 512, "bf16").padded_flops(constants) == 2 * 256 * 128 * 512
     # Whole tiles of what is held, and eight rows at a time of what passes.
-    assert MatrixProduct(1, 130, 300, 300, "bf16").padded_flops(constants) == 2 * 136 * 384 * 384
-    assert MatrixProduct(1, 1, 4096, 4096, "bf16").padded_flops(constants) == 2 * 8 * 4096 * 4096
+    assert Matmul(1, 130, 300, 300, "bf16").padded_flops(constants) == 2 * 136 * 384 * 384
+    assert Matmul(1, 1, 4096, 4096, "bf16").padded_flops(constants) == 2 * 8 * 4096 * 4096
 
 
 # What is one kernel ------------------------------------------------------------------------------
@@ -140,9 +140,9 @@ def test_a_chain_of_elementwise_operations_is_one_kernel() -> None:
         """)
     )
     elements = 1024 * 1024
-    assert kernel.work.read == 4 * elements, "an operand that two of them take is read once"
-    assert kernel.work.written == 4 * elements
-    assert kernel.work.vector == (8 + 1 + 1) * elements
+    assert kernel.work.bytes_read == 4 * elements, "an operand that two of them take is read once"
+    assert kernel.work.bytes_written == 4 * elements
+    assert kernel.work.vector_ops == (8 + 1 + 1) * elements
     assert kernel.work.flops == 0
 
 
@@ -155,9 +155,9 @@ def test_a_sum_takes_in_what_it_sums() -> None:
         ROOT %y = f32[1024] reduce(%e, %zero), dimensions={1}, to_apply=%sum
         """)
     )
-    assert kernel.lead.opcode == "reduce"
-    assert kernel.work.read == 4 * 1024 * 512 + 4
-    assert kernel.work.written == 4 * 1024
+    assert kernel.primary.opcode == "reduce"
+    assert kernel.work.bytes_read == 4 * 1024 * 512 + 4
+    assert kernel.work.bytes_written == 4 * 1024
 
 
 def test_a_softmax_is_two_kernels_of_which_each_computes_the_exponential() -> None:
@@ -169,10 +169,10 @@ def test_a_softmax_is_two_kernels_of_which_each_computes_the_exponential() -> No
     %b = f32[1024,512] broadcast(%s), dimensions={0}
     ROOT %y = f32[1024,512] divide(%m, %b)
     """)
-    assert [kernel.lead.opcode for kernel in kernels] == ["reduce", "divide"]
+    assert [kernel.primary.opcode for kernel in kernels] == ["reduce", "divide"]
     # Cheap enough to be computed twice, it goes through memory in neither.
-    assert [kernel.work.written for kernel in kernels] == [4 * 1024, 4 * 1024 * 512]
-    assert kernels[1].work.read == 4 * 1024 * 512 + 4 * 1024
+    assert [kernel.work.bytes_written for kernel in kernels] == [4 * 1024, 4 * 1024 * 512]
+    assert kernels[1].work.bytes_read == 4 * 1024 * 512 + 4 * 1024
 
 
 def test_a_costly_value_that_two_kernels_need_is_computed_once() -> None:
@@ -184,8 +184,8 @@ def test_a_costly_value_that_two_kernels_need_is_computed_once() -> None:
     %b = f32[1024,512] broadcast(%s), dimensions={0}
     ROOT %y = f32[1024,512] divide(%e, %b)
     """)
-    assert [kernel.lead.opcode for kernel in kernels] == ["exponential", "reduce", "divide"]
-    assert kernels[0].work.written == 4 * 1024 * 512
+    assert [kernel.primary.opcode for kernel in kernels] == ["exponential", "reduce", "divide"]
+    assert kernels[0].work.bytes_written == 4 * 1024 * 512
 
 
 def test_a_value_that_has_room_on_the_chip_does_not_go_through_memory() -> None:
@@ -199,11 +199,11 @@ def test_a_value_that_has_room_on_the_chip_does_not_go_through_memory() -> None:
     size = 2 * 256 * 128
     for room, through in ((0.0, size), (float(size), 0)):
         first, second = kernels_of(lines, on_chip=room)
-        assert first.work.written == through
-        assert second.work.read == through + 2 * 128 * 64
+        assert first.work.bytes_written == through
+        assert second.work.bytes_read == through + 2 * 128 * 64
 
 
-def test_an_epilogue_belongs_to_its_product() -> None:
+def test_an_epilogue_belongs_to_its_matmul() -> None:
     kernel = only(
         kernels_of(f"""
         %p = bf16[256,512] parameter(0)
@@ -215,13 +215,13 @@ def test_an_epilogue_belongs_to_its_product() -> None:
         ROOT %t = bf16[256,128] tanh(%s)
         """)
     )
-    assert kernel.lead.opcode == "dot"
-    assert kernel.work.read == 2 * (256 * 512 + 512 * 128 + 128)
-    assert kernel.work.written == 2 * 256 * 128
-    assert kernel.work.vector == (1 + 12) * 256 * 128
+    assert kernel.primary.opcode == "dot"
+    assert kernel.work.bytes_read == 2 * (256 * 512 + 512 * 128 + 128)
+    assert kernel.work.bytes_written == 2 * 256 * 128
+    assert kernel.work.vector_ops == (1 + 12) * 256 * 128
 
 
-def test_conversions_of_operands_belong_to_the_product() -> None:
+def test_conversions_of_operands_belong_to_the_matmul() -> None:
     kernel = only(
         kernels_of(f"""
         %p = f32[256,512] parameter(0)
@@ -231,21 +231,21 @@ def test_conversions_of_operands_belong_to_the_product() -> None:
         ROOT %y = bf16[256,128] dot(%c, %t), {DOT}
         """)
     )
-    assert kernel.work.read == 4 * 256 * 512 + 2 * 512 * 128
+    assert kernel.work.bytes_read == 4 * 256 * 512 + 2 * 512 * 128
 
 
-def test_costly_work_on_an_operand_runs_before_the_product() -> None:
+def test_costly_work_on_an_operand_runs_before_the_matmul() -> None:
     kernels = kernels_of(f"""
     %p = bf16[256,512] parameter(0)
     %q = bf16[512,128] parameter(1)
     %e = bf16[256,512] exponential(%p)
     ROOT %y = bf16[256,128] dot(%e, %q), {DOT}
     """)
-    assert [kernel.lead.opcode for kernel in kernels] == ["exponential", "dot"]
-    assert kernels[0].work.written == 2 * 256 * 512
+    assert [kernel.primary.opcode for kernel in kernels] == ["exponential", "dot"]
+    assert kernels[0].work.bytes_written == 2 * 256 * 512
 
 
-def test_a_sum_over_a_product_is_a_kernel_of_its_own() -> None:
+def test_a_sum_over_a_matmul_is_a_kernel_of_its_own() -> None:
     kernels = kernels_of(f"""
     %p = f32[256,512] parameter(0)
     %q = f32[512,128] parameter(1)
@@ -253,10 +253,10 @@ def test_a_sum_over_a_product_is_a_kernel_of_its_own() -> None:
     %y = f32[256,128] dot(%p, %q), {DOT}
     ROOT %s = f32[256] reduce(%y, %zero), dimensions={{1}}, to_apply=%sum
     """)
-    assert [kernel.lead.opcode for kernel in kernels] == ["dot", "reduce"]
+    assert [kernel.primary.opcode for kernel in kernels] == ["dot", "reduce"]
 
 
-def test_each_product_of_a_running_sum_adds_itself() -> None:
+def test_each_matmul_of_a_running_sum_adds_itself() -> None:
     kernels = kernels_of(f"""
     %p = f32[256,512] parameter(0)
     %q = f32[512,128] parameter(1)
@@ -268,12 +268,12 @@ def test_each_product_of_a_running_sum_adds_itself() -> None:
     %ab = f32[256,128] add(%a, %b)
     ROOT %abc = f32[256,128] add(%ab, %c)
     """)
-    assert [len(kernel.work.products) for kernel in kernels] == [1, 1, 1]
+    assert [len(kernel.work.matmuls) for kernel in kernels] == [1, 1, 1]
     assert [sum(one.opcode == "add" for one in k.instructions) for k in kernels] == [0, 1, 1]
     out = 4 * 256 * 128
     taken = 4 * (256 * 512 + 512 * 128)
-    assert [kernel.work.read for kernel in kernels] == [taken, taken + out, taken + out]
-    assert all(kernel.work.written == out for kernel in kernels)
+    assert [kernel.work.bytes_read for kernel in kernels] == [taken, taken + out, taken + out]
+    assert all(kernel.work.bytes_written == out for kernel in kernels)
 
 
 # Slices and updates ------------------------------------------------------------------------------
@@ -291,8 +291,8 @@ dynamic_slice_sizes={1,1024,1024}
         """)
     )
     size = 4 * 1024 * 1024
-    assert kernel.work.read == pytest.approx(size, abs=16)
-    assert kernel.work.written == size
+    assert kernel.work.bytes_read == pytest.approx(size, abs=16)
+    assert kernel.work.bytes_written == size
 
 
 def test_an_update_writes_only_itself() -> None:
@@ -307,8 +307,8 @@ def test_an_update_writes_only_itself() -> None:
         """)
     )
     size = 4 * 1024 * 1024
-    assert kernel.work.read == pytest.approx(size, abs=16)
-    assert kernel.work.written == size
+    assert kernel.work.bytes_read == pytest.approx(size, abs=16)
+    assert kernel.work.bytes_written == size
 
 
 FUSED_SLICE = computation(
@@ -345,8 +345,8 @@ def test_a_compiled_fusion_reads_and_writes_as_its_slices_do() -> None:
         FUSED_UPDATE,
     )
     row = 4 * 1024
-    assert (sliced.work.read, sliced.work.written) == (row + 4, row)
-    assert (updated.work.read, updated.work.written) == (row + 4, row)
+    assert (sliced.work.bytes_read, sliced.work.bytes_written) == (row + 4, row)
+    assert (updated.work.bytes_read, updated.work.bytes_written) == (row + 4, row)
 
 
 def test_what_a_compiler_placed_on_the_chip_costs_no_bandwidth() -> None:
@@ -357,4 +357,4 @@ def test_what_a_compiler_placed_on_the_chip_costs_no_bandwidth() -> None:
         ROOT %y = bf16[256,128]{{1,0:T(8,128)(2,1)S(1)}} dot(%p, %q), {DOT}
         """)
     )
-    assert (kernel.work.read, kernel.work.written) == (2 * 512 * 128, 0)
+    assert (kernel.work.bytes_read, kernel.work.bytes_written) == (2 * 512 * 128, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumline.inspect.cost.memory import Memory, as_told, needed
+from drumline.inspect.cost.memory import Memory, compiler_memory, estimate_memory
 from tests.inspect.cost.modules import DOT, counted_loop, module
 
 MIB = 2**20
@@ -11,7 +11,7 @@ P = f"%p = {SQUARE} parameter(0)"
 
 
 def memory(lines: str, *others: str, head: str = "num_partitions=1") -> Memory:
-    return needed(module(lines, *others, head=head))
+    return estimate_memory(module(lines, *others, head=head))
 
 
 def test_arguments_and_outputs() -> None:
@@ -174,10 +174,10 @@ def test_a_loop_carries_on_what_it_was_given() -> None:
     assert told.temporaries == (10 + 1 + 1) * MIB + 4
 
 
-def test_saved_activations_are_told_as_the_largest() -> None:
+def test_saved_activations_are_reported_as_the_largest() -> None:
     told = scanned()
     assert told.largest[0].bytes == 10 * MIB
-    assert told.largest[0].what == "blocks"
+    assert told.largest[0].name == "blocks"
     assert [held.bytes for held in told.largest] == sorted(
         (held.bytes for held in told.largest), reverse=True
     )
@@ -189,13 +189,13 @@ def test_an_argument_may_be_the_largest() -> None:
     %q = f32[512,512] parameter(1), metadata={op_name="x"}
     ROOT %n = f32[512,512] negate(%q)
     """)
-    assert told.largest[0].what == "argument state['w']"
+    assert told.largest[0].name == "argument state['w']"
     assert told.largest[0].bytes == 8 * MIB
 
 
 def test_what_the_compiler_tells_is_taken_as_it_is() -> None:
     program = module(f"{P}\nROOT %n = {SQUARE} negate(%p)")
-    told = as_told(
+    told = compiler_memory(
         program, {"arguments": 100, "outputs": 30, "aliased": 20, "temporaries": 7, "code": 5}
     )
     assert (told.arguments, told.outputs, told.temporaries, told.total) == (100, 10, 7, 117)

@@ -7,22 +7,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.chips import UnknownName, chip
-from drumline.inspect.cost.constants import constants_of
-from drumline.inspect.cost.machines import TorusLine, check_fits, machine
-from drumline.inspect.cost.network import Laid, Network, lay
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
+from drumline.inspect.cost.machines import (
+    TorusDimension,
+    chip_constants,
+    match_devices,
+    parse_machine,
+)
+from drumline.inspect.cost.network import AxisLinks, Network, map_mesh
 
-KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+KINDS = (
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "all-to-all",
+    "collective-permute",
+)
 MIB = 2**20
 
 
 def laid_out(mesh: dict[str, int], on: str) -> dict[str, str]:
-    return {name: str(where) for name, where in lay(mesh, machine(on)).axes.items()}
+    return {name: str(where) for name, where in map_mesh(mesh, parse_machine(on)).axes.items()}
 
 
 def one_way(name: str) -> float:
     """Bytes per second over one link in one direction, as collectives reach it."""
-    return chip(name).link_bandwidth * constants_of(name).link
+    return chip(name).link_bandwidth * chip_constants(name).link_efficiency
 
 
 @pytest.mark.parametrize(
@@ -91,30 +101,30 @@ def test_a_mesh_lies_on_whole_dimensions_where_it_can(
     ],
 )
 def test_how_many_devices_a_machine_has(on: str, devices: int) -> None:
-    assert machine(on).devices == devices
+    assert parse_machine(on).devices == devices
 
 
 def test_the_two_cores_of_a_chip_share_what_it_has() -> None:
-    whole, half = chip("v2"), machine("v2-8")
-    assert half.peak_flops == whole.peak_bf16_flops / 2
-    assert half.memory == whole.hbm_bytes / 2
-    assert half.memory_bandwidth == whole.hbm_bandwidth / 2
-    assert half.link == pytest.approx(one_way("v2") / 2)
+    total, half = chip("v2"), parse_machine("v2-8")
+    assert half.peak_flops == total.peak_bf16_flops / 2
+    assert half.memory_bytes == total.hbm_bytes / 2
+    assert half.memory_bandwidth == total.hbm_bandwidth / 2
+    assert half.link_bandwidth == pytest.approx(one_way("v2") / 2)
 
 
 def test_a_mesh_of_chips_takes_both_cores_as_one_device() -> None:
-    assert check_fits(machine("v2-8"), {"X": 4}, 4).per_chip == 1
-    assert check_fits(machine("v5p-16"), {"X": 8}, 8).per_chip == 1
-    assert check_fits(machine("v5p-16"), {"X": 16}, 16).per_chip == 2
+    assert match_devices(parse_machine("v2-8"), {"X": 4}, 4).devices_per_chip == 1
+    assert match_devices(parse_machine("v5p-16"), {"X": 8}, 8).devices_per_chip == 1
+    assert match_devices(parse_machine("v5p-16"), {"X": 16}, 16).devices_per_chip == 2
 
 
 @pytest.mark.parametrize(
     ("on", "devices"), [("v5litepod-8", 16), ("8xH200", 4), ("2xv6e-256", 256)]
 )
 def test_a_mesh_of_another_size_is_refused(on: str, devices: int) -> None:
-    with pytest.raises(Mistake) as refusal:
-        check_fits(machine(on), {"X": devices}, devices)
-    said = str(refusal.value)
+    with pytest.raises(UserError) as error:
+        match_devices(parse_machine(on), {"X": devices}, devices)
+    said = str(error.value)
     assert f"the mesh X={devices} has {devices} devices" in said
     assert on in said
 
@@ -128,66 +138,68 @@ def test_a_mesh_of_another_size_is_refused(on: str, devices: int) -> None:
     ],
 )
 def test_an_axis_that_does_not_fit_is_refused(on: str, mesh: dict[str, int], axis: str) -> None:
-    with pytest.raises(Mistake, match=f"mesh axis {axis} of .* does not fit on {on}, whose chips"):
-        lay(mesh, machine(on))
+    with pytest.raises(
+        UserError, match=f"mesh axis {axis} of .* does not fit on {on}, whose chips"
+    ):
+        map_mesh(mesh, parse_machine(on))
 
 
-def test_an_axis_lies_where_it_is_told_to() -> None:
-    on = machine("v5p-64")  # 2×4×4
-    assert str(lay({"X": 4, "Y": 8}, on).axes["Y"]) == "line of 2 × line of 4"
-    told = lay({"X": 8, "Y": 4}, on, {"X": (0, 2), "Y": (1,)})
-    assert {name: str(where) for name, where in told.axes.items()} == {
+def test_an_axis_uses_the_given_dimensions() -> None:
+    on = parse_machine("v5p-64")  # 2×4×4
+    assert str(map_mesh({"X": 4, "Y": 8}, on).axes["Y"]) == "line of 2 × line of 4"
+    network = map_mesh({"X": 8, "Y": 4}, on, {"X": (0, 2), "Y": (1,)})
+    assert {name: str(where) for name, where in network.axes.items()} == {
         "X": "line of 2 × line of 4",
         "Y": "line of 4",
     }
-    rest = lay({"X": 8, "Y": 4}, on, {"Y": (2,)})
+    rest = map_mesh({"X": 8, "Y": 4}, on, {"Y": (2,)})
     assert str(rest.axes["X"]) == "line of 2 × line of 4"
 
 
 @pytest.mark.parametrize(
-    "told", [{"X": (0,)}, {"X": (1, 2)}, {"X": (7,)}, {"X": (0, 1), "Y": (1,)}, {"Q": (0,)}]
+    "torus_dims", [{"X": (0,)}, {"X": (1, 2)}, {"X": (7,)}, {"X": (0, 1), "Y": (1,)}, {"Q": (0,)}]
 )
-def test_what_is_told_must_hold_the_axis(told: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(Mistake, match="mesh axis"):
-        lay({"X": 8, "Y": 4}, machine("v5p-64"), told)
+def test_the_given_dimensions_must_fit_the_axis(torus_dims: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(UserError, match="mesh axis"):
+        map_mesh({"X": 8, "Y": 4}, parse_machine("v5p-64"), torus_dims)
 
 
 @pytest.mark.parametrize("name", ["v9-8", "0xv6e-256", "8xH2O0", "", "x", "v5litepod-7"])
 def test_there_is_no_such_machine(name: str) -> None:
-    with pytest.raises(UnknownName) as refusal:
-        machine(name)
-    assert "\n" not in str(refusal.value)
+    with pytest.raises(UnknownName) as error:
+        parse_machine(name)
+    assert "\n" not in str(error.value)
 
 
 # Times -------------------------------------------------------------------------------------------
 
-RING = lay({"X": 16, "Y": 16}, machine("v6e-256"))
-LINE = lay({"X": 2, "Y": 4}, machine("v5litepod-8"))
-SLICES = lay({"data": 2, "X": 16, "Y": 16}, machine("2xv6e-256"))
+RING = map_mesh({"X": 16, "Y": 16}, parse_machine("v6e-256"))
+LINE = map_mesh({"X": 2, "Y": 4}, parse_machine("v5litepod-8"))
+SLICES = map_mesh({"data": 2, "X": 16, "Y": 16}, parse_machine("2xv6e-256"))
 
 
 def latency(name: str, hops: int) -> float:
-    return constants_of(name).collective + hops * constants_of(name).hop
+    return chip_constants(name).collective_seconds + hops * chip_constants(name).hop_seconds
 
 
 def test_an_all_gather_on_a_ring_uses_both_directions() -> None:
     shard = 64 * MIB
-    whole = 16 * shard
+    total = 16 * shard
     # V / W with the link's both directions, less the shard that each device has already.
-    expected = whole * 15 / 16 / (2 * one_way("v6e")) + latency("v6e", 8)
-    assert RING.seconds("all-gather", shard, ["X"]) == pytest.approx(expected)
+    expected = total * 15 / 16 / (2 * one_way("v6e")) + latency("v6e", 8)
+    assert RING.collective_seconds("all-gather", shard, ["X"]) == pytest.approx(expected)
 
 
 def test_an_all_gather_over_two_rings_uses_twice_the_links() -> None:
     shard = 4 * MIB
     expected = 256 * shard * 255 / 256 / (4 * one_way("v6e")) + latency("v6e", 16)
-    assert RING.seconds("all-gather", shard, ["X", "Y"]) == pytest.approx(expected)
+    assert RING.collective_seconds("all-gather", shard, ["X", "Y"]) == pytest.approx(expected)
 
 
 def test_an_all_gather_on_a_line_has_one_link_at_its_ends() -> None:
     shard = 64 * MIB
     expected = 3 * shard / one_way("v5e") + latency("v5e", 3)
-    assert LINE.seconds("all-gather", shard, ["Y"]) == pytest.approx(expected)
+    assert LINE.collective_seconds("all-gather", shard, ["Y"]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -199,21 +211,23 @@ def test_an_all_gather_on_a_line_has_one_link_at_its_ends() -> None:
         (LINE, ("X", "Y"), 8),
         (SLICES, ("data",), 2),
         (SLICES, ("data", "X"), 32),
-        (lay({"X": 8}, machine("v2-8")), ("X",), 8),
-        (lay({"X": 2, "Y": 4}, machine("v2-8")), ("X",), 2),
-        (lay({"X": 8}, machine("8xH200")), ("X",), 8),
+        (map_mesh({"X": 8}, parse_machine("v2-8")), ("X",), 8),
+        (map_mesh({"X": 2, "Y": 4}, parse_machine("v2-8")), ("X",), 2),
+        (map_mesh({"X": 8}, parse_machine("8xH200")), ("X",), 8),
     ],
 )
 def test_a_reduce_scatter_takes_as_long_and_an_all_reduce_twice(
     network: Network, over: tuple[str, ...], members: int
 ) -> None:
-    whole = 512.0 * MIB
-    gather = network.seconds("all-gather", whole / members, over)
-    assert network.seconds("reduce-scatter", whole, over) == pytest.approx(gather)
-    start = network.machine.constants.collective
+    total = 512.0 * MIB
+    gather = network.collective_seconds("all-gather", total / members, over)
+    assert network.collective_seconds("reduce-scatter", total, over) == pytest.approx(gather)
+    start = network.machine.constants.collective_seconds
     if not network.machine.torus:
-        start += network.machine.constants.hop
-    assert network.seconds("all-reduce", whole, over) - start == pytest.approx(2 * (gather - start))
+        start += network.machine.constants.hop_seconds
+    assert network.collective_seconds("all-reduce", total, over) - start == pytest.approx(
+        2 * (gather - start)
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,50 +241,60 @@ def test_an_all_to_all_takes_a_quarter_of_an_all_gather(
     # The book: V / (4·W) with W both ways and V the whole array; on a line twice that.
     expected = quarters * taken * length / (4 * 2 * one_way(name))
     hops = length // 2 if quarters == 1 else length - 1
-    seconds = network.seconds("all-to-all", taken, [axis])
+    seconds = network.collective_seconds("all-to-all", taken, [axis])
     assert seconds == pytest.approx(expected + latency(name, hops))
 
 
 def test_a_permute_uses_one_link_in_one_direction() -> None:
     taken = 64.0 * MIB
     ring = taken / one_way("v6e") + latency("v6e", 1)
-    assert RING.seconds("collective-permute", taken, ["X"]) == pytest.approx(ring)
+    assert RING.collective_seconds("collective-permute", taken, ["X"]) == pytest.approx(ring)
     # From the last device of a line to the first, it passes all the others.
     line = taken / one_way("v5e") + latency("v5e", 3)
-    assert LINE.seconds("collective-permute", taken, ["Y"]) == pytest.approx(line)
+    assert LINE.collective_seconds("collective-permute", taken, ["Y"]) == pytest.approx(line)
 
 
 def test_small_messages_take_the_latency() -> None:
     for kind, hops in (("all-gather", 8), ("reduce-scatter", 8), ("all-reduce", 16)):
-        assert RING.seconds(kind, 1, ["X"]) == pytest.approx(latency("v6e", hops), rel=1e-3)
-    assert LINE.seconds("all-gather", 1, ["Y"]) == pytest.approx(latency("v5e", 3), rel=1e-3)
+        assert RING.collective_seconds(kind, 1, ["X"]) == pytest.approx(
+            latency("v6e", hops), rel=1e-3
+        )
+    assert LINE.collective_seconds("all-gather", 1, ["Y"]) == pytest.approx(
+        latency("v5e", 3), rel=1e-3
+    )
 
 
-@pytest.mark.parametrize(("whole", "measured"), [(34e6, 680e-6), (128e3, 8e-6)])
-def test_what_the_book_measured_on_an_axis_of_four(whole: float, measured: float) -> None:
-    assert LINE.seconds("all-gather", whole / 4, ["Y"]) == pytest.approx(measured, rel=0.1)
+@pytest.mark.parametrize(("total", "measured"), [(34e6, 680e-6), (128e3, 8e-6)])
+def test_what_the_book_measured_on_an_axis_of_four(total: float, measured: float) -> None:
+    assert LINE.collective_seconds("all-gather", total / 4, ["Y"]) == pytest.approx(
+        measured, rel=0.1
+    )
 
 
 def test_between_slices_the_data_centre_network_carries_it() -> None:
-    dcn = 1.25e10 * constants_of("v6e").link
+    dcn = 1.25e10 * chip_constants("v6e").link_efficiency
     taken = 256.0 * MIB
-    start = constants_of("v6e").collective
-    assert SLICES.seconds("all-gather", taken, ["data"]) == pytest.approx(start + taken / dcn)
-    assert SLICES.seconds("all-reduce", taken, ["data"]) == pytest.approx(start + taken / dcn)
-    assert SLICES.seconds("collective-permute", taken, ["data"]) == pytest.approx(
+    start = chip_constants("v6e").collective_seconds
+    assert SLICES.collective_seconds("all-gather", taken, ["data"]) == pytest.approx(
+        start + taken / dcn
+    )
+    assert SLICES.collective_seconds("all-reduce", taken, ["data"]) == pytest.approx(
+        start + taken / dcn
+    )
+    assert SLICES.collective_seconds("collective-permute", taken, ["data"]) == pytest.approx(
         start + taken / dcn
     )
     # Summed within the slice first, only a part goes between them.
-    inside = SLICES.seconds("all-reduce", taken, ["X"])
-    both = SLICES.seconds("all-reduce", taken, ["data", "X"])
+    inside = SLICES.collective_seconds("all-reduce", taken, ["X"])
+    both = SLICES.collective_seconds("all-reduce", taken, ["data", "X"])
     assert both == pytest.approx(inside + taken / 16 / dcn)
-    assert both < inside + SLICES.seconds("all-reduce", taken, ["data"])
+    assert both < inside + SLICES.collective_seconds("all-reduce", taken, ["data"])
 
 
 def test_gpus_talk_through_a_switch() -> None:
-    network = lay({"X": 8}, machine("8xH200"))
-    link = chip("H200").link_bandwidth * constants_of("H200").link
-    start = constants_of("H200").collective + constants_of("H200").hop
+    network = map_mesh({"X": 8}, parse_machine("8xH200"))
+    link = chip("H200").link_bandwidth * chip_constants("H200").link_efficiency
+    start = chip_constants("H200").collective_seconds + chip_constants("H200").hop_seconds
     taken = 64.0 * MIB
     for kind, factor in (
         ("all-gather", 7.0),
@@ -279,20 +303,22 @@ def test_gpus_talk_through_a_switch() -> None:
         ("all-reduce", 14 / 8),
         ("collective-permute", 1.0),
     ):
-        assert network.seconds(kind, taken, ["X"]) == pytest.approx(start + factor * taken / link)
+        assert network.collective_seconds(kind, taken, ["X"]) == pytest.approx(
+            start + factor * taken / link
+        )
 
 
 def test_the_cores_of_a_chip_are_nearer_than_its_neighbours() -> None:
-    network = lay({"X": 2, "Y": 4}, machine("v2-8"))
+    network = map_mesh({"X": 2, "Y": 4}, parse_machine("v2-8"))
     taken = 64.0 * MIB
     within = taken / one_way("v2") + latency("v2", 1)
-    assert network.seconds("all-gather", taken, ["X"]) == pytest.approx(within)
-    assert network.seconds("all-gather", taken / 2, ["Y"]) > within
+    assert network.collective_seconds("all-gather", taken, ["X"]) == pytest.approx(within)
+    assert network.collective_seconds("all-gather", taken / 2, ["Y"]) > within
 
 
 def test_an_axis_of_one_device_costs_nothing() -> None:
-    network = lay({"X": 8, "Y": 1}, machine("v5litepod-8"))
-    assert all(network.seconds(kind, 1e9, ["Y"]) == 0 for kind in KINDS)
+    network = map_mesh({"X": 8, "Y": 1}, parse_machine("v5litepod-8"))
+    assert all(network.collective_seconds(kind, 1e9, ["Y"]) == 0 for kind in KINDS)
 
 
 # Which links ------------------------------------------------------------------------------------
@@ -303,7 +329,7 @@ def test_axes_have_links_of_their_own() -> None:
     assert set(RING.resources(["X", "Y"])) == {*RING.resources(["X"]), *RING.resources(["Y"])}
     assert set(SLICES.resources(["data"])) == {"dcn"}
     assert "dcn" in SLICES.resources(["data", "X"])
-    assert lay({"X": 8}, machine("8xH200")).resources(["X"]) == ("nvlink",)
+    assert map_mesh({"X": 8}, parse_machine("8xH200")).resources(["X"]) == ("nvlink",)
 
 
 def test_a_permute_on_a_ring_leaves_the_other_direction_free() -> None:
@@ -318,30 +344,42 @@ lengths = st.lists(st.sampled_from((2, 3, 4, 8, 16)), min_size=1, max_size=3)
 
 
 def joined(lengths: list[int], wraps: bool) -> Network:
-    lines = tuple(TorusLine(length, wraps) for length in lengths)
-    return Network(machine("v6e-256"), {"X": Laid(lines)})
+    lines = tuple(TorusDimension(length, wraps) for length in lengths)
+    return Network(parse_machine("v6e-256"), {"X": AxisLinks(lines)})
 
 
-@given(kind=st.sampled_from(KINDS), lengths=lengths, wraps=st.booleans(), few=sizes, many=sizes)
+@given(
+    kind=st.sampled_from(KINDS),
+    lengths=lengths,
+    wraps=st.booleans(),
+    few=sizes,
+    many=sizes,
+)
 def test_more_bytes_take_longer(
     kind: str, lengths: list[int], wraps: bool, few: int, many: int
 ) -> None:
     few, many = sorted((few, many))
     network = joined(lengths, wraps)
-    assert network.seconds(kind, few, ["X"]) <= network.seconds(kind, many, ["X"])
+    assert network.collective_seconds(kind, few, ["X"]) <= network.collective_seconds(
+        kind, many, ["X"]
+    )
 
 
 @given(kind=st.sampled_from(KINDS), lengths=lengths, taken=sizes)
 def test_a_ring_is_never_slower_than_a_line(kind: str, lengths: list[int], taken: int) -> None:
     ring, line = joined(lengths, True), joined(lengths, False)
-    assert ring.seconds(kind, taken, ["X"]) <= line.seconds(kind, taken, ["X"])
+    assert ring.collective_seconds(kind, taken, ["X"]) <= line.collective_seconds(
+        kind, taken, ["X"]
+    )
 
 
 @given(kind=st.sampled_from(KINDS), taken=sizes, slices=st.sampled_from((2, 4, 8)))
 def test_the_data_centre_network_is_never_quicker(kind: str, taken: int, slices: int) -> None:
-    inside = Network(machine("v6e-256"), {"X": Laid((TorusLine(slices, True),))})
-    across = Network(machine("v6e-256"), {"X": Laid((), slices)})
-    start = constants_of("v6e").collective
-    hops = slices * constants_of("v6e").hop
-    assert across.seconds(kind, taken, ["X"]) + hops >= inside.seconds(kind, taken, ["X"])
-    assert across.seconds(kind, taken, ["X"]) >= start
+    inside = Network(parse_machine("v6e-256"), {"X": AxisLinks((TorusDimension(slices, True),))})
+    across = Network(parse_machine("v6e-256"), {"X": AxisLinks((), slices)})
+    start = chip_constants("v6e").collective_seconds
+    hops = slices * chip_constants("v6e").hop_seconds
+    assert across.collective_seconds(kind, taken, ["X"]) + hops >= inside.collective_seconds(
+        kind, taken, ["X"]
+    )
+    assert across.collective_seconds(kind, taken, ["X"]) >= start

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.inspect.cost.kernels import Kernel
-from drumline.inspect.cost.machines import machine
-from drumline.inspect.cost.operations import kernel_cost
-from drumline.inspect.cost.work import MatrixProduct
+from drumline.inspect.cost.kernels import Kernel, kernel_cost
+from drumline.inspect.cost.machines import parse_machine
+from drumline.inspect.cost.work import Matmul
 from tests.inspect.cost.modules import DOT, compiled_kernels_of, kernels_of, only
 
 # Written kernels ---------------------------------------------------------------------------------
@@ -31,34 +30,34 @@ rhs_contracting_dims={{1}}, {named}
 
 def test_what_passes_within_a_written_kernel_stays_on_the_chip() -> None:
     kernels = attention("kernel[flash_attention]")
-    assert {kernel.written_in for kernel in kernels} == {"flash_attention"}
+    assert {kernel.scope for kernel in kernels} == {"flash_attention"}
     size = 2 * 8 * 1024 * 64
-    assert sum(kernel.work.read for kernel in kernels) == 3 * size
-    assert sum(kernel.work.written for kernel in kernels) == size
+    assert sum(kernel.work.bytes_read for kernel in kernels) == 3 * size
+    assert sum(kernel.work.bytes_written for kernel in kernels) == size
     assert sum(kernel.work.flops for kernel in kernels) == 2 * 2 * 8 * 1024 * 1024 * 64
 
 
 def test_a_written_kernel_says_how_much_of_the_work_it_does() -> None:
-    whole, half = (
+    total, half = (
         attention("kernel[flash_attention]"),
         attention("kernel[flash_attention work=0.5]"),
     )
-    for before, after in zip(whole, half, strict=True):
+    for before, after in zip(total, half, strict=True):
         assert after.work.flops == before.work.flops / 2
-        assert after.work.vector == before.work.vector / 2
-        assert after.work.moved == before.work.moved
+        assert after.work.vector_ops == before.work.vector_ops / 2
+        assert after.work.bytes == before.work.bytes
 
 
 def test_without_the_scope_the_scores_go_through_memory() -> None:
     kernels = attention("attention")
-    assert not any(kernel.written_in for kernel in kernels)
-    assert sum(kernel.work.moved for kernel in kernels) > 2 * 4 * 8 * 1024 * 1024
+    assert not any(kernel.scope for kernel in kernels)
+    assert sum(kernel.work.bytes for kernel in kernels) > 2 * 4 * 8 * 1024 * 1024
 
 
 # A GPU's libraries -------------------------------------------------------------------------------
 
 
-def test_a_library_s_product() -> None:
+def test_a_library_s_matmul() -> None:
     kernel = only(
         compiled_kernels_of("""
         %p = bf16[256,512] parameter(0)
@@ -69,11 +68,11 @@ custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_
 "rhs_batch_dimensions":[]}}}
         """)
     )
-    assert kernel.work.products == (MatrixProduct(1, 256, 512, 128, "bf16"),)
-    assert kernel.work.read == 2 * (256 * 512 + 512 * 128)
+    assert kernel.work.matmuls == (Matmul(1, 256, 512, 128, "bf16"),)
+    assert kernel.work.bytes_read == 2 * (256 * 512 + 512 * 128)
 
 
-def test_a_library_s_product_of_many_matrices() -> None:
+def test_a_library_s_matmul_of_many_matrices() -> None:
     kernel = only(
         compiled_kernels_of("""
         %p = bf16[8,64,32] parameter(0)
@@ -84,7 +83,7 @@ custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":\
 "lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}
         """)
     )
-    assert kernel.work.products == (MatrixProduct(8, 64, 32, 16, "bf16"),)
+    assert kernel.work.matmuls == (Matmul(8, 64, 32, 16, "bf16"),)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +106,26 @@ custom_call_target="{target}", backend_config={{"cudnn_fmha_backend_config":\
         """)
     )
     assert kernel.work.flops == flops
-    assert all(product.fused_attention for product in kernel.work.products)
+    assert all(product.fused_attention for product in kernel.work.matmuls)
 
 
 # Seconds -----------------------------------------------------------------------------------------
 
 
-def test_a_large_product_is_bound_by_computing() -> None:
+def test_a_large_matmul_is_bound_by_computing() -> None:
     kernel = only(
         kernels_of(f"""
         %p = bf16[8192,8192] parameter(0)
         ROOT %y = bf16[8192,8192] dot(%p, %p), {DOT}
         """)
     )
-    on = machine("v5litepod-8")
-    told = kernel_cost(kernel, on, scheduled=False)
+    on = parse_machine("v5litepod-8")
+    cost = kernel_cost(kernel, on, scheduled=False)
     multiplying = 2 * 8192**3 / (1.97e14 * 0.98)
     loading = 2 * 2 * 8192**2 / (8.2e11 * 0.92)
-    assert told.bound == "compute"
-    assert told.kind == "matmul"
-    assert told.seconds == pytest.approx(multiplying + 0.25 * loading + 0.3e-6)
+    assert cost.bound == "compute"
+    assert cost.kind == "matmul"
+    assert cost.seconds == pytest.approx(multiplying + 0.25 * loading + 0.3e-6)
 
 
 def test_an_addition_is_bound_by_memory() -> None:
@@ -136,12 +135,12 @@ def test_an_addition_is_bound_by_memory() -> None:
         ROOT %y = f32[8192,8192] add(%p, %p)
         """)
     )
-    told = kernel_cost(kernel, machine("v5litepod-8"), scheduled=False)
+    cost = kernel_cost(kernel, parse_machine("v5litepod-8"), scheduled=False)
     loading = 2 * 4 * 8192**2 / (8.2e11 * 0.92)
     computing = 8192**2 / (4096 * 1.5e9)
-    assert told.bound == "memory"
-    assert told.kind == "elementwise"
-    assert told.seconds == pytest.approx(loading + 0.25 * computing + 0.3e-6)
+    assert cost.bound == "memory"
+    assert cost.kind == "elementwise"
+    assert cost.seconds == pytest.approx(loading + 0.25 * computing + 0.3e-6)
 
 
 def test_a_little_work_is_bound_by_starting_it_and_a_handful_of_numbers_is_free() -> None:
@@ -152,9 +151,9 @@ def test_a_little_work_is_bound_by_starting_it_and_a_handful_of_numbers_is_free(
             ROOT %y = f32[{size}] add(%p, %p)
             """)
         )
-        told = kernel_cost(kernel, machine("v5litepod-8"), scheduled=False)
-        assert told.bound == bound
-        assert (told.seconds > 0) == bool(bound)
+        cost = kernel_cost(kernel, parse_machine("v5litepod-8"), scheduled=False)
+        assert cost.bound == bound
+        assert (cost.seconds > 0) == bool(bound)
 
 
 def test_what_is_computed_again_is_marked() -> None:
@@ -165,4 +164,4 @@ def test_what_is_computed_again_is_marked() -> None:
 metadata={{op_name="jit(f)/transpose(jvp)/rematted_computation/dot_general"}}
         """)
     )
-    assert kernel_cost(kernel, machine("v5litepod-8"), scheduled=False).recomputed
+    assert kernel_cost(kernel, parse_machine("v5litepod-8"), scheduled=False).recomputed

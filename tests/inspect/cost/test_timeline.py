@@ -10,71 +10,73 @@ from drumline.inspect.cost.timeline import DEVICE, Timeline
 from tests.inspect.cost.modules import DOT, UP_Y, X, Y, computation, counted_loop
 from tests.inspect.cost.timelines import (
     GATHER,
+    MATMUL,
     ON,
     OUT,
-    PRODUCT,
     SHARD,
     SIDE,
     P,
+    event_named,
     gather,
-    named,
-    played,
+    simulate_lines,
 )
 
-TURN = ON.constants.operation
+ITERATION = ON.constants.operation_seconds
 """To begin another turn of a loop."""
 
 
-def test_an_independent_collective_is_hidden_behind_a_product() -> None:
-    told = played(f"""{P}
+def test_an_independent_collective_is_hidden_behind_a_matmul() -> None:
+    timeline = simulate_lines(f"""{P}
     %g = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}
     %y = {OUT} dot(%p, %q), {DOT}
     ROOT %t = (bf16[4096,1024], {OUT}) tuple(%g, %y)
     """)
-    assert told.seconds == pytest.approx(PRODUCT)
-    assert named(told, "g").seconds == pytest.approx(GATHER)
-    assert named(told, "g").exposed == 0
-    assert (named(told, "g").start, named(told, "y").start) == (0, 0)
+    assert timeline.seconds == pytest.approx(MATMUL)
+    assert event_named(timeline, "g").seconds == pytest.approx(GATHER)
+    assert event_named(timeline, "g").exposed == 0
+    assert (event_named(timeline, "g").start, event_named(timeline, "y").start) == (0, 0)
 
 
 def test_a_collective_that_is_longer_is_exposed_by_the_difference() -> None:
-    told = played(f"""
+    timeline = simulate_lines(f"""
     %p = bf16[1024,1024] parameter(0)
     %r = bf16[8192,1024] parameter(1)
     %g = bf16[32768,1024] all-gather(%r), {Y}, dimensions={{0}}
     %y = bf16[1024,1024] dot(%p, %p), {DOT}
     ROOT %t = (bf16[32768,1024], bf16[1024,1024]) tuple(%g, %y)
     """)
-    took = gather(8192 * 1024 * 2)
-    assert told.seconds == pytest.approx(took)
-    assert named(told, "g").exposed == pytest.approx(took - named(told, "y").seconds)
+    gather_seconds = gather(8192 * 1024 * 2)
+    assert timeline.seconds == pytest.approx(gather_seconds)
+    assert event_named(timeline, "g").exposed == pytest.approx(
+        gather_seconds - event_named(timeline, "y").seconds
+    )
 
 
-def test_a_collective_that_a_product_needs_is_exposed() -> None:
-    told = played(f"""
+def test_a_collective_that_a_matmul_needs_is_exposed() -> None:
+    timeline = simulate_lines(f"""
     %p = bf16[1024,4096] parameter(0)
     %q = bf16[4096,4096] parameter(1)
     %g = bf16[4096,4096] all-gather(%p), {Y}, dimensions={{0}}
     ROOT %y = bf16[4096,4096] dot(%g, %q), {DOT}
     """)
-    took = gather(1024 * 4096 * 2)
-    assert named(told, "g").exposed == pytest.approx(took)
-    assert told.seconds == pytest.approx(took + PRODUCT)
+    gather_seconds = gather(1024 * 4096 * 2)
+    assert event_named(timeline, "g").exposed == pytest.approx(gather_seconds)
+    assert timeline.seconds == pytest.approx(gather_seconds + MATMUL)
 
 
-def test_a_collective_that_takes_a_product_is_exposed_behind_it() -> None:
-    told = played(f"""{P}
+def test_a_collective_that_takes_a_matmul_is_exposed_behind_it() -> None:
+    timeline = simulate_lines(f"""{P}
     %y = {OUT} dot(%p, %q), {DOT}
     ROOT %s2 = bf16[1024,4096] reduce-scatter(%y), {Y}, dimensions={{0}}, to_apply=%sum
     """)
     scatter = 3e-6 + 0.75 * SIDE**2 * 2 / (4.5e10 * 0.9) + 3e-6
     # The product's result stays on no chip: it is too large.
-    assert told.seconds == pytest.approx(PRODUCT + scatter)
-    assert named(told, "s2").exposed == pytest.approx(scatter)
+    assert timeline.seconds == pytest.approx(MATMUL + scatter)
+    assert event_named(timeline, "s2").exposed == pytest.approx(scatter)
 
 
 def two_gathers(first: str, second: str) -> Timeline:
-    return played(f"""{P}
+    return simulate_lines(f"""{P}
     %g = bf16[4096,1024] all-gather(%r), {first}, dimensions={{0}}
     %h = bf16[4096,1024] all-gather(%s), {second}, dimensions={{0}}
     ROOT %t = (bf16[4096,1024], bf16[4096,1024]) tuple(%g, %h)
@@ -83,32 +85,32 @@ def two_gathers(first: str, second: str) -> Timeline:
 
 def test_two_collectives_on_one_link_follow_one_another() -> None:
     # The link is free for the second while the first still has its latency to go.
-    told = two_gathers(Y, Y)
-    assert told.seconds == pytest.approx(2 * GATHER - gather(0, "Y"))
-    assert sum(event.exposed for event in told.events) == pytest.approx(told.seconds)
+    timeline = two_gathers(Y, Y)
+    assert timeline.seconds == pytest.approx(2 * GATHER - gather(0, "Y"))
+    assert sum(event.exposed for event in timeline.events) == pytest.approx(timeline.seconds)
 
 
 def test_two_collectives_on_two_axes_run_together() -> None:
-    told = two_gathers(X, Y)
-    assert told.seconds == pytest.approx(max(gather(SHARD, "X"), GATHER))
+    timeline = two_gathers(X, Y)
+    assert timeline.seconds == pytest.approx(max(gather(SHARD, "X"), GATHER))
     # What the device waits for is told once.
-    assert sum(event.exposed for event in told.events) == pytest.approx(told.seconds)
+    assert sum(event.exposed for event in timeline.events) == pytest.approx(timeline.seconds)
 
 
 def test_what_most_depends_on_goes_first() -> None:
-    told = played(f"""{P}
+    timeline = simulate_lines(f"""{P}
     %late = {OUT} dot(%q, %p), {DOT}
     %early = {OUT} dot(%p, %q), {DOT}
     %s2 = bf16[1024,4096] reduce-scatter(%early), {Y}, dimensions={{0}}, to_apply=%sum
     ROOT %t = ({OUT}, bf16[1024,4096]) tuple(%late, %s2)
     """)
-    assert named(told, "early").start == 0
-    assert named(told, "s2").exposed < named(told, "s2").seconds
-    assert told.seconds == pytest.approx(2 * PRODUCT)
+    assert event_named(timeline, "early").start == 0
+    assert event_named(timeline, "s2").exposed < event_named(timeline, "s2").seconds
+    assert timeline.seconds == pytest.approx(2 * MATMUL)
 
 
 def test_an_all_reduce_of_which_each_keeps_a_part_is_a_reduce_scatter() -> None:
-    told = played(f"""
+    timeline = simulate_lines(f"""
     %p = f32[4096,1024] parameter(0)
     %i = s32[] parameter(1)
     %zero = s32[] constant(0)
@@ -116,17 +118,17 @@ def test_an_all_reduce_of_which_each_keeps_a_part_is_a_reduce_scatter() -> None:
     ROOT %d = f32[1024,1024] dynamic-slice(%r, %i, %zero), dynamic_slice_sizes={{1024,1024}}
     """)
     scatter = 3e-6 + 0.75 * 4096 * 1024 * 4 / (4.5e10 * 0.9) + 3e-6
-    assert named(told, "r").kind == "reduce-scatter"
-    assert named(told, "r").seconds == pytest.approx(scatter)
+    assert event_named(timeline, "r").kind == "reduce-scatter"
+    assert event_named(timeline, "r").seconds == pytest.approx(scatter)
 
 
 def test_groups_of_one_device_take_no_time() -> None:
     alone = "channel_id=1, replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
-    told = played(f"""
+    timeline = simulate_lines(f"""
     %p = f32[4096,1024] parameter(0)
     ROOT %r = f32[4096,1024] all-reduce(%p), {alone}, to_apply=%sum
     """)
-    assert told.seconds == 0
+    assert timeline.seconds == 0
 
 
 # Loops -------------------------------------------------------------------------------------------
@@ -134,11 +136,11 @@ def test_groups_of_one_device_take_no_time() -> None:
 CARRIED = f"(s32[], {OUT}, {OUT})"
 
 
-def looped(turns: int | None, collective: str = "", beside: str = "") -> Timeline:
+def looped(trip_count: int | None, collective: str = "", beside: str = "") -> Timeline:
     """A loop whose every turn multiplies, after a permute if it has one."""
     taken = "moved" if collective else "x"
     line, condition, body = counted_loop(
-        turns,
+        trip_count,
         f"""
         %c = {CARRIED} parameter(0)
         %i = s32[] get-tuple-element(%c), index=0
@@ -154,7 +156,7 @@ def looped(turns: int | None, collective: str = "", beside: str = "") -> Timelin
         "begin",
     )
     other = beside or "%other = s32[] constant(0)"
-    return played(
+    return simulate_lines(
         f"""{P}
         %zero = s32[] constant(0)
         %begin = {CARRIED} tuple(%zero, %p, %q)
@@ -172,39 +174,41 @@ PERMUTE = f"%moved = {OUT} collective-permute(%x), {UP_Y}"
 HOP = 3e-6 + SIDE**2 * 2 / (4.5e10 * 0.9) + 3e-6
 
 
-def test_a_loop_takes_as_long_as_all_its_turns() -> None:
-    told = looped(10)
-    assert told.seconds == pytest.approx(10 * (PRODUCT + TURN))
-    assert not told.unknown_turns
-    ((event, times),) = told.flat()
-    assert (event.kind, times) == ("matmul", 10)
+def test_a_loop_takes_as_long_as_all_its_iterations() -> None:
+    timeline = looped(10)
+    assert timeline.seconds == pytest.approx(10 * (MATMUL + ITERATION))
+    assert not timeline.unknown_trip_count
+    ((event, executions),) = timeline.leaf_events()
+    assert (event.kind, executions) == ("matmul", 10)
 
 
-def test_what_waits_in_a_loop_waits_in_every_turn() -> None:
-    told = looped(10, PERMUTE)
-    assert told.seconds == pytest.approx(10 * (PRODUCT + HOP + TURN))
-    waits = sum(event.exposed * times for event, times in told.flat())
+def test_what_waits_in_a_loop_waits_in_every_iteration() -> None:
+    timeline = looped(10, PERMUTE)
+    assert timeline.seconds == pytest.approx(10 * (MATMUL + HOP + ITERATION))
+    waits = sum(event.exposed * executions for event, executions in timeline.leaf_events())
     assert waits == pytest.approx(10 * HOP)
 
 
 def test_a_loop_of_unknown_length_counts_once_and_says_so() -> None:
-    told = looped(None)
-    assert told.seconds == pytest.approx(PRODUCT + TURN)
-    assert told.unknown_turns
+    timeline = looped(None)
+    assert timeline.seconds == pytest.approx(MATMUL + ITERATION)
+    assert timeline.unknown_trip_count
 
 
 @pytest.mark.parametrize(("over", "axis"), [(X, "X"), (Y, "Y")])
-def test_a_loop_holds_the_links_that_its_turns_use(over: str, axis: str) -> None:
-    told = looped(4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {over}, dimensions={{0}}")
-    loop = 4 * (PRODUCT + HOP + TURN)
+def test_a_loop_holds_the_links_that_its_iterations_use(over: str, axis: str) -> None:
+    timeline = looped(
+        4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {over}, dimensions={{0}}"
+    )
+    loop = 4 * (MATMUL + HOP + ITERATION)
     alone = loop if axis == "X" else loop + gather(SHARD, axis) - gather(0, axis)
-    assert told.seconds == pytest.approx(alone)
+    assert timeline.seconds == pytest.approx(alone)
 
 
 def test_a_loop_without_communication_hides_a_collective() -> None:
-    told = looped(4, "", f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}")
-    assert told.seconds == pytest.approx(4 * (PRODUCT + TURN))
-    assert named(told, "other").exposed == 0
+    timeline = looped(4, "", f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}")
+    assert timeline.seconds == pytest.approx(4 * (MATMUL + ITERATION))
+    assert event_named(timeline, "other").exposed == 0
 
 
 def test_of_a_condition_the_longer_branch_counts() -> None:
@@ -222,7 +226,7 @@ def test_of_a_condition_the_longer_branch_counts() -> None:
         ROOT %y = {OUT} dot(%b, %b), {DOT}
         """,
     )
-    told = played(
+    timeline = simulate_lines(
         f"""{P}
         %which = pred[] parameter(4)
         ROOT %c = {OUT} conditional(%which, %p, %p), true_computation=%little, \
@@ -232,16 +236,18 @@ false_computation=%much
         much,
     )
     same_operand = 2 * SIDE**3 / (1.97e14 * 0.98) + 0.25 * 2 * 2 * SIDE**2 / (8.2e11 * 0.92)
-    assert told.seconds == pytest.approx(same_operand + 0.3e-6)
+    assert timeline.seconds == pytest.approx(same_operand + 0.3e-6)
 
 
 def test_the_device_and_its_links_are_never_busy_twice() -> None:
-    told = looped(4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}")
-    for resource in {link for event in told.events for link in event.resource.split("+")}:
+    timeline = looped(4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}")
+    for resource in {link for event in timeline.events for link in event.resource.split("+")}:
         spans = sorted(
             (event.start, event.end)
-            for event in told.events
+            for event in timeline.events
             if resource in event.resource.split("+")
         )
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
-    assert max(event.end for event in told.events if event.resource == DEVICE) <= told.seconds
+    assert (
+        max(event.end for event in timeline.events if event.resource == DEVICE) <= timeline.seconds
+    )

@@ -6,7 +6,16 @@ import pytest
 
 from drumline.inspect.cost.timeline import COPIES, Timeline
 from tests.inspect.cost.modules import UP_Y, Y, computation
-from tests.inspect.cost.timelines import GATHER, NETWORK, OUT, SHARD, SIDE, P, named, played
+from tests.inspect.cost.timelines import (
+    GATHER,
+    NETWORK,
+    OUT,
+    SHARD,
+    SIDE,
+    P,
+    event_named,
+    simulate_lines,
+)
 
 FUSED_PRODUCT = computation(
     "product",
@@ -25,20 +34,20 @@ SMALL_HOP = 3e-6 + SHARD / (4.5e10 * 0.9) + 3e-6
 
 
 def ordered(lines: str, *others: str) -> Timeline:
-    return played(lines, FUSED_PRODUCT, *others, scheduled=True)
+    return simulate_lines(lines, FUSED_PRODUCT, *others, scheduled=True)
 
 
-def test_the_compiler_s_own_estimate_of_a_product_counts() -> None:
-    told = ordered(f"""{P}
+def test_the_compiler_s_own_estimate_of_a_matmul_counts() -> None:
+    timeline = ordered(f"""{P}
     ROOT %y = {OUT} {FUSION}
     """)
-    assert told.seconds == pytest.approx(FUSION_SECONDS)
-    assert named(told, "y").cost.cycles == pytest.approx(CYCLES / 1.5e9)
-    assert named(told, "y").cost.flops == 2 * SIDE**3
+    assert timeline.seconds == pytest.approx(FUSION_SECONDS)
+    assert event_named(timeline, "y").cost.compiler_seconds == pytest.approx(CYCLES / 1.5e9)
+    assert event_named(timeline, "y").cost.flops == 2 * SIDE**3
 
 
 def test_its_estimate_of_moving_data_does_not() -> None:
-    told = ordered(
+    timeline = ordered(
         f"""{P}
         ROOT %y = {OUT} fusion(%p), kind=kLoop, calls=%negated, \
 backend_config={{"estimated_cycles":"999999999"}}
@@ -47,54 +56,54 @@ backend_config={{"estimated_cycles":"999999999"}}
     )
     loading = 2 * 2 * SIDE**2 / (8.2e11 * 0.92)
     computing = SIDE**2 / (4096 * 1.5e9)
-    assert told.seconds == pytest.approx(loading + 0.25 * computing + 0.3e-6)
+    assert timeline.seconds == pytest.approx(loading + 0.25 * computing + 0.3e-6)
 
 
 def test_what_lies_between_start_and_end_hides_a_permute() -> None:
-    told = ordered(f"""{P}
+    timeline = ordered(f"""{P}
     %start = {START} collective-permute-start(%r), {UP_Y}
     %y = {OUT} {FUSION}
     %end = bf16[1024,1024] collective-permute-done(%start)
     ROOT %t = ({OUT}, bf16[1024,1024]) tuple(%y, %end)
     """)
-    assert told.seconds == pytest.approx(FUSION_SECONDS)
-    assert named(told, "start").seconds == pytest.approx(SMALL_HOP)
-    assert named(told, "start").exposed == 0
+    assert timeline.seconds == pytest.approx(FUSION_SECONDS)
+    assert event_named(timeline, "start").seconds == pytest.approx(SMALL_HOP)
+    assert event_named(timeline, "start").exposed == 0
 
 
 def test_what_lies_behind_the_end_does_not() -> None:
-    told = ordered(f"""{P}
+    timeline = ordered(f"""{P}
     %start = {START} collective-permute-start(%r), {UP_Y}
     %end = bf16[1024,1024] collective-permute-done(%start)
     %y = {OUT} {FUSION}
     ROOT %t = ({OUT}, bf16[1024,1024]) tuple(%y, %end)
     """)
-    assert told.seconds == pytest.approx(FUSION_SECONDS + SMALL_HOP)
-    assert named(told, "start").exposed == pytest.approx(SMALL_HOP)
+    assert timeline.seconds == pytest.approx(FUSION_SECONDS + SMALL_HOP)
+    assert event_named(timeline, "start").exposed == pytest.approx(SMALL_HOP)
 
 
 def test_a_collective_without_start_and_end_waits() -> None:
-    told = ordered(f"""{P}
+    timeline = ordered(f"""{P}
     %g = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}
     %y = {OUT} {FUSION}
     ROOT %t = ({OUT}, bf16[4096,1024]) tuple(%y, %g)
     """)
-    assert told.seconds == pytest.approx(FUSION_SECONDS + GATHER)
-    assert named(told, "g").exposed == pytest.approx(GATHER)
+    assert timeline.seconds == pytest.approx(FUSION_SECONDS + GATHER)
+    assert event_named(timeline, "g").exposed == pytest.approx(GATHER)
 
 
-def test_two_that_are_started_together_share_a_link_in_turn() -> None:
-    told = ordered(f"""{P}
+def test_two_that_are_started_together_share_a_link_in_iteration() -> None:
+    timeline = ordered(f"""{P}
     %one = {START} collective-permute-start(%r), {UP_Y}
     %two = {START} collective-permute-start(%s), {UP_Y}
     %one.end = bf16[1024,1024] collective-permute-done(%one)
     %two.end = bf16[1024,1024] collective-permute-done(%two)
     ROOT %t = (bf16[1024,1024], bf16[1024,1024]) tuple(%one.end, %two.end)
     """)
-    latency = NETWORK.seconds("collective-permute", 0.0, ("Y",))
-    assert named(told, "two").start == pytest.approx(SMALL_HOP - latency)
-    assert told.seconds == pytest.approx(2 * SMALL_HOP - latency)
-    assert sum(event.exposed for event in told.events) == pytest.approx(told.seconds)
+    latency = NETWORK.collective_seconds("collective-permute", 0.0, ("Y",))
+    assert event_named(timeline, "two").start == pytest.approx(SMALL_HOP - latency)
+    assert timeline.seconds == pytest.approx(2 * SMALL_HOP - latency)
+    assert sum(event.exposed for event in timeline.events) == pytest.approx(timeline.seconds)
 
 
 def test_a_collective_that_is_fused_with_others_work_runs_from_start_to_end() -> None:
@@ -110,7 +119,7 @@ def test_a_collective_that_is_fused_with_others_work_runs_from_start_to_end() ->
         )
         for mark in ("Start", "Done")
     ]
-    told = ordered(
+    timeline = ordered(
         f"""{P}
         %start = bf16[4096,1024] fusion(%r), kind=kCustom, calls=%part.Start
         %y = {OUT} {FUSION}
@@ -119,8 +128,8 @@ def test_a_collective_that_is_fused_with_others_work_runs_from_start_to_end() ->
         """,
         *parts,
     )
-    assert told.seconds == pytest.approx(max(FUSION_SECONDS, GATHER))
-    assert named(told, "g").exposed == pytest.approx(max(0.0, GATHER - FUSION_SECONDS))
+    assert timeline.seconds == pytest.approx(max(FUSION_SECONDS, GATHER))
+    assert event_named(timeline, "g").exposed == pytest.approx(max(0.0, GATHER - FUSION_SECONDS))
 
 
 def test_a_wrapped_collective_starts_with_its_wrapper() -> None:
@@ -131,7 +140,7 @@ def test_a_wrapped_collective_starts_with_its_wrapper() -> None:
         ROOT %g = bf16[4096,1024] all-gather(%a), {Y}, dimensions={{0}}
         """,
     )
-    told = ordered(
+    timeline = ordered(
         f"""{P}
         %start = ((bf16[1024,1024]), bf16[4096,1024], u32[]) async-start(%r), calls=%wrapped
         %y = {OUT} {FUSION}
@@ -140,8 +149,8 @@ def test_a_wrapped_collective_starts_with_its_wrapper() -> None:
         """,
         wrapped,
     )
-    assert told.seconds == pytest.approx(FUSION_SECONDS)
-    (sent,) = (event for event in told.events if event.kind == "all-gather")
+    assert timeline.seconds == pytest.approx(FUSION_SECONDS)
+    (sent,) = (event for event in timeline.events if event.kind == "all-gather")
     assert sent.seconds == pytest.approx(GATHER)
 
 
@@ -152,7 +161,7 @@ COPY = 2 * 16384**2 / (8.2e11 * 0.92)
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_copy_between_memories_runs_beside_the_computing(beside: bool) -> None:
     work = f"%y = {OUT} {FUSION}"
-    told = ordered(f"""{P}
+    timeline = ordered(f"""{P}
     %b = {BIG}{{1,0:T(8,128)(2,1)}} parameter(4)
     %start = ({BIG}{{1,0:T(8,128)(2,1)S(1)}}, {BIG}{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}) \
 copy-start(%b)
@@ -161,22 +170,22 @@ copy-start(%b)
     {"" if beside else work}
     ROOT %t = ({OUT}, {BIG}) tuple(%y, %end)
     """)
-    copied = named(told, "start")
+    copied = event_named(timeline, "start")
     assert copied.resource == COPIES
     assert copied.seconds == pytest.approx(COPY, rel=0.01)
     hidden = max(FUSION_SECONDS, copied.seconds)
-    assert told.seconds == pytest.approx(hidden if beside else FUSION_SECONDS + copied.seconds)
+    assert timeline.seconds == pytest.approx(hidden if beside else FUSION_SECONDS + copied.seconds)
     assert copied.exposed == pytest.approx(
         max(0.0, copied.seconds - FUSION_SECONDS) if beside else copied.seconds
     )
 
 
 def test_what_the_program_before_has_fetched_takes_no_time() -> None:
-    told = ordered(f"""{P}
+    timeline = ordered(f"""{P}
     %b = {BIG}{{1,0:T(8,128)(2,1)}} parameter(4)
     %start = ({BIG}{{1,0:T(8,128)(2,1)S(1)}}, {BIG}{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}) \
 copy-start(%b), cross_program_prefetch_index=0
     %end = {BIG}{{1,0:T(8,128)(2,1)S(1)}} copy-done(%start)
     ROOT %y = {OUT} {FUSION}
     """)
-    assert told.seconds == pytest.approx(FUSION_SECONDS)
+    assert timeline.seconds == pytest.approx(FUSION_SECONDS)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from drumline.inspect.cost.machines import machine
-from drumline.inspect.cost.network import lay
-from drumline.inspect.cost.timeline import Player, Timeline, TimelineEvent
+from drumline.inspect.cost.machines import parse_machine
+from drumline.inspect.cost.network import map_mesh
+from drumline.inspect.cost.timeline import Timeline, TimelineEvent, TimelineSimulator
 from tests.inspect.cost.modules import module
 
 MESH = {"X": 2, "Y": 4}
-ON = machine("v5litepod-8")
-NETWORK = lay(MESH, ON)
+ON = parse_machine("v5litepod-8")
+NETWORK = map_mesh(MESH, ON)
 
 
-def played(lines: str, *others: str, scheduled: bool = False) -> Timeline:
-    return Player(module(lines, *others), NETWORK, MESH, scheduled).play()
+def simulate_lines(lines: str, *others: str, scheduled: bool = False) -> Timeline:
+    return TimelineSimulator(module(lines, *others), NETWORK, MESH, scheduled).simulate()
 
 
-def named(timeline: Timeline, name: str) -> TimelineEvent:
+def event_named(timeline: Timeline, name: str) -> TimelineEvent:
     (event,) = (event for event in timeline.events if event.name == name)
     return event
 
 
-def product(side: int) -> float:
+def matmul_seconds(side: int) -> float:
     """Seconds of a product of two square bfloat16 matrices, with its own starting."""
     multiplying = 2 * side**3 / (1.97e14 * 0.98)
     loading = 3 * 2 * side**2 / (8.2e11 * 0.92)
@@ -35,7 +35,7 @@ def gather(shard: float, axis: str = "Y") -> float:
 
 
 SIDE = 4096
-PRODUCT = product(SIDE)
+MATMUL = matmul_seconds(SIDE)
 SHARD = 1024 * 1024 * 2
 GATHER = gather(SHARD)
 P = f"""

@@ -15,8 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.inspect.profiles import Profile, read_profile
-from drumline.inspect.profiles.comparison import compare, read_estimate
-from drumline.inspect.profiles.report import summary
+from drumline.inspect.profiles.report import compare_profile, read_estimate, summarize
 from tests.inspect.profiles.traces import Plane, Ran, Stats, write
 
 RUNS = 3
@@ -70,8 +69,8 @@ def test_every_device_and_step_is_found(measured: Profile) -> None:
 
 
 def test_each_collective_has_its_kind_its_line_and_its_count(measured: Profile) -> None:
-    found = {(each.kind, Path(each.source).name): each.count for each in measured.communication}
-    assert found == {
+    results = {(each.kind, Path(each.source).name): each.count for each in measured.communication}
+    assert results == {
         ("all-gather", line_of("the gather")): 1,
         ("collective-permute", line_of("the permute")): TRIPS,
         ("reduce-scatter", line_of("the scatter")): 1,
@@ -88,13 +87,13 @@ def test_the_time_of_a_device_adds_up(measured: Profile) -> None:
     assert "while" not in {each.kind for each in measured.operations}
 
 
-def test_the_product_is_found_at_its_line(measured: Profile) -> None:
+def test_the_matmul_is_found_at_its_line(measured: Profile) -> None:
     number = int(line_of("the permute").partition(":")[2]) - 1
     body = [each for each in measured.operations if each.source.endswith(f".py:{number}")]
     assert sum(each.count for each in body) >= TRIPS
 
 
-def test_a_product_on_other_threads_hides_a_collective_until_its_end(tmp_path: Path) -> None:
+def test_a_matmul_on_other_threads_hides_a_collective_until_its_end(tmp_path: Path) -> None:
     """The product's own event ends at 2, as it is handed on; what it computes ends at 40."""
 
     def ran(name: str, start: float, end: float, mark: int) -> Ran:
@@ -105,12 +104,12 @@ def test_a_product_on_other_threads_hides_a_collective_until_its_end(tmp_path: P
     ends = [Ran("end: tanh.3", 59, 60, {"_c": 13}), Ran("end: psum.2", 49, 50, {"_c": 12})]
     pool = [Ran("end: dot.1", 39, 40, {"_c": 11})]
     plane = Plane("/host:CPU", {"tf_XLAPjRtCpuClient/1": [*thread, *ends], "tf_XLAEigen/2": pool})
-    found = read_profile(write(tmp_path, plane))
-    (summed,) = found.communication
+    results = read_profile(write(tmp_path, plane))
+    (summed,) = results.communication
     assert (summed.kind, summed.count) == ("all-reduce", 1)
     assert summed.hidden == pytest.approx(38e-6)
     assert summed.exposed == pytest.approx(10e-6)
-    assert {each.name: round(1e6 * each.seconds) for each in found.operations} == {
+    assert {each.name: round(1e6 * each.seconds) for each in results.operations} == {
         "dot.1": 40,
         "tanh.3": 10,
     }
@@ -123,26 +122,26 @@ def test_one_device_can_be_asked_for(traced: Path, measured: Profile) -> None:
 
 def test_an_estimate_beside_it_shows_where_they_part(measured: Profile, tmp_path: Path) -> None:
     """The estimate forgets the permute, and is right about everything else."""
-    told = measured.to_dict()
-    told["communication"] = [
-        each for each in told["communication"] if each["kind"] != "collective-permute"
+    report = measured.to_dict()
+    report["communication"] = [
+        each for each in report["communication"] if each["kind"] != "collective-permute"
     ]
     (permute,) = [e for e in measured.communication if e.kind == "collective-permute"]
-    told["seconds"] -= permute.exposed
+    report["seconds"] -= permute.exposed
     file = tmp_path / "estimate.json"
-    file.write_text(json.dumps(told))
-    found = compare(measured, read_estimate(file))
-    by_size = [part for part in found.parts if part.what != "nothing runs"]
-    assert (by_size[0].what, by_size[0].source) == (
+    file.write_text(json.dumps(report))
+    comparison = compare_profile(measured, read_estimate(file))
+    by_size = [part for part in comparison.parts if part.subject != "nothing runs"]
+    assert (by_size[0].subject, by_size[0].source) == (
         "wait for collective-permute",
         line_of("the permute"),
     )
-    assert by_size[0].seconds == pytest.approx(found.whole.seconds)
+    assert by_size[0].seconds == pytest.approx(comparison.total.seconds)
     assert all(part.seconds == pytest.approx(0, abs=1e-12) for part in by_size[1:])
 
 
 def test_the_summary_fits_on_ten_lines(measured: Profile) -> None:
-    lines = summary(measured)
+    lines = summarize(measured)
     assert len(lines) <= 10
     assert "waits for communication" in lines[0]
     assert "cores" in lines[-1]

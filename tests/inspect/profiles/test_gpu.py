@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from drumline.inspect.profiles import Profile, read_profile
-from drumline.inspect.profiles.operations import collective_kind, named_operation
-from drumline.inspect.profiles.programs import CompiledInstruction, CompiledProgram
+from drumline.inspect.profiles.metadata import CompiledInstruction, CompiledProgram
+from drumline.inspect.profiles.reading import collective_kind, named_operation
 from tests.inspect.profiles.traces import Plane, Ran, Stats, write
 
 NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -31,32 +31,32 @@ def profile(folder: Path, **streams: list[Ran]) -> Profile:
 
 def test_another_stream_hides_a_collective_while_it_computes(tmp_path: Path) -> None:
     """NCCL runs from 10 to 60, the other stream computes to 30 and again from 50."""
-    found = profile(
+    step_profile = profile(
         tmp_path,
         compute=[kernel("gemm", 0, 30), kernel("gemm", 50, 100)],
         nccl=[kernel(NCCL, 10, 60, "all-gather-start.1")],
     )
-    (gather,) = found.communication
+    (gather,) = step_profile.communication
     assert gather.kind == "all-gather"
     assert gather.hidden == pytest.approx(30e-6)
     assert gather.exposed == pytest.approx(20e-6)
-    assert found.idle == pytest.approx(0, abs=1e-9)
+    assert step_profile.idle == pytest.approx(0, abs=1e-9)
 
 
 def test_a_copy_from_the_host_hides_nothing(tmp_path: Path) -> None:
-    found = profile(
+    step_profile = profile(
         tmp_path, copy=[Ran("MemcpyH2D", 0, 40)], nccl=[kernel(NCCL, 0, 50, "all-gather-start")]
     )
-    assert found.exposed == pytest.approx(50e-6)
-    assert found.computing == 0
-    assert found.operations[0].name == "MemcpyH2D"
+    assert step_profile.exposed == pytest.approx(50e-6)
+    assert step_profile.computing == 0
+    assert step_profile.operations[0].name == "MemcpyH2D"
 
 
 def test_two_collectives_at_once_are_exposed_once(tmp_path: Path) -> None:
     reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    found = profile(tmp_path, first=[kernel(NCCL, 0, 50)], second=[kernel(reduce, 20, 70)])
-    assert found.exposed == pytest.approx(70e-6)
-    assert [each.exposed for each in found.communication] == [
+    step_profile = profile(tmp_path, first=[kernel(NCCL, 0, 50)], second=[kernel(reduce, 20, 70)])
+    assert step_profile.exposed == pytest.approx(70e-6)
+    assert [each.exposed for each in step_profile.communication] == [
         pytest.approx(50e-6),
         pytest.approx(20e-6),
     ]
@@ -123,9 +123,13 @@ def test_runs_are_counted_by_what_a_program_runs_once(tmp_path: Path) -> None:
         {},
         {"jit_looped": {"Hlo Proto": hlo_proto(program), "program_id": number}},
     )
-    found = read_profile(write(tmp_path, programs, Plane("/device:GPU:0", {"Stream #1": kernels})))
-    assert (found.steps, found.steps_from) == (3, "runs of jit_by_number")
-    kinds = {each.kind: (each.count, each.source.rpartition("/")[2]) for each in found.operations}
+    step_profile = read_profile(
+        write(tmp_path, programs, Plane("/device:GPU:0", {"Stream #1": kernels}))
+    )
+    assert (step_profile.steps, step_profile.steps_from) == (3, "runs of jit_by_number")
+    kinds = {
+        each.kind: (each.count, each.source.rpartition("/")[2]) for each in step_profile.operations
+    }
     here = Path(__file__)
     once = 1 + next(
         n for n, line in enumerate(here.read_text().splitlines()) if line.endswith("# once")

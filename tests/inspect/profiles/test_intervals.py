@@ -4,7 +4,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.inspect.profiles.intervals import Cover, Stretches, exposed, own_stretches
+from drumline.inspect.profiles.intervals import (
+    Intervals,
+    IntervalUnion,
+    self_intervals,
+    uncovered_time,
+)
 
 LONG = 40
 WHILE = 0
@@ -15,17 +20,17 @@ stretches = st.lists(
 )
 
 
-def ticks(pairs: list[tuple[int, int]]) -> set[int]:
+def axis_ticks(pairs: list[tuple[int, int]]) -> set[int]:
     return {tick for start, end in pairs for tick in range(start, end)}
 
 
-def made(pairs: list[tuple[int, int]]) -> Stretches:
-    return Stretches.of([(float(start), float(end), 0) for start, end in pairs])
+def made(pairs: list[tuple[int, int]]) -> Intervals:
+    return Intervals.from_rows([(float(start), float(end), 0) for start, end in pairs])
 
 
-def cover(pairs: list[tuple[int, int]]) -> Cover:
+def cover(pairs: list[tuple[int, int]]) -> IntervalUnion:
     made_of = made(pairs)
-    return Cover(made_of.starts, made_of.ends)
+    return IntervalUnion(made_of.starts, made_of.ends)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -34,10 +39,10 @@ def test_a_cover_is_what_counting_says(
     first: list[tuple[int, int]], other: list[tuple[int, int]]
 ) -> None:
     covered = cover(first)
-    assert covered.length == len(ticks(first))
+    assert covered.length == len(axis_ticks(first))
     asked = made(other)
-    found = covered.within(asked.starts, asked.ends)
-    assert found.tolist() == [len(ticks(first) & ticks([pair])) for pair in other]
+    results = covered.overlap(asked.starts, asked.ends)
+    assert results.tolist() == [len(axis_ticks(first) & axis_ticks([pair])) for pair in other]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -45,9 +50,9 @@ def test_a_cover_is_what_counting_says(
 def test_exposed_parts_add_up_to_what_nothing_hides(
     running: list[tuple[int, int]], computing: list[tuple[int, int]]
 ) -> None:
-    found = exposed(made(running), cover(computing))
-    assert found.sum() == len(ticks(running) - ticks(computing))
-    assert (found >= 0).all()
+    results = uncovered_time(made(running), cover(computing))
+    assert results.sum() == len(axis_ticks(running) - axis_ticks(computing))
+    assert (results >= 0).all()
 
 
 @st.composite
@@ -69,37 +74,39 @@ def nests(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(nests())
 def test_loops_are_not_counted_beside_their_bodies(rows: list[tuple[int, int, int]]) -> None:
-    events = Stretches.of([(float(a), float(b), operation) for a, b, operation in rows])
-    own = own_stretches(events, {WHILE})
+    events = Intervals.from_rows([(float(a), float(b), operation) for a, b, operation in rows])
+    own = self_intervals(events, {WHILE})
     leaves = [(a, b, operation) for a, b, operation in rows if operation != WHILE]
     assert sorted(zip(own.starts, own.ends, own.operations, strict=True)) == sorted(leaves)
 
 
 def test_what_encloses_by_computing_keeps_the_rest_of_its_time() -> None:
-    events = Stretches.of([(0.0, 100.0, 1), (20.0, 30.0, 2), (50.0, 80.0, 3), (60.0, 70.0, 2)])
-    assert own_stretches(events, {WHILE}).lengths(4).tolist() == [0, 60, 20, 20]
+    events = Intervals.from_rows(
+        [(0.0, 100.0, 1), (20.0, 30.0, 2), (50.0, 80.0, 3), (60.0, 70.0, 2)]
+    )
+    assert self_intervals(events, {WHILE}).operation_times(4).tolist() == [0, 60, 20, 20]
 
 
 def test_a_loop_of_which_nothing_inside_was_traced_counts_whole() -> None:
-    events = Stretches.of([(0.0, 100.0, WHILE), (100.0, 130.0, 1)])
-    assert own_stretches(events, {WHILE}).lengths(2).tolist() == [100, 30]
+    events = Intervals.from_rows([(0.0, 100.0, WHILE), (100.0, 130.0, 1)])
+    assert self_intervals(events, {WHILE}).operation_times(2).tolist() == [100, 30]
 
 
 def test_kernels_that_overlap_on_a_stream_stand_beside_each_other() -> None:
-    events = Stretches.of([(0.0, 50.0, 1), (46.0, 60.0, 2), (60.0, 70.0, 1)])
-    own = own_stretches(events, {WHILE})
-    assert own.lengths(3).tolist() == [0, 60, 14]
-    assert Cover(own.starts, own.ends).length == 70
+    events = Intervals.from_rows([(0.0, 50.0, 1), (46.0, 60.0, 2), (60.0, 70.0, 1)])
+    own = self_intervals(events, {WHILE})
+    assert own.operation_times(3).tolist() == [0, 60, 14]
+    assert IntervalUnion(own.starts, own.ends).length == 70
 
 
 def test_an_inner_event_may_end_a_nanosecond_late() -> None:
-    events = Stretches.of([(0.0, 100.0, 1), (50.0, 101.0, 2), (100.0, 120.0, 3)])
-    assert own_stretches(events, {WHILE}).lengths(4).tolist() == [0, 50, 50, 20]
+    events = Intervals.from_rows([(0.0, 100.0, 1), (50.0, 101.0, 2), (100.0, 120.0, 3)])
+    assert self_intervals(events, {WHILE}).operation_times(4).tolist() == [0, 50, 50, 20]
 
 
 def test_nothing_has_no_length() -> None:
-    nothing = Stretches.of([])
-    assert own_stretches(nothing, set()).lengths(2).tolist() == [0, 0]
-    assert Cover(nothing.starts, nothing.ends).length == 0
-    assert exposed(nothing, Cover(nothing.starts, nothing.ends)).size == 0
-    assert np.size(Stretches.together([]).starts) == 0
+    nothing = Intervals.from_rows([])
+    assert self_intervals(nothing, set()).operation_times(2).tolist() == [0, 0]
+    assert IntervalUnion(nothing.starts, nothing.ends).length == 0
+    assert uncovered_time(nothing, IntervalUnion(nothing.starts, nothing.ends)).size == 0
+    assert np.size(Intervals.concatenate([]).starts) == 0

@@ -8,17 +8,21 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from drumline.cli.inspect.profile import profile as command
-from drumline.inspect.mistakes import Mistake
+from drumline.cli.inspect import profile as command
+from drumline.errors import UserError
 from drumline.inspect.profiles import (
     MeasuredCollective,
     MeasuredDevice,
     MeasuredOperation,
     Profile,
 )
-from drumline.inspect.profiles.comparison import EstimatedStep, compare
 from drumline.inspect.profiles.reading import trace_files
-from drumline.inspect.profiles.report import duration, summary
+from drumline.inspect.profiles.report import (
+    EstimatedStep,
+    compare_profile,
+    format_duration,
+    summarize,
+)
 from tests.inspect.profiles.test_tpu import DOT, REDUCE, tpu
 from tests.inspect.profiles.traces import Ran, write
 
@@ -31,10 +35,10 @@ def run(*arguments: object) -> Result:
 
 def sentence(*arguments: object) -> str:
     """What is wrong, which the command line prints before it exits with 2."""
-    found = run(*arguments).exception
-    assert isinstance(found, Mistake), found
-    assert "\n" not in str(found)
-    return str(found)
+    results = run(*arguments).exception
+    assert isinstance(results, UserError), results
+    assert "\n" not in str(results)
+    return str(results)
 
 
 def measured(**changed: Any) -> Profile:
@@ -52,7 +56,7 @@ def measured(**changed: Any) -> Profile:
 
 
 def test_the_wait_the_line_and_the_saving_stand_in_one_sentence() -> None:
-    assert summary(measured()) == [
+    assert summarize(measured()) == [
         "a step takes 1 s: 38 % computes, 62 % waits for communication, 0 % runs nothing",
         "62 % of the time waits for all-gather at block.py:88; "
         "overlapping it would save up to 38 %",
@@ -61,18 +65,20 @@ def test_the_wait_the_line_and_the_saving_stand_in_one_sentence() -> None:
 
 
 def test_where_all_computation_hides_something_already_less_is_to_be_sent() -> None:
-    found = summary(measured(devices=(MeasuredDevice("TPU 0", 1.0, 1.0, 0.38, 0.62, 0.38),)))
+    results = summarize(measured(devices=(MeasuredDevice("TPU 0", 1.0, 1.0, 0.38, 0.62, 0.38),)))
     assert (
         "62 % of the time waits for all-gather at block.py:88; no computation is left to hide it "
-        "behind: send less" in found
+        "behind: send less" in results
     )
-    assert "38 % of the communication (380 ms) is hidden behind computation" in found
+    assert "38 % of the communication (380 ms) is hidden behind computation" in results
 
 
 def test_an_idle_device_points_at_the_host() -> None:
     idle = MeasuredDevice("TPU 0", 1.0, 0.7, 0.7, 0.0, 0.0)
-    found = summary(measured(devices=(idle,), communication=()))
-    assert any(line.startswith("30 % of the time the device has nothing to run") for line in found)
+    results = summarize(measured(devices=(idle,), communication=()))
+    assert any(
+        line.startswith("30 % of the time the device has nothing to run") for line in results
+    )
 
 
 def test_never_more_than_ten_sentences() -> None:
@@ -84,9 +90,9 @@ def test_never_more_than_ten_sentences() -> None:
     )
     given = measured(platform="CPU", devices=devices, communication=many, operations=operations)
     estimate = EstimatedStep(0.1, 0.1, {}, {})
-    found = summary(given, compare(given, estimate))
-    assert len(found) == 10
-    assert found[-4].startswith("measured 1 s a step where 100 ms were estimated, 10.00 times")
+    results = summarize(given, compare_profile(given, estimate))
+    assert len(results) == 10
+    assert results[-4].startswith("measured 1 s a step where 100 ms were estimated, 10.00 times")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,7 @@ def test_never_more_than_ten_sentences() -> None:
     ],
 )
 def test_times_have_three_figures(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.fixture
@@ -123,10 +129,10 @@ def test_the_command_prints_tables_and_ends_with_the_summary(folder: Path) -> No
 
 
 def test_the_command_prints_json(folder: Path) -> None:
-    told = json.loads(run(folder, "--json").stdout)
-    assert told["exposed_seconds"] == pytest.approx(80e-6)
-    assert told["communication"][0]["saving_seconds"] == pytest.approx(20e-6)
-    assert told["summary"][0].startswith("a step takes 100 µs")
+    report = json.loads(run(folder, "--json").stdout)
+    assert report["exposed_seconds"] == pytest.approx(80e-6)
+    assert report["communication"][0]["saving_seconds"] == pytest.approx(20e-6)
+    assert report["summary"][0].startswith("a step takes 100 µs")
 
 
 def test_an_estimate_is_shown_beside_it(folder: Path, tmp_path: Path) -> None:
@@ -142,10 +148,10 @@ def test_an_estimate_is_shown_beside_it(folder: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(estimate))
     shown = run(folder, "--estimate", file)
     assert "measured 100 µs a step where 30 µs were estimated, 3.33 times" in shown.stdout
-    told = json.loads(run(folder, "--estimate", file, "--json").stdout)["estimate"]
-    assert told["difference_seconds"] == pytest.approx(7e-5)
-    assert told["parts"][0]["what"] == "wait for all-reduce"
-    assert told["parts"][0]["difference_seconds"] == pytest.approx(7e-5)
+    report = json.loads(run(folder, "--estimate", file, "--json").stdout)["estimate"]
+    assert report["difference_seconds"] == pytest.approx(7e-5)
+    assert report["parts"][0]["what"] == "wait for all-reduce"
+    assert report["parts"][0]["difference_seconds"] == pytest.approx(7e-5)
 
 
 def test_a_run_and_a_file_can_be_named_and_the_newest_run_is_taken(folder: Path) -> None:
@@ -165,10 +171,10 @@ def test_a_folder_without_a_trace_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_a_trace_that_is_cut_short_is_named(folder: Path) -> None:
     (file,) = trace_files(folder)
-    whole = file.read_bytes()
-    for length in (1, len(whole) // 2, len(whole) - 1):
-        file.write_bytes(whole[:length])
-        assert "cut short" in sentence(folder)
+    total = file.read_bytes()
+    for length in (1, len(total) // 2, len(total) - 1):
+        file.write_bytes(total[:length])
+        assert "truncated" in sentence(folder)
     file.write_text("this was never a trace")
     assert str(file) in sentence(folder)
 
@@ -208,7 +214,7 @@ def test_an_estimate_that_is_none_is_named(
 ) -> None:
     file = tmp_path / "estimate.json"
     file.write_text(content)
-    told = sentence(folder, "--estimate", file)
-    assert fault in told
-    assert "drumline inspect MODULE:FUNCTION --on SLICE --json" in told
+    report = sentence(folder, "--estimate", file)
+    assert fault in report
+    assert "drumline inspect MODULE:FUNCTION --on SLICE --json" in report
     assert "cannot be read" in sentence(folder, "--estimate", tmp_path / "none.json")

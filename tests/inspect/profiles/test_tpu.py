@@ -40,23 +40,23 @@ def profile(folder: Path, *planes: Plane, device: int | None = None) -> Profile:
 def test_a_gather_is_hidden_until_it_is_waited_for(tmp_path: Path) -> None:
     """Start at 0, compute to 60, wait to 100, compute to 150: hidden 58, exposed 2 + 40."""
     ops = [Ran(START, 0, 2), Ran(DOT, 2, 60), Ran(DONE, 60, 100), Ran(ADD, 100, 150)]
-    found = profile(tmp_path, tpu(XLA_Ops=ops))
-    (gather,) = found.communication
+    step_profile = profile(tmp_path, tpu(XLA_Ops=ops))
+    (gather,) = step_profile.communication
     assert (gather.kind, gather.source, gather.count) == ("all-gather", "/home/u/block.py:88", 1)
     assert gather.exposed == pytest.approx(42e-6)
     assert gather.hidden == pytest.approx(58e-6)
-    assert found.seconds == pytest.approx(150e-6)
-    assert found.computing == pytest.approx(108e-6)
-    assert found.idle == pytest.approx(0, abs=1e-9)
-    assert found.saving(gather) == pytest.approx(42e-6)
+    assert step_profile.seconds == pytest.approx(150e-6)
+    assert step_profile.computing == pytest.approx(108e-6)
+    assert step_profile.idle == pytest.approx(0, abs=1e-9)
+    assert step_profile.saving(gather) == pytest.approx(42e-6)
 
 
 def test_no_more_can_be_saved_than_there_is_to_compute(tmp_path: Path) -> None:
-    found = profile(tmp_path, tpu(XLA_Ops=[Ran(REDUCE, 0, 80), Ran(DOT, 80, 100)]))
-    (reduce,) = found.communication
+    step_profile = profile(tmp_path, tpu(XLA_Ops=[Ran(REDUCE, 0, 80), Ran(DOT, 80, 100)]))
+    (reduce,) = step_profile.communication
     assert reduce.exposed == pytest.approx(80e-6)
     assert reduce.hidden == 0
-    assert found.saving(reduce) == pytest.approx(20e-6)
+    assert step_profile.saving(reduce) == pytest.approx(20e-6)
 
 
 def test_the_line_of_asynchronous_operations_tells_the_span_too(tmp_path: Path) -> None:
@@ -70,15 +70,19 @@ def test_the_line_of_asynchronous_operations_tells_the_span_too(tmp_path: Path) 
 
 def test_a_loop_and_its_body_count_once(tmp_path: Path) -> None:
     ops = [Ran(WHILE, 0, 100), Ran(DOT, 0, 30), Ran(REDUCE, 30, 50), Ran(DOT, 50, 80)]
-    found = profile(tmp_path, tpu(XLA_Ops=[*ops, Ran(ADD, 100, 110)]))
-    names = {each.name: each for each in found.operations}
+    step_profile = profile(tmp_path, tpu(XLA_Ops=[*ops, Ran(ADD, 100, 110)]))
+    names = {each.name: each for each in step_profile.operations}
     assert names["fusion.1"].seconds == pytest.approx(60e-6)
     assert names["fusion.1"].count == 2
     assert "while.4" not in names
-    assert found.exposed == pytest.approx(20e-6)
-    assert found.idle == pytest.approx(20e-6)
-    total = sum(each.seconds for each in found.operations) + found.exposed + found.idle
-    assert total == pytest.approx(found.seconds)
+    assert step_profile.exposed == pytest.approx(20e-6)
+    assert step_profile.idle == pytest.approx(20e-6)
+    total = (
+        sum(each.seconds for each in step_profile.operations)
+        + step_profile.exposed
+        + step_profile.idle
+    )
+    assert total == pytest.approx(step_profile.seconds)
 
 
 @pytest.mark.parametrize(
@@ -102,29 +106,32 @@ def test_figures_are_those_of_one_step(
     tmp_path: Path, lines: dict[str, list[Ran]], steps: int, counted_by: str
 ) -> None:
     ops = [Ran(DOT, 0, 20), Ran(REDUCE, 20, 50), Ran(DOT, 50, 70), Ran(REDUCE, 70, 100)]
-    found = profile(tmp_path, tpu(XLA_Ops=ops, **lines))
-    assert (found.steps, found.steps_from) == (steps, counted_by)
-    assert found.seconds == pytest.approx(100e-6 / steps)
-    assert found.communication[0].exposed == pytest.approx(60e-6 / steps)
-    assert found.communication[0].count == 2 / steps
+    step_profile = profile(tmp_path, tpu(XLA_Ops=ops, **lines))
+    assert (step_profile.steps, step_profile.steps_from) == (steps, counted_by)
+    assert step_profile.seconds == pytest.approx(100e-6 / steps)
+    assert step_profile.communication[0].exposed == pytest.approx(60e-6 / steps)
+    assert step_profile.communication[0].count == 2 / steps
 
 
 def test_the_program_s_own_steps_count_where_the_device_marks_none(tmp_path: Path) -> None:
     host = [Ran("train", at, at + 5, {"_r": 1, "step_num": at}) for at in (0, 10, 20, 30, 40)]
     host += [Ran("eval", 50, 51, {"step_num": 0}), Ran("$loop.py:1 step", 0, 60)]
     plane = tpu(XLA_Ops=[Ran(DOT, 0, 100)], XLA_Modules=[Ran("jit_f(1)", 0, 100)])
-    found = profile(tmp_path, plane, Plane("/host:CPU", {"python": host}))
-    assert (found.steps, found.steps_from) == (5, "StepTraceAnnotation")
+    step_profile = profile(tmp_path, plane, Plane("/host:CPU", {"python": host}))
+    assert (step_profile.steps, step_profile.steps_from) == (5, "StepTraceAnnotation")
 
 
-def test_two_devices_are_told_apart_and_averaged(tmp_path: Path) -> None:
+def test_two_devices_are_reported_apart_and_averaged(tmp_path: Path) -> None:
     slow = tpu(0, XLA_Ops=[Ran(DOT, 0, 90), Ran(REDUCE, 90, 100)])
     fast = tpu(1, XLA_Ops=[Ran(DOT, 0, 50), Ran(REDUCE, 50, 100)])
-    found = profile(tmp_path, slow, fast)
-    assert [each.name for each in found.devices] == ["TPU 0", "TPU 1"]
-    assert [each.exposed for each in found.devices] == [pytest.approx(10e-6), pytest.approx(50e-6)]
-    assert found.exposed == found.communication[0].exposed == pytest.approx(30e-6)
-    assert found.communication[0].count == 1
+    step_profile = profile(tmp_path, slow, fast)
+    assert [each.name for each in step_profile.devices] == ["TPU 0", "TPU 1"]
+    assert [each.exposed for each in step_profile.devices] == [
+        pytest.approx(10e-6),
+        pytest.approx(50e-6),
+    ]
+    assert step_profile.exposed == step_profile.communication[0].exposed == pytest.approx(30e-6)
+    assert step_profile.communication[0].count == 1
     (alone,) = profile(tmp_path, slow, fast, device=1).devices
     assert alone.name == "TPU 1"
 
@@ -132,15 +139,15 @@ def test_two_devices_are_told_apart_and_averaged(tmp_path: Path) -> None:
 def test_the_hosts_of_a_run_are_read_together(tmp_path: Path) -> None:
     for host in ("w-0", "w-1"):
         write(tmp_path, tpu(XLA_Ops=[Ran(DOT, 0, 90)]), host=host)
-    found = read_profile(tmp_path)
-    assert [each.name for each in found.devices] == ["w-0 TPU 0", "w-1 TPU 0"]
-    assert found.operations[0].count == 1
+    step_profile = read_profile(tmp_path)
+    assert [each.name for each in step_profile.devices] == ["w-0 TPU 0", "w-1 TPU 0"]
+    assert step_profile.operations[0].count == 1
 
 
 def test_waiting_for_a_copy_is_no_communication(tmp_path: Path) -> None:
-    found = profile(tmp_path, tpu(XLA_Ops=[Ran(COPY, 0, 30), Ran(DOT, 30, 90)]))
-    assert not found.communication
-    assert {each.kind for each in found.operations} == {"convolution fusion", "copy-done"}
+    step_profile = profile(tmp_path, tpu(XLA_Ops=[Ran(COPY, 0, 30), Ran(DOT, 30, 90)]))
+    assert not step_profile.communication
+    assert {each.kind for each in step_profile.operations} == {"convolution fusion", "copy-done"}
 
 
 def test_other_lines_and_planes_are_not_counted(tmp_path: Path) -> None:
@@ -150,6 +157,6 @@ def test_other_lines_and_planes_are_not_counted(tmp_path: Path) -> None:
         TC_Overlay=[Ran(ADD, 0, 700)],
     )
     sparse = Plane("/device:TPU:0 SparseCore 0", {"XLA Ops": [Ran(ADD, 0, 900)]})
-    found = profile(tmp_path, plane, sparse)
-    assert len(found.devices) == 1
-    assert found.seconds == pytest.approx(90e-6)
+    step_profile = profile(tmp_path, plane, sparse)
+    assert len(step_profile.devices) == 1
+    assert step_profile.seconds == pytest.approx(90e-6)

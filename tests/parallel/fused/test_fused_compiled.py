@@ -14,9 +14,9 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect.compiled import compiled_for
+from drumline.inspect.compiling.programs import compile_for
 from drumline.inspect.compiling.workers import TPU_PYTHON, has_tpu_compiler
-from drumline.inspect.cost.machines import machine
+from drumline.inspect.cost.machines import parse_machine
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
 
 INSTALLED = has_tpu_compiler()
@@ -48,11 +48,11 @@ def test_both_products_and_their_gradients_compile() -> None:
         struct((1024, 512), sharding=NamedSharding(mesh, P("Y", None))),
     )
     gradients = jax.grad(loss, argnums=(0, 1, 2))
-    program = compiled_for(machine("v5litepod-8"), gradients, args, mesh=mesh, compiler="tpu")
+    program = compile_for(parse_machine("v5litepod-8"), gradients, args, mesh=mesh, compiler="tpu")
     calls = [
         re.sub(r"[.\d]+$", "", instruction.name)
         for instruction in program.module.entry.instructions
-        if 'custom_call_target="tpu_custom_call"' in instruction.rest
+        if 'custom_call_target="tpu_custom_call"' in instruction.attribute_text
     ]
     assert sorted(calls) == [
         "gather_outer",

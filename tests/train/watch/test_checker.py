@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from drumline.health import HardwareFault
-from drumline.inspect.compiled import compiled_for
+from drumline.inspect.compiling.programs import compile_for
 from drumline.inspect.compiling.workers import TPU_PYTHON, has_tpu_compiler
-from drumline.inspect.cost.machines import machine
+from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.examples.models import training_step
 from drumline.models import MLP
 from drumline.train.steps.checker import Checker, checker_options
@@ -36,8 +36,8 @@ def test_the_compiler_takes_the_options_for_a_training_step(
     step, inputs = training_step(MLP(input_dim=16, hidden_sizes=(8,)), batch, mesh)
 
     def compiled(options: dict[str, Any]) -> Any:
-        on = machine(accelerator)
-        return compiled_for(on, step, inputs, mesh=mesh, compiler="tpu", options=options)
+        on = parse_machine(accelerator)
+        return compile_for(on, step, inputs, mesh=mesh, compiler="tpu", options=options)
 
     options = checker_options(generation)
     assert len(options) == 4

@@ -26,10 +26,10 @@ def burnin(
     as_json: AsJson = False,
 ) -> None:
     """Test whether the chips here compute right."""
-    from drumline.targets import Mistake
+    from drumline.errors import UserError
 
     if not 0 < seconds < 1e6:
-        raise Mistake(f"--seconds {seconds:g}: say how long to test, such as 30")
+        raise UserError(f"--seconds {seconds:g}: say how long to test, such as 30")
     need_jax()
     from drumline.cli.connect import echo_json
     from drumline.health.burnin import burn_in
@@ -39,7 +39,7 @@ def burnin(
     except RuntimeError as trouble:
         # Chips that another program holds, or whose memory is full, are not bad chips.
         said = (str(trouble).splitlines() or [type(trouble).__name__])[0]
-        raise Mistake(f"the chips could not be tested: {said[:300]}") from None
+        raise UserError(f"the chips could not be tested: {said[:300]}") from None
     if as_json:
         echo_json(report.as_dict())
     else:

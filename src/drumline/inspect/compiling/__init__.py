@@ -1,1 +1,1 @@
-"""From a function to the text of the program that a compiler made of it."""
+"""Trace, lower and compile a function, and parse the compiled program."""

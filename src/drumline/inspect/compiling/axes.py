@@ -1,4 +1,7 @@
-"""The axes of a mesh as a user writes them, `X=2,Y=4`. Without JAX, which may not run yet."""
+"""Parse and format the axes of a mesh, such as `X=2,Y=4`.
+
+This module does not import JAX, because the command line sets XLA's flags first.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,44 @@ import re
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 
-Axes = dict[str, int]
-"""Names and sizes, in the order in which devices are numbered."""
+MeshAxes = dict[str, int]
+"""The names and sizes of mesh axes, in the order in which devices are numbered."""
 
 
-def read_mesh(text: str) -> Axes:
-    """The axes of `X=2,Y=4`.
+def parse_mesh(text: str) -> MeshAxes:
+    """Parse `X=2,Y=4`.
 
     Raises:
-        Mistake: it is written otherwise, names an axis twice, or has a size below 1.
+        UserError: the text is malformed, repeats an axis, or has a size below 1.
     """
-    axes: Axes = {}
+    axes: MeshAxes = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", part)
-        if found is None:
-            raise Mistake(f"the mesh {text!r}: write each axis as NAME=SIZE, such as X=2,Y=4")
-        if found[1] in axes:
-            raise Mistake(f"the mesh {text!r} names the axis {found[1]} twice")
-        axes[found[1]] = int(found[2])
-    return checked(axes)
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", part)
+        if match is None:
+            raise UserError(f"the mesh {text!r}: write each axis as NAME=SIZE, such as X=2,Y=4")
+        if match[1] in axes:
+            raise UserError(f"the mesh {text!r} names the axis {match[1]} twice")
+        axes[match[1]] = int(match[2])
+    return checked_axes(axes)
 
 
-def checked(axes: Mapping[Any, Any]) -> Axes:
-    """The axes, if each has a name and a size.
+def checked_axes(axes: Mapping[Any, Any]) -> MeshAxes:
+    """Check that every axis has a name and a size, and return the axes.
 
     Raises:
-        Mistake: one has not.
+        UserError: a name or a size is invalid.
     """
     for name, size in axes.items():
-        whole = isinstance(size, SupportsIndex) and not isinstance(size, bool)
-        if not isinstance(name, str) or not whole or size < 1:
-            raise Mistake(
-                f"the mesh axis {name!r} has the size {size!r}; it must be a number from 1 on"
+        is_integer = isinstance(size, SupportsIndex) and not isinstance(size, bool)
+        if not isinstance(name, str) or not is_integer or size < 1:
+            raise UserError(
+                f"the mesh axis {name!r} has the size {size!r}; it must be an integer of 1 or more"
             )
     return {name: int(size) for name, size in axes.items()}
 
 
-def shown(axes: Axes) -> str:
-    """As a user writes it: `X=2,Y=4`."""
+def format_mesh(axes: MeshAxes) -> str:
+    """Format axes as `X=2,Y=4`."""
     return ",".join(f"{name}={size}" for name, size in axes.items())

@@ -1,6 +1,6 @@
-"""A function and its arguments as StableHLO, which any process can compile.
+"""Lower a function and its arguments to StableHLO, which any process can compile.
 
-Nothing has to be there: shapes with shardings on an `AbstractMesh` stand for arrays on devices.
+No devices are needed: shapes with shardings on an `AbstractMesh` stand for arrays.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from drumline.inspect.compiling.axes import Axes
+from drumline.errors import UserError
+from drumline.inspect.compiling.axes import MeshAxes
 from drumline.inspect.compiling.meshes import (
     MeshLike,
-    as_jax_meshes,
-    axes_of_mesh,
+    argument_meshes,
     check_divides,
-    check_mesh,
-    meshes_in,
-    place,
-    same_mesh,
+    check_same_mesh,
+    jax_meshes,
+    mesh_axes,
+    shard_arguments,
 )
-from drumline.inspect.mistakes import Mistake
 from drumline.parallel.rings.ring import written_for
 
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """A program that is not compiled yet."""
+    """A lowered program that is not compiled yet."""
 
     name: str
     code: bytes
-    """StableHLO, with the source lines."""
+    """StableHLO with source lines."""
     partitions: int
-    meshes: tuple[Axes, ...]
-    """The meshes that it names, the most telling first."""
+    meshes: tuple[MeshAxes, ...]
+    """The meshes of the program. The requested mesh comes first."""
     propagate_in: tuple[bool, ...]
-    """Which arguments XLA may shard as it likes."""
+    """True for each argument whose sharding XLA may choose."""
     propagate_out: tuple[bool, ...]
+    """True for each result whose sharding XLA may choose."""
     shardy: bool
     options: Mapping[str, Any]
-    """Of the compiler, where the function brings them: `jax.jit(f, compiler_options=…)`."""
+    """The function's own compiler options: `jax.jit(f, compiler_options=…)`."""
     lowered: Any
-    """JAX's own value, to compile for the devices of this process."""
+    """The `jax.stages.Lowered`, to compile for the devices of this process."""
 
 
 def lower(
@@ -57,84 +57,95 @@ def lower(
     *,
     mesh: MeshLike | None,
     platform: str | None,
-    kind: str | None = None,
+    device_kind: str | None = None,
 ) -> LoweredProgram:
-    """Trace a function and lower it, or take what is lowered already.
+    """Trace and lower a function, or read one that is lowered already.
 
     Args:
-        function: jitted or not, or a `jax.stages.Lowered`.
+        function: a function, jitted or not, or a `jax.stages.Lowered`.
         arguments: arrays, or `jax.ShapeDtypeStruct`s with shardings.
-        mesh: the mesh to trace under; without one, that of the context.
-        platform: what to lower for; None for the devices of this process.
-        kind: which TPU, where the platform is that: rings are written, and chosen, for the chip.
+        mesh: the mesh to trace under. The default is that of the context.
+        platform: the platform to lower for. The default is that of this process.
+        device_kind: the kind of TPU, which selects the implementation of rings.
 
     Raises:
-        Mistake: it does not trace, or the mesh does not divide an argument.
+        UserError: the function does not trace, or the mesh does not divide an argument.
     """
-    given = () if mesh is None else (axes_of_mesh(mesh),)
+    requested = () if mesh is None else (mesh_axes(mesh),)
     if isinstance(function, jax.stages.Traced):
         function = function.lower(lowering_platforms=(platform,) if platform else None)
     if isinstance(function, jax.stages.Lowered):
-        program = _read("the lowered program", function, ())
-        same_mesh(list(program.meshes), given, "the lowered program is")
-        return replace(program, meshes=_unique((*given, *program.meshes)))
+        program = _read_lowered("the lowered program", function, ())
+        check_same_mesh(list(program.meshes), requested, "the lowered program is")
+        return replace(program, meshes=_distinct((*requested, *program.meshes)))
     if not callable(function):
-        raise Mistake(f"{function!r} is no function; give one, jitted or not, or a lowered program")
+        raise UserError(
+            f"{function!r} is not a function; give a function, jitted or not, or a lowered program"
+        )
     name = getattr(function, "__name__", type(function).__name__)
-    meshes = [None] if mesh is None else as_jax_meshes(mesh)
-    refusals = []
-    for candidate in meshes:
-        context = contextlib.nullcontext() if candidate is None else _under(candidate)
+    errors: list[BaseException] = []
+    for jax_mesh in [None] if mesh is None else jax_meshes(mesh):
         try:
-            placed = arguments if candidate is None else place(arguments, candidate)
-            check_divides(placed)
-            check_mesh(placed, given)
-            with context, written_for("tpu" if platform == "tpu" else "other", kind):
-                traced = _jitted(function).trace(*placed)
-                lowered = traced.lower(lowering_platforms=platform and (platform,))
-        except Mistake:
+            sharded = arguments if jax_mesh is None else shard_arguments(arguments, jax_mesh)
+            check_divides(sharded)
+            check_same_mesh(argument_meshes(sharded), requested, "the arguments lie")
+        except UserError:
             raise
-        except (Exception, SystemExit) as wrong:  # whatever the user's code or JAX raises
-            refusals.append(wrong)
+        except Exception as error:  # JAX rejects the mesh
+            errors.append(error)
             continue
-        return _read(name, lowered, (*given, *meshes_in(placed)))
-    raise Mistake(f"{name} does not trace: {told(refusals[0])}") from refusals[0]
+        context = contextlib.nullcontext() if jax_mesh is None else _mesh_context(jax_mesh)
+        try:
+            with context, written_for("tpu" if platform == "tpu" else "other", device_kind):
+                traced = _jitted(function).trace(*sharded)
+                lowered = traced.lower(lowering_platforms=platform and (platform,))
+        except (Exception, SystemExit) as error:  # whatever the user's code or JAX raises
+            errors.append(error)
+            continue
+        return _read_lowered(name, lowered, (*requested, *argument_meshes(sharded)))
+    raise UserError(f"{name} does not trace: {describe_error(errors[0])}") from errors[0]
 
 
 def _jitted(function: Callable[..., Any]) -> Any:
     return function if hasattr(function, "trace") else jax.jit(function)
 
 
-def _under(mesh: Any) -> contextlib.AbstractContextManager[Any]:
+def _mesh_context(mesh: Any) -> contextlib.AbstractContextManager[Any]:
     if isinstance(mesh, Mesh):
         return jax.set_mesh(mesh)
     return jax.sharding.use_abstract_mesh(mesh)
 
 
-def _read(name: str, lowered: jax.stages.Lowered, known: tuple[Axes, ...]) -> LoweredProgram:
+def _read_lowered(
+    name: str, lowered: jax.stages.Lowered, meshes: tuple[MeshAxes, ...]
+) -> LoweredProgram:
     module: Any = lowered.compiler_ir("stablehlo")
     bytecode = io.BytesIO()
     module.operation.write_bytecode(bytecode)
-    head = _head(module)
-    shardings = lowered._lowering.compile_args
+    mesh_text = "\n".join(
+        str(operation)
+        for operation in module.body.operations
+        if operation.operation.name == "sdy.mesh"
+    )
+    compile_args = lowered._lowering.compile_args
     return LoweredProgram(
         name=name,
         code=bytecode.getvalue(),
-        partitions=_partitions(module),
-        meshes=_unique((*known, *_meshes(head))),
-        propagate_in=tuple(_unspecified(s) for s in shardings["in_shardings"]),
-        propagate_out=tuple(_unspecified(s) for s in shardings["out_shardings"]),
-        shardy="sdy.mesh" in head or "mhlo.sharding" not in lowered.as_text(),
+        partitions=_partition_count(module),
+        meshes=_distinct((*meshes, *_parse_meshes(mesh_text))),
+        propagate_in=tuple(map(_is_unspecified, compile_args["in_shardings"])),
+        propagate_out=tuple(map(_is_unspecified, compile_args["out_shardings"])),
+        shardy="sdy.mesh" in mesh_text or "mhlo.sharding" not in lowered.as_text(),
         options=dict(getattr(lowered._lowering, "_compiler_options_kvs", ())),
         lowered=lowered,
     )
 
 
-def _unspecified(sharding: Any) -> bool:
+def _is_unspecified(sharding: Any) -> bool:
     return type(sharding).__name__ in ("UnspecifiedValue", "AUTO")
 
 
-def _partitions(module: Any) -> int:
+def _partition_count(module: Any) -> int:
     attributes = module.operation.attributes
     sizes = [
         int(re.findall(r"\d+", str(attributes[name]))[0])
@@ -144,40 +155,32 @@ def _partitions(module: Any) -> int:
     return max(sizes, default=1)
 
 
-def _head(module: Any) -> str:
-    """The meshes that the module begins with."""
-    operations = (str(operation) for operation in _mesh_operations(module))
-    return "\n".join(operations)
-
-
-def _mesh_operations(module: Any) -> list[Any]:
-    return [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
-
-
-def _meshes(head: str) -> list[Axes]:
-    found = []
-    for listed in re.findall(r"sdy\.mesh @\w+ = <\[([^\]]*)\]", head):
-        axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', listed)}
+def _parse_meshes(mesh_text: str) -> list[MeshAxes]:
+    meshes = []
+    for axes_text in re.findall(r"sdy\.mesh @\w+ = <\[([^\]]*)\]", mesh_text):
+        axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', axes_text)}
         if axes:
-            found.append(axes)
-    return found
+            meshes.append(axes)
+    return meshes
 
 
-def _unique(meshes: tuple[Axes, ...]) -> tuple[Axes, ...]:
-    found: list[Axes] = []
+def _distinct(meshes: tuple[MeshAxes, ...]) -> tuple[MeshAxes, ...]:
+    distinct: list[MeshAxes] = []
     for axes in meshes:
-        if axes and axes not in found:
-            found.append(axes)
-    return tuple(found)
+        if axes and axes not in distinct:
+            distinct.append(axes)
+    return tuple(distinct)
 
 
-_NOT_THE_USERS = ("/jax/", "/drumline/inspect/")
+_LIBRARY_PATHS = ("/jax/", "/drumline/inspect/")
 
 
-def told(wrong: BaseException) -> str:
-    """An exception in one line, with the line of the user's code that it comes from."""
-    frames = traceback.extract_tb(wrong.__traceback__)
-    own = [f for f in frames if not any(part in f.filename for part in _NOT_THE_USERS)]
-    place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-    lines = [line.strip() for line in str(wrong).splitlines() if line.strip()]
-    return f"{type(wrong).__name__}: {lines[0][:300] if lines else ''}{place}"
+def describe_error(error: BaseException) -> str:
+    """Describe an exception in a single line, with the line of the user's code that caused it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    user_frames = [
+        frame for frame in frames if not any(path in frame.filename for path in _LIBRARY_PATHS)
+    ]
+    source = f" at {user_frames[-1].filename}:{user_frames[-1].lineno}" if user_frames else ""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}{source}"

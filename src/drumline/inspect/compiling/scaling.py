@@ -1,11 +1,11 @@
-"""Programs for more devices than any compiler here takes, from what it makes for fewer.
+"""Derive a program for more devices than can be compiled for from programs for fewer.
 
-The CPU backend ends at 2,048 devices; a v5p pod has 8,960. A program's global shapes stay as they
-are and the longest axis of its mesh is made shorter, which in StableHLO is one line. Compiled at
-several such lengths n, every dimension of every instruction is the same, or goes with 1/n, as what
-is sharded does, or with n, as a table of all devices does. So it can be carried on to the length
-that is wanted. All lengths that were compiled must tell the same program, and the rule, taken from
-two of them, must give the third exactly.
+The CPU backend supports 2,048 devices. A v5p pod has 8,960. The global shapes of a program stay the
+same, and the longest axis of its mesh is shortened, which is one line of StableHLO. If the program
+is compiled at several lengths n of that axis, every dimension of every instruction is constant, or
+proportional to 1/n (a sharded dimension) or to n (a table of all devices). The program for the full
+length follows from that. It is compiled at three lengths. All of them must have the same
+instructions, and the rule from the first two must predict the third exactly.
 """
 
 from __future__ import annotations
@@ -15,102 +15,111 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from drumline.inspect.compiling.axes import Axes, shown
+from drumline.errors import UserError
+from drumline.inspect.compiling.axes import MeshAxes, format_mesh
 from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape
-from drumline.inspect.mistakes import Mistake
 
-SIZES = 3
-"""How many lengths are compiled: two to take the rule from, one to check it."""
+LENGTH_COUNT = 3
+"""The number of lengths to compile: two for the rule, one to check it."""
 
 
-def shorter_meshes(axes: Axes, most: int) -> list[Axes]:
-    """The mesh with its longest axis made shorter, in as many ways as are needed, shortest first.
+def shorter_meshes(axes: MeshAxes, max_devices: int) -> list[MeshAxes]:
+    """Return the mesh with three shorter lengths of its longest axis, the shortest first.
 
     Raises:
-        Mistake: the mesh cannot be made small enough.
+        UserError: the mesh has no three such lengths with at most `max_devices` devices.
     """
     longest = max(axes, key=lambda name: axes[name])
-    others = prod(axes.values()) // axes[longest]
-    lengths = [n for n in range(2, axes[longest]) if axes[longest] % n == 0 and n * others <= most]
-    if len(lengths) < SIZES:
-        raise Mistake(
-            f"the mesh {shown(axes)} has {prod(axes.values()):,} devices, more than the {most:,} "
-            "that can be compiled for, and no axis that can be shortened enough; install the TPU's "
-            "own compiler, or split the longest axis in two"
+    other_devices = prod(axes.values()) // axes[longest]
+    lengths = [
+        length
+        for length in range(2, axes[longest])
+        if axes[longest] % length == 0 and length * other_devices <= max_devices
+    ]
+    if len(lengths) < LENGTH_COUNT:
+        raise UserError(
+            f"the mesh {format_mesh(axes)} has {prod(axes.values()):,} devices, more than the "
+            f"{max_devices:,} that can be compiled for, and no axis that can be shortened enough; "
+            "install the TPU's own compiler, or split the longest axis in two"
         )
-    return [axes | {longest: length} for length in lengths[-SIZES:]]
+    return [axes | {longest: length} for length in lengths[-LENGTH_COUNT:]]
 
 
-def on_mesh(text: str, axes: Axes) -> str:
-    """StableHLO with the mesh of these names made this large.
+def resize_mesh(text: str, axes: MeshAxes) -> str:
+    """Change the sizes of the mesh with these axis names in StableHLO text.
 
     Raises:
-        Mistake: the program fixes what one device has, as `shard_map` does.
+        UserError: the program fixes the shapes on one device, as `shard_map` does.
     """
+    device_count = prod(axes.values())
     if "sdy.manual_computation" in text or "mhlo.num_replicas = 1" not in text:
-        raise Mistake(
-            f"for {prod(axes.values()):,} devices and more a program must be sharded by jit alone: "
+        raise UserError(
+            f"for {device_count:,} devices and more a program must be sharded by jit alone: "
             "shard_map fixes what each device has; install the TPU's own compiler for it"
         )
 
-    def shrunk(found: re.Match[str]) -> str:
-        sizes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', found[0])}
-        if list(sizes) != list(axes):
-            return found[0]
+    def resize(match: re.Match[str]) -> str:
+        names = re.findall(r'"([^"]+)"=\d+', match[0])
+        if names != list(axes):
+            return match[0]
         return "<[" + ", ".join(f'"{name}"={size}' for name, size in axes.items()) + "]"
 
-    text = re.sub(r'<\["[^\]]*\]', shrunk, text)
+    text = re.sub(r'<\["[^\]]*\]', resize, text)
     for name, size in axes.items():
         text = re.sub(rf'(\{{name = "{re.escape(name)}", size = )\d+', rf"\g<1>{size}", text)
-    return re.sub(
-        r"mhlo.num_partitions = \d+", f"mhlo.num_partitions = {prod(axes.values())}", text
-    )
+    return re.sub(r"mhlo.num_partitions = \d+", f"mhlo.num_partitions = {device_count}", text)
 
 
-def carried_on(modules: list[Module], meshes: list[Axes], axes: Axes) -> Module:
-    """The program on the mesh `axes`, from the same program on shorter ones.
+def extrapolate(modules: list[Module], meshes: list[MeshAxes], axes: MeshAxes) -> Module:
+    """Derive the program on the mesh `axes` from the same program on three shorter meshes.
 
     Raises:
-        Mistake: the programs differ in more than their sizes.
+        UserError: the programs differ in more than their sizes.
     """
     longest = next(name for name in axes if meshes[0][name] != axes[name])
     lengths = [mesh[longest] for mesh in meshes]
-    told = f"{shown(meshes[0])} and {shown(meshes[-1])}"
-    checked = _carry(modules[0], modules[1], lengths[0], lengths[1], lengths[2], told)
-    if not _alike(checked, modules[2], lambda one: one.shape):
-        raise Mistake(
-            f"XLA shards the program in another way at {shown(meshes[-1])} than its sizes at "
-            f"{shown(meshes[0])} and {shown(meshes[1])} tell, so that {shown(axes)} cannot be told"
+    names = [format_mesh(mesh) for mesh in meshes]
+    subject = f"{names[0]} and {names[-1]}"
+    predicted = _extrapolate_pair(modules[:2], lengths[:2], lengths[2], subject)
+    if not _same_instructions(predicted, modules[2], lambda instruction: instruction.shape):
+        raise UserError(
+            f"XLA shards the program at {names[2]} in a way that its sizes at {names[0]} and "
+            f"{names[1]} do not predict, so the program on {format_mesh(axes)} cannot be derived"
         )
-    return _carry(modules[1], modules[2], lengths[1], lengths[2], axes[longest], told)
+    return _extrapolate_pair(modules[1:], lengths[1:], axes[longest], subject)
 
 
-def _alike(first: Module, second: Module, of: Callable[[Instruction], object]) -> bool:
-    """Whether two programs have the same instructions, by what is told of each."""
-    ours, theirs = list(first.computations.values()), list(second.computations.values())
-    return len(ours) == len(theirs) and all(
-        len(a.instructions) == len(b.instructions)
-        and all(of(x) == of(y) for x, y in zip(a.instructions, b.instructions, strict=True))
-        for a, b in zip(ours, theirs, strict=True)
+def _same_instructions(first: Module, second: Module, key: Callable[[Instruction], object]) -> bool:
+    """Return True if the instructions of two modules have the same keys."""
+    first_list, second_list = list(first.computations.values()), list(second.computations.values())
+    return len(first_list) == len(second_list) and all(
+        [*map(key, a.instructions)] == [*map(key, b.instructions)]
+        for a, b in zip(first_list, second_list, strict=True)
     )
 
 
-def _carry(
-    small: Module, large: Module, length: int, longer: int, wanted: int, told: str
+def _extrapolate_pair(
+    modules: list[Module], lengths: list[int], target: int, subject: str
 ) -> Module:
-    if not _alike(small, large, lambda one: (one.opcode, len(one.operands))):
-        raise Mistake(
-            f"XLA makes different programs for {told}, so that a larger one cannot be told from "
+    small, large = modules
+    small_length, large_length = lengths
+    if not _same_instructions(
+        small, large, lambda instruction: (instruction.opcode, len(instruction.operands))
+    ):
+        raise UserError(
+            f"XLA makes different programs for {subject}, so a larger one cannot be derived from "
             "them; install the TPU's own compiler"
         )
 
     def shape(first: Shape, second: Shape) -> Shape:
-        parts = tuple(shape(a, b) for a, b in zip(first.parts, second.parts, strict=True))
+        components = tuple(
+            shape(a, b) for a, b in zip(first.components, second.components, strict=True)
+        )
         dims = tuple(
-            _dimension(a, b, length, longer, wanted)
+            _extrapolate_dimension(a, b, small_length, large_length, target)
             for a, b in zip(first.dims, second.dims, strict=True)
         )
-        return replace(second, dims=dims, parts=parts)
+        return replace(second, dims=dims, components=components)
 
     def computation(first: Computation, second: Computation) -> Computation:
         pairs = zip(first.instructions, second.instructions, strict=True)
@@ -127,14 +136,16 @@ def _carry(
     return replace(large, computations=computations, entry=computations[large.entry.name])
 
 
-def _dimension(small: int, large: int, length: int, longer: int, wanted: int) -> int:
+def _extrapolate_dimension(
+    small: int, large: int, small_length: int, large_length: int, target: int
+) -> int:
     if small == large:
         return small
-    if abs(small * length - large * longer) < max(length, longer):
-        return -(-large * longer // wanted)  # sharded; the last device's part may be padded
-    if small * longer == large * length:
-        return large * wanted // longer
-    raise Mistake(
-        f"a dimension of {small} at {length} devices along the longest axis and {large} at "
-        f"{longer} follows no rule that tells it at {wanted}"
+    if abs(small * small_length - large * large_length) < max(small_length, large_length):
+        return -(-large * large_length // target)  # sharded, with padding on the last device
+    if small * large_length == large * small_length:
+        return large * target // large_length
+    raise UserError(
+        f"a dimension has size {small} at {small_length} devices along the longest axis and "
+        f"{large} at {large_length}; no rule gives its size at {target}"
     )

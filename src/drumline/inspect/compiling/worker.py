@@ -1,11 +1,11 @@
-"""Compiles programs for devices that are not there, in a process of its own.
+"""Compile programs for devices that do not exist, in a separate process.
 
-    python worker.py cpu 256      for so many emulated CPU devices
+    python worker.py cpu 256      for 256 emulated CPU devices
     python worker.py tpu          for TPU slices, with the TPU's own compiler (libtpu)
 
-Each request on stdin is a line of JSON with the length of the StableHLO that follows it; the answer
-on stdout is a line of JSON with the length of the HLO text that follows. A program of its own, with
-JAX alone: the Python that has the TPU's compiler need not have Drumline.
+A request on stdin is a line of JSON with the length of the StableHLO that follows it. The answer on
+stdout is a line of JSON with the length of the HLO text that follows it. This script imports JAX
+but not Drumline, because the Python with the TPU's compiler need not have Drumline.
 """
 
 import glob
@@ -18,10 +18,10 @@ import threading
 import time
 from typing import Any
 
-# Passes of the CPU compiler that change what the program means to send or compute, for the sake of
-# CPUs: they widen bf16 to f32, fuse as no accelerator does, sum in the order of a CPU's vectors,
-# and carry arrays into loops that are cheaper to make again in each turn.
-FOR_CPUS_ALONE = (
+# Passes of the CPU compiler that change the computation and communication to suit CPUs. They widen
+# bf16 to f32, fuse differently from accelerators, sum in the order of a CPU's vectors, and hoist
+# arrays out of loops that are cheaper to recompute in each iteration.
+DISABLED_CPU_PASSES = (
     "all-reduce-promotion,float-normalization-bf16,float-normalization-f8e5m2,"
     "float-normalization-f8e4m3,float-normalization-f8e4m3fn,float-normalization-f8e4m3b11fnuz,"
     "float-normalization-f8e5m2fnuz,float-normalization-f8e4m3fnuz,float-normalization-f8e3m4,"
@@ -34,7 +34,7 @@ FOR_CPUS_ALONE = (
 
 
 def compile_options(request: dict[str, Any], assignment: Any, overrides: dict[str, Any]) -> Any:
-    """XLA's options for a program of so many partitions."""
+    """Return the XLA options for a request."""
     from jax._src import compiler
 
     options = compiler.get_compile_options(
@@ -52,7 +52,10 @@ def compile_options(request: dict[str, Any], assignment: Any, overrides: dict[st
 
 
 def compile_for_cpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
-    """The program after all passes, before code is made of it, which would fail on bf16."""
+    """Compile for emulated CPU devices.
+
+    Return the program after all passes but before code generation, which fails for bf16.
+    """
     import jax
     import numpy as np
     from jaxlib import xla_client
@@ -61,28 +64,28 @@ def compile_for_cpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     try:
         devices = jax.devices("cpu")[: request["partitions"]]
         overrides = {
-            "xla_disable_hlo_passes": FOR_CPUS_ALONE,
+            "xla_disable_hlo_passes": DISABLED_CPU_PASSES,
             "xla_dump_to": folder,
             "xla_dump_hlo_as_text": True,
             "xla_backend_optimization_level": 0,
         }
         options = compile_options(request, np.arange(len(devices)).reshape(1, -1), overrides)
-        refusal = ""
+        compile_error = ""
         try:
             devices[0].client.compile_and_load(code, xla_client.DeviceList(tuple(devices)), options)
-        except Exception as error:  # whatever XLA says
-            refusal = str(error)
-        found = glob.glob(os.path.join(folder, "*cpu_after_optimizations.txt"))
-        if not found:
-            return {"error": refusal or "the compiler left no program behind", "text": ""}
-        with open(found[0]) as text:
-            return {"text": text.read()}
+        except Exception as error:  # whatever XLA raises
+            compile_error = str(error)
+        dumps = glob.glob(os.path.join(folder, "*cpu_after_optimizations.txt"))
+        if not dumps:
+            return {"error": compile_error or "the compiler left no program behind", "text": ""}
+        with open(dumps[0]) as file:
+            return {"text": file.read()}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
-    """The scheduled program of the TPU's compiler, and the memory it needs."""
+    """Compile with the TPU's compiler. Return the scheduled program and its memory statistics."""
     import numpy as np
     from jax._src.interpreters.mlir import make_ir_context
     from jax.experimental import topologies
@@ -92,10 +95,10 @@ def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     topology: Any = topologies.get_topology_desc(
         platform="tpu", topology_name=request["topology"], **request["topology_options"]
     )
-    at: dict[Any, Any] = {
+    by_coordinates: dict[Any, Any] = {
         (*device.coords, device.core_on_chip): device for device in topology.devices
     }
-    devices = [at[tuple(place)] for place in request["places"]]
+    devices = [by_coordinates[tuple(coordinates)] for coordinates in request["places"]]
     ids = np.array([device.id for device in devices]).reshape(1, -1)
     options = compile_options(request, ids, request["options"])
     with make_ir_context():
@@ -116,8 +119,8 @@ def compile_for_tpus(request: dict[str, Any], code: bytes) -> dict[str, Any]:
     }
 
 
-def leave_with_the_parent() -> None:
-    """End when the process that started this one has ended, even in the middle of a program."""
+def exit_with_parent() -> None:
+    """Exit when the parent process has ended, even during a compilation."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -129,19 +132,19 @@ def leave_with_the_parent() -> None:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
-    leave_with_the_parent()
-    # What XLA and JAX print goes to stderr: stdout is for the answers.
+    """Answer requests until stdin is closed."""
+    exit_with_parent()
+    # Redirect the output of XLA and JAX to stderr. Only answers go to stdout.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = sys.stdin.buffer
-    work = compile_for_tpus if sys.argv[1] == "tpu" else compile_for_cpus
+    compile_program = compile_for_tpus if sys.argv[1] == "tpu" else compile_for_cpus
     while line := requests.readline():
         request = json.loads(line)
         code = requests.read(request["length"])
         try:
-            answer = work(request, code)
-        except Exception as error:  # whatever the compiler says
+            answer = compile_program(request, code)
+        except Exception as error:  # whatever the compiler raises
             answer = {"error": f"{type(error).__name__}: {error}", "text": ""}
         text = answer.pop("text").encode()
         header = {**answer, "number": request["number"], "length": len(text)}

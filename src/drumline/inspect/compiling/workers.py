@@ -1,7 +1,7 @@
-"""The processes that compile: started when one is needed, kept for the next program.
+"""Compiler processes, started on first use and kept for further programs.
 
-A process of its own, as the number of emulated devices is fixed when JAX starts, and as a compiler
-that dies takes only that process with it.
+Compilers run in separate processes because the number of emulated devices is fixed when JAX starts,
+and because a compiler that crashes must not end the user's process.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
 
-MOST_DEVICES = 2048
-"""The CPU backend has no more."""
+MAX_DEVICES = 2048
+"""The largest number of devices of the CPU backend."""
 SCRIPT = Path(__file__).with_name("worker.py")
 TPU_PYTHON = "DRUMLINE_TPU_PYTHON"
-"""Names a Python that has libtpu, where this one has not."""
+"""The environment variable with a Python that has libtpu."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A compiled program's text, and what else the compiler told of it."""
+class CompilerAnswer:
+    """A compiled program."""
 
     text: str
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes per device for arguments, outputs, temporaries: of the TPU's compiler alone."""
+    """Bytes per device of arguments, outputs and temporaries, from the TPU's compiler only."""
 
 
 class Worker:
-    """One process that compiles."""
+    """A compiler process."""
 
     def __init__(self, python: list[str], arguments: list[str], environment: dict[str, str]):
-        """Start it."""
+        """Start the process."""
         self._lock = threading.Lock()
-        self._asked = 0
-        # Here, so that a worker that is killed leaves nothing behind.
+        self._request_count = 0
+        # Created by this process, so that it is removed even if the worker is killed.
         self._folder = tempfile.TemporaryDirectory(prefix="drumline-inspect-")
         try:
             self._process = subprocess.Popen(
                 [*python, str(SCRIPT), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # XLA prints a stack for each program whose code it cannot make: all of bf16.
+                # XLA prints a stack trace when code generation fails, as it does for bf16.
                 stderr=subprocess.DEVNULL,
                 env=environment | {"DRUMLINE_WORKER_FOLDER": self._folder.name},
             )
@@ -62,38 +62,38 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can take another program."""
+        """True if the process is running."""
         return self._process.poll() is None
 
-    def compile(self, request: dict[str, Any], code: bytes) -> Answer:
-        """Have a program compiled.
+    def compile(self, request: dict[str, Any], code: bytes) -> CompilerAnswer:
+        """Compile a program.
 
         Raises:
-            Mistake: the compiler refused it, or died of it.
+            UserError: the compiler rejected the program or crashed.
         """
         with self._lock:
             try:
-                answer, text = self._ask(request, code)
+                answer, text = self._send(request, code)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                answer, text = {"error": ""}, ""  # it died, or is no worker of ours
+                answer, text = {"error": ""}, ""  # it crashed, or is not a Drumline worker
             except BaseException:
-                # Interrupted, its answer would be taken for that of the next program.
+                # After an interrupt, the next program would receive this program's answer.
                 self.stop()
                 raise
         if "error" not in answer:
-            return Answer(text, answer.get("memory", {}))
+            return CompilerAnswer(text, answer.get("memory", {}))
         if answer["error"]:
-            raise Mistake(f"the compiler refuses the program: {_sentence(answer['error'])}")
-        ended = self._process.poll()
+            raise UserError(f"the compiler refuses the program: {_first_line(answer['error'])}")
+        exit_code = self._process.poll()
         self.stop()
-        how = "gave no answer" if ended is None else f"ended with {ended}"
-        raise Mistake(f"the compiler's process {how} while it compiled the program")
+        event = "gave no answer" if exit_code is None else f"ended with {exit_code}"
+        raise UserError(f"the compiler's process {event} while it compiled the program")
 
-    def _ask(self, request: dict[str, Any], code: bytes) -> tuple[dict[str, Any], str]:
+    def _send(self, request: dict[str, Any], code: bytes) -> tuple[dict[str, Any], str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._asked += 1
-        header = {**request, "number": self._asked, "length": len(code)}
+        self._request_count += 1
+        header = {**request, "number": self._request_count, "length": len(code)}
         self._process.stdin.write(json.dumps(header).encode() + b"\n" + code)
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -102,102 +102,113 @@ class Worker:
                 self._process.wait(5)
             return {"error": ""}, ""
         answer = json.loads(line)
-        if answer["number"] != self._asked:
+        if answer["number"] != self._request_count:
             raise ValueError(answer["number"])
         return answer, self._process.stdout.read(answer["length"]).decode()
 
     def stop(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # it never took the last request
+                with suppress(BrokenPipeError):  # it did not read the last request
                     pipe.close()
         self._process.wait()
         self._folder.cleanup()
 
 
-def _sentence(error: str) -> str:
-    """The first line of what a compiler said: behind it come stacks and graphs."""
+def _first_line(error: str) -> str:
+    """Return the first line of a compiler's error, which stack traces and graphs follow."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     return lines[0][:400] if lines else "it gave no reason"
 
 
 _workers: dict[str, tuple[int, Worker]] = {}
-_starting = threading.Lock()
+"""The worker of each compiler, with its number of devices."""
+_workers_lock = threading.Lock()
 
 
-def cpu_worker(devices: int) -> Worker:
-    """A process with at least so many emulated CPU devices."""
-    if devices > MOST_DEVICES:
-        raise Mistake(
-            f"{devices:,} devices are more than the CPU backend can stand for, which is "
-            f"{MOST_DEVICES:,}"
+def cpu_worker(device_count: int) -> Worker:
+    """Return a worker with at least this number of emulated CPU devices.
+
+    Raises:
+        UserError: the CPU backend does not support this number.
+    """
+    if device_count > MAX_DEVICES:
+        raise UserError(
+            f"{device_count:,} devices are more than the CPU backend can emulate, which is "
+            f"{MAX_DEVICES:,}"
         )
-    # Devices cost little: with 256 from the start, most meshes share one process.
-    wanted = 256 if devices <= 256 else MOST_DEVICES
-    flags = f"--xla_force_host_platform_device_count={wanted}"
+    # Devices cost little. With at least 256, most meshes share one process.
+    device_count = 256 if device_count <= 256 else MAX_DEVICES
+    flags = f"--xla_force_host_platform_device_count={device_count}"
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    return _worker("cpu", wanted, [sys.executable], ["cpu", str(wanted)], environment)
+    arguments = ["cpu", str(device_count)]
+    return _get_worker("cpu", device_count, [sys.executable], arguments, environment)
 
 
 def tpu_worker() -> Worker:
-    """A process with the TPU's compiler.
+    """Return a worker with the TPU's compiler.
 
     Raises:
-        Mistake: the Python that is named for it cannot be run.
+        UserError: the Python in `DRUMLINE_TPU_PYTHON` cannot be run.
     """
     python = os.environ.get(TPU_PYTHON)
     environment = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
-        # It drives no TPU: several may compile at once, and beside a program that has the TPU.
+        # The worker uses no TPU, so it may run beside other workers and programs that do.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     }
     try:
-        return _worker("tpu", 0, [python or sys.executable], ["tpu"], environment)
-    except OSError as wrong:
-        raise Mistake(
-            f"{python} cannot be run ({wrong.strerror}): name a Python that has libtpu in "
-            f"{TPU_PYTHON}, or none"
-        ) from wrong
+        return _get_worker("tpu", 0, [python or sys.executable], ["tpu"], environment)
+    except OSError as error:
+        raise UserError(
+            f"{python} cannot be run ({error.strerror}): set {TPU_PYTHON} to a Python that has "
+            "libtpu, or unset it"
+        ) from error
 
 
 def has_tpu_compiler() -> bool:
-    """Whether the TPU's compiler can be asked: libtpu is installed, here or where told."""
+    """Return True if libtpu is installed, in this Python or in `DRUMLINE_TPU_PYTHON`."""
     if os.environ.get(TPU_PYTHON):
         return True
-    here = platform.system() == "Linux" and platform.machine() == "x86_64"
-    return here and find_spec("libtpu") is not None
+    supported = platform.system() == "Linux" and platform.machine() == "x86_64"
+    return supported and find_spec("libtpu") is not None
 
 
-def _worker(
-    kind: str, size: int, python: list[str], arguments: list[str], environment: dict[str, str]
+def _get_worker(
+    compiler: str,
+    device_count: int,
+    python: list[str],
+    arguments: list[str],
+    environment: dict[str, str],
 ) -> Worker:
-    with _starting:
-        known = _workers.get(kind)
-        if known is not None and known[0] >= size and known[1].alive:
-            return known[1]
-        if known is not None:
-            known[1].stop()
+    with _workers_lock:
+        current = _workers.get(compiler)
+        if current is not None:
+            current_devices, worker = current
+            if current_devices >= device_count and worker.alive:
+                return worker
+            worker.stop()
         # A user's settings of JAX and XLA are for the user's program.
         inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("JAX_", "XLA_"))
         }
-        started = Worker(python, arguments, inherited | environment)
-        _workers[kind] = (size, started)
-        return started
+        worker = Worker(python, arguments, inherited | environment)
+        _workers[compiler] = (device_count, worker)
+        return worker
 
 
 @atexit.register
 def stop_workers() -> None:
-    """End every process; the next program starts another."""
-    with _starting:
+    """Stop all workers. The next program starts a new one."""
+    with _workers_lock:
         for _, worker in _workers.values():
             worker.stop()
         _workers.clear()

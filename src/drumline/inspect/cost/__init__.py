@@ -1,1 +1,1 @@
-"""What a compiled program takes on a machine: work, network, timeline, memory."""
+"""The cost model: work, network, timeline and memory of a compiled program on a machine."""

@@ -1,11 +1,10 @@
-"""The operations that a device would run, made of a program that is not fused yet.
+"""Group the instructions of a program into kernels, and compute the cost of each kernel.
 
-The CPU's compiler is asked not to fuse, as it fuses for CPUs. What stands here fuses as
-accelerators do: chains of elementwise operations run as one; a sum takes in what it sums; a product
-takes in the conversions of its operands and what is done with each of its results. A value goes
-through memory only from one operation to another. Where a program says `kernel[…]` in a name scope,
-all operations under it are one kernel that somebody wrote, and what passes between them stays on
-the chip.
+The CPU's compiler is run without fusion, because it fuses for CPUs. This module fuses as
+accelerators do. Chains of elementwise operations run as a single kernel. A reduction includes the
+computation of its input. A matmul includes the conversions of its operands and elementwise
+operations on its result. A value passes through memory only between kernels. All operations in a
+name scope `kernel[…]` form one handwritten kernel, and values inside it stay on the chip.
 """
 
 from __future__ import annotations
@@ -13,271 +12,372 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from drumline.inspect.cost.machines import Machine
 from drumline.inspect.cost.work import (
+    DATA_MOVEMENT,
     ELEMENTWISE,
-    MOVES,
-    NOTHING,
+    NO_WORK,
     Work,
-    arithmetic,
-    traffic,
+    arithmetic_work,
+    memory_traffic,
 )
 from drumline.inspect.hlo.text import Computation, Instruction, Module
 
-FREE = {
+FREE_OPCODES = {
     "parameter", "constant", "tuple", "get-tuple-element", "after-all", "partition-id",
     "replica-id", "opt-barrier", "add-dependency", "bitcast", "domain", "iota",
 }  # fmt: skip
-_LIGHT = ELEMENTWISE | MOVES | {"reduce", "map"}
-_CHEAP = (MOVES | {"convert", "compare", "and", "or", "not"}) - {"concatenate", "pad"}
-_NAMELESS = _CHEAP | ELEMENTWISE | {"iota", "constant", "dot", "reduce"}
+_FUSIBLE = ELEMENTWISE | DATA_MOVEMENT | {"reduce", "map"}
+_CHEAP = (DATA_MOVEMENT | {"convert", "compare", "and", "or", "not"}) - {"concatenate", "pad"}
+_COMPILER_MADE = _CHEAP | ELEMENTWISE | {"iota", "constant", "dot", "reduce"}
+"""Opcodes that a compiler emits without the name scope of the operation that they belong to."""
 _SCOPE = re.compile(r"kernel\[(?P<name>[^\]\s]+)(?:\s+work=(?P<work>[\d.]+))?\]")
 
 
 @dataclass
 class Kernel:
-    """One operation of the device, of one instruction or several."""
+    """An operation of the device, made of one or more instructions."""
 
     name: str
     instructions: list[Instruction]
-    work: Work = NOTHING
-    takes: set[str] = field(default_factory=set)
-    """Instructions of other kernels whose values it takes."""
-    writes: set[str] = field(default_factory=set)
-    """Instructions whose values leave the kernel, and need room somewhere."""
-    written_in: str = ""
-    """The name of the written kernel that it is a part of, if any."""
+    work: Work = NO_WORK
+    inputs: set[str] = field(default_factory=set)
+    """Values of other kernels that it uses."""
+    outputs: set[str] = field(default_factory=set)
+    """Values that it writes to memory."""
+    scope: str = ""
+    """The name in its `kernel[…]` name scope, if it has one."""
 
     @property
-    def lead(self) -> Instruction:
-        """The instruction that tells what the kernel is about: a product before anything else."""
-        weight = dict.fromkeys(MOVES, -1) | {"dot": 2, "convolution": 2, "reduce": 1}
-        return max(reversed(self.instructions), key=lambda one: weight.get(one.opcode, 0))
+    def primary(self) -> Instruction:
+        """The instruction that characterizes the kernel: a matmul if there is one."""
+        weights = dict.fromkeys(DATA_MOVEMENT, -1) | {"dot": 2, "convolution": 2, "reduce": 1}
+        return max(
+            reversed(self.instructions), key=lambda instruction: weights.get(instruction.opcode, 0)
+        )
 
 
-def written_kernel(instruction: Instruction) -> tuple[str, float] | None:
-    """The kernel that a name scope says an instruction is a part of, and how much of it is done."""
-    found = _SCOPE.search(instruction.place.op_name)
-    return None if found is None else (found["name"], float(found["work"] or 1.0))
+def fuse(computation: Computation, module: Module, on_chip_bytes: float = 0.0) -> list[Kernel]:
+    """Group an unfused computation into kernels, in an order in which they can run.
 
-
-def fused(computation: Computation, module: Module, on_chip: float = 0.0) -> list[Kernel]:
-    """The kernels of a computation that is not fused, in an order in which they can run.
-
-    Values of up to `on_chip` bytes pass from one to another without going through memory.
+    Values of up to `on_chip_bytes` pass between kernels without going through memory.
     """
-    return _Grouping(computation, module, on_chip).kernels()
+    return _Fusion(computation, module, on_chip_bytes).kernels()
 
 
-class _Grouping:
-    def __init__(self, computation: Computation, module: Module, on_chip: float) -> None:
+def compiled_kernels(computation: Computation, module: Module) -> list[Kernel]:
+    """Make one kernel of each instruction of a computation that its compiler has fused."""
+    kernels = []
+    for instruction in computation.instructions:
+        kernel = Kernel(instruction.name, [instruction], inputs=set(instruction.operands))
+        if instruction.opcode not in FREE_OPCODES:
+            arithmetic = arithmetic_work(instruction, computation, module)
+            kernel.work = arithmetic + memory_traffic(instruction, computation, module)
+        kernels.append(kernel)
+    return kernels
+
+
+def _read_scope(instruction: Instruction) -> tuple[str, float] | None:
+    """Return the name and the `work` fraction of an instruction's `kernel[…]` scope."""
+    match = _SCOPE.search(instruction.location.op_name)
+    return None if match is None else (match["name"], float(match["work"] or 1.0))
+
+
+class _Fusion:
+    def __init__(self, computation: Computation, module: Module, on_chip_bytes: float) -> None:
         self.computation = computation
         self.module = module
-        self.on_chip = on_chip
-        self.written = self._adopt()
-        self.member: dict[str, frozenset[str]] = {}
-        """The kernels that an instruction is in, each named after the instruction it ends with."""
+        self.on_chip_bytes = on_chip_bytes
+        self.scopes = self._assign_scopes()
+        self.owners: dict[str, frozenset[str]] = {}
+        """The kernels that contain an instruction, each named after its last instruction."""
         for instruction in reversed(computation.instructions):
-            self.member[instruction.name] = self._place(instruction)
-        self._take_in_epilogues()
+            self.owners[instruction.name] = self._choose_owners(instruction)
+        self._fuse_epilogues()
 
-    def _adopt(self) -> dict[str, tuple[str, float]]:
-        """The written kernel of each instruction, and of what exists for such a kernel alone.
+    def _assign_scopes(self) -> dict[str, tuple[str, float]]:
+        """Return the `kernel[…]` scope of each instruction, inferred where it has no metadata.
 
-        A compiler leaves no name on what it adds by itself, or writes in another way.
+        A compiler adds and rewrites instructions without copying their metadata. An instruction
+        that only one handwritten kernel uses belongs to that kernel.
         """
-        found: dict[str, tuple[str, float]] = {}
+        scopes: dict[str, tuple[str, float]] = {}
         for instruction in reversed(self.computation.instructions):
-            scope = written_kernel(instruction)
+            scope = _read_scope(instruction)
             users = self.computation.users[instruction.name]
-            if scope is None and users and instruction.opcode in _NAMELESS:
-                takers = {found.get(user.name) for user in users}
-                made = instruction.opcode in ("broadcast", "iota", "constant", "compare", "and")
-                if len(takers) == 1 and (made or not instruction.place.op_name):
-                    scope = takers.pop()
+            if scope is None and users and instruction.opcode in _COMPILER_MADE:
+                user_scopes = {scopes.get(user.name) for user in users}
+                generated = instruction.opcode in (
+                    "broadcast", "iota", "constant", "compare", "and",
+                )  # fmt: skip
+                if len(user_scopes) == 1 and (generated or not instruction.location.op_name):
+                    scope = user_scopes.pop()
             if scope is not None:
-                found[instruction.name] = scope
+                scopes[instruction.name] = scope
         for instruction in self.computation.instructions:
-            if instruction.place.op_name or instruction.name in found:
+            if instruction.location.op_name or instruction.name in scopes:
                 continue
-            if instruction.opcode in _NAMELESS - {"iota", "constant", "broadcast"}:
-                kernels = {found[name] for name in instruction.operands if name in found}
-                if len(kernels) == 1:
-                    found[instruction.name] = kernels.pop()
-        return found
+            if instruction.opcode in _COMPILER_MADE - {"iota", "constant", "broadcast"}:
+                operand_scopes = {scopes[name] for name in instruction.operands if name in scopes}
+                if len(operand_scopes) == 1:
+                    scopes[instruction.name] = operand_scopes.pop()
+        return scopes
 
-    def _place(self, instruction: Instruction) -> frozenset[str]:
-        alone = frozenset((instruction.name,))
+    def _choose_owners(self, instruction: Instruction) -> frozenset[str]:
+        """Return the kernels of all users if they can include the instruction, else a new one."""
+        own = frozenset((instruction.name,))
         users = self.computation.users[instruction.name]
-        if instruction.opcode in FREE and instruction.opcode != "bitcast":
-            return alone
-        if instruction.opcode not in _LIGHT or instruction.opcode == "reduce":
-            return alone
-        if instruction.is_root or not users or instruction.name in self.written:
-            return alone
-        if self._sums_product(instruction) and any(self._sums_product(user) for user in users):
-            return alone  # a running sum of products: each product adds itself to the sum so far
-        kernels: frozenset[str] = frozenset()
+        if instruction.opcode in FREE_OPCODES and instruction.opcode != "bitcast":
+            return own
+        if instruction.opcode not in _FUSIBLE or instruction.opcode == "reduce":
+            return own
+        if instruction.is_root or not users or instruction.name in self.scopes:
+            return own
+        if self._adds_matmul(instruction) and any(self._adds_matmul(user) for user in users):
+            return own  # a running sum: each matmul adds its result to the sum so far
+        owners: frozenset[str] = frozenset()
         for user in users:
-            if not self._takes_in(user, instruction):
-                return alone
-            kernels |= self.member[user.name]
-        if len(kernels) == 1 or instruction.opcode in _CHEAP:
-            return kernels
-        # A value that two kernels need is computed twice only where that is nearly free.
-        return kernels if len(kernels) == 2 and instruction.opcode in ("multiply", "add") else alone
+            if not self._can_fuse_operand(user, instruction):
+                return own
+            owners |= self.owners[user.name]
+        if len(owners) == 1 or instruction.opcode in _CHEAP:
+            return owners
+        # Two kernels both compute a shared value only if that is nearly free.
+        return owners if len(owners) == 2 and instruction.opcode in ("multiply", "add") else own
 
-    def _sums_product(self, one: Instruction) -> bool:
-        """Whether it adds a product, which nothing else takes, to something."""
-        if one.opcode != "add":
+    def _adds_matmul(self, instruction: Instruction) -> bool:
+        """Return True for an add whose operand is a matmul with no other user."""
+        if instruction.opcode != "add":
             return False
-        for name in one.operands:
-            value = self.computation.by_name.get(name)
+        by_name = self.computation.by_name
+        for name in instruction.operands:
+            value = by_name.get(name)
             while value is not None and value.opcode in ("bitcast", "copy", "convert"):
-                value = self.computation.by_name.get(value.operands[0])
+                value = by_name.get(value.operands[0])
             if value is not None and value.opcode == "dot":
                 return len(self.computation.users[value.name]) == 1
         return False
 
-    def _takes_in(self, user: Instruction, producer: Instruction) -> bool:
-        if user.name in self.written:
-            return producer.opcode in ("bitcast", "copy")
+    def _can_fuse_operand(self, user: Instruction, operand: Instruction) -> bool:
+        if user.name in self.scopes:
+            return operand.opcode in ("bitcast", "copy")
         if user.opcode in ("dot", "convolution"):
-            return producer.opcode in _CHEAP
+            return operand.opcode in _CHEAP
         if user.opcode == "dynamic-update-slice":
-            return user.operands[1] == producer.name
-        return user.opcode in _LIGHT
+            return user.operands[1] == operand.name
+        return user.opcode in _FUSIBLE
 
-    def _take_in_epilogues(self) -> None:
-        """What is done with each result of a product, and with nothing else, belongs to it."""
-        members: dict[str, list[Instruction]] = {}
+    def _fuse_epilogues(self) -> None:
+        """Move each matmul into the kernel of its users if that only works on its result."""
+        by_owner: dict[str, list[Instruction]] = {}
         for instruction in self.computation.instructions:
-            for kernel in self.member[instruction.name]:
-                members.setdefault(kernel, []).append(instruction)
-        # The last product of a sum is the one that ends with it: the others can begin before.
-        for instruction in reversed(self.computation.instructions):
-            if instruction.opcode not in ("dot", "convolution"):
+            for owner in self.owners[instruction.name]:
+                by_owner.setdefault(owner, []).append(instruction)
+        # Of several matmuls in a sum, only the last ends with it. The others can start earlier.
+        for matmul in reversed(self.computation.instructions):
+            if matmul.opcode not in ("dot", "convolution") or matmul.name in self.scopes:
                 continue
-            if instruction.name in self.written:
+            users = self.computation.users[matmul.name]
+            owners: frozenset[str] = frozenset().union(*(self.owners[user.name] for user in users))
+            if len(owners) != 1:
                 continue
-            users = self.computation.users[instruction.name]
-            kernels: frozenset[str] = frozenset().union(*(self.member[u.name] for u in users))
-            if len(kernels) != 1:
-                continue
-            (kernel,) = kernels
-            others = members.get(kernel, [])
-            plain = all(
-                one.opcode in ELEMENTWISE | MOVES
-                and one.shape.elements <= instruction.shape.elements
-                for one in others
+            (owner,) = owners
+            epilogue = by_owner.get(owner, [])
+            fusible = all(
+                instruction.opcode in ELEMENTWISE | DATA_MOVEMENT
+                and instruction.shape.elements <= matmul.shape.elements
+                and instruction.name not in self.scopes
+                for instruction in epilogue
             )
-            if others and plain and not any(one.name in self.written for one in others):
-                own = self.member[instruction.name]
-                for one in members.pop(next(iter(own)), []):
-                    self.member[one.name] = (self.member[one.name] - own) | {kernel}
-                    members[kernel].append(one)
+            if epilogue and fusible:
+                own = self.owners[matmul.name]
+                for instruction in by_owner.pop(next(iter(own)), []):
+                    self.owners[instruction.name] = (self.owners[instruction.name] - own) | {owner}
+                    by_owner[owner].append(instruction)
 
     def kernels(self) -> list[Kernel]:
-        found: dict[str, Kernel] = {}
+        kernels: dict[str, Kernel] = {}
         for instruction in self.computation.instructions:
-            for name in self.member[instruction.name]:
-                kernel = found.setdefault(name, Kernel(name, []))
+            for name in self.owners[instruction.name]:
+                kernel = kernels.setdefault(name, Kernel(name, []))
                 kernel.instructions.append(instruction)
-        # In the order of the instructions that they end with, each stands behind what it takes.
-        order = {one.name: at for at, one in enumerate(self.computation.instructions)}
-        kernels = sorted(found.values(), key=lambda kernel: order[kernel.instructions[-1].name])
-        for kernel in kernels:
+        # Sorted by their last instructions, all kernels come after their inputs.
+        order = {
+            instruction.name: index
+            for index, instruction in enumerate(self.computation.instructions)
+        }
+        ordered = sorted(kernels.values(), key=lambda kernel: order[kernel.instructions[-1].name])
+        for kernel in ordered:
             self._measure(kernel)
-        return kernels
+        return ordered
 
     def _measure(self, kernel: Kernel) -> None:
-        inside = {one.name for one in kernel.instructions}
-        for one in kernel.instructions:
-            kernel.takes.update(name for name in one.operands if name not in inside)
-            if self._leaves(one, inside):
-                kernel.writes.add(one.name)
-        if len(kernel.instructions) == 1 and kernel.instructions[0].opcode in FREE:
+        """Fill in inputs, outputs and work."""
+        fused_names = {instruction.name for instruction in kernel.instructions}
+        for instruction in kernel.instructions:
+            kernel.inputs.update(name for name in instruction.operands if name not in fused_names)
+            if self._is_output(instruction, fused_names):
+                kernel.outputs.add(instruction.name)
+        if len(kernel.instructions) == 1 and kernel.instructions[0].opcode in FREE_OPCODES:
             return
-        work = NOTHING
-        for one in kernel.instructions:
-            work += arithmetic(one, self.computation, self.module)
-        written = self.written.get(kernel.lead.name)
-        if written is not None:
-            kernel.written_in = written[0]
-            work = work.scaled(written[1])
-        kernel.work = work + self._bytes(kernel, inside)
+        work = NO_WORK
+        for instruction in kernel.instructions:
+            work += arithmetic_work(instruction, self.computation, self.module)
+        scope = self.scopes.get(kernel.primary.name)
+        if scope is not None:
+            kernel.scope, fraction = scope
+            work = work.scale_compute(fraction)
+        kernel.work = work + self._memory_traffic(kernel, fused_names)
 
-    def _bytes(self, kernel: Kernel, inside: set[str]) -> Work:
-        if len(kernel.instructions) == 1 and kernel.instructions[0].opcode not in _LIGHT | {
-            "dot", "convolution",
-        }:  # fmt: skip
-            return traffic(kernel.instructions[0], self.computation, self.module)
+    def _memory_traffic(self, kernel: Kernel, fused_names: set[str]) -> Work:
+        first = kernel.instructions[0]
+        if len(kernel.instructions) == 1 and first.opcode not in _FUSIBLE | {"dot", "convolution"}:
+            return memory_traffic(first, self.computation, self.module)
         is_result = self.computation is self.module.entry and kernel.instructions[-1].is_root
-        if not is_result and all(o.opcode in ("bitcast", "copy") for o in kernel.instructions):
-            return NOTHING  # copies that the CPU's layouts and loops ask for
-        read: dict[str, float] = {}
-        written = 0.0
-        for one in kernel.instructions:
-            for operand in one.operands:
+        if not is_result and all(
+            instruction.opcode in ("bitcast", "copy") for instruction in kernel.instructions
+        ):
+            return NO_WORK  # copies for the memory layouts and loops of the CPU
+        bytes_read: dict[str, float] = {}
+        bytes_written = 0.0
+        for instruction in kernel.instructions:
+            for operand in instruction.operands:
                 value = self.computation.by_name.get(operand)
-                if operand in inside or value is None or self._stays(one, value):
+                if operand in fused_names or value is None or self._same_scope(instruction, value):
                     continue
-                if self._small(value):
+                if self._stays_on_chip(value):
                     continue
-                # Its other operands are the numbers where it begins.
-                sliced = one.opcode in ("dynamic-slice", "slice") and operand == one.operands[0]
-                part = float(one.shape.bytes) if sliced else None
-                if one.opcode == "dynamic-update-slice" and one.operands[0] == operand:
-                    part = 0.0
-                whole = float(value.shape.bytes) if not value.shape.is_tuple else 0.0
-                read[operand] = max(read.get(operand, 0.0), whole if part is None else part)
-            written += self._written(one, inside)
-        return Work(read=sum(read.values()), written=written)
+                size = float(value.shape.bytes) if not value.shape.is_tuple else 0.0
+                if operand == instruction.operands[0]:  # the other operands of slices are indices
+                    if instruction.opcode in ("dynamic-slice", "slice"):
+                        size = float(instruction.shape.bytes)
+                    elif instruction.opcode == "dynamic-update-slice":
+                        size = 0.0
+                bytes_read[operand] = max(bytes_read.get(operand, 0.0), size)
+            bytes_written += self._written_bytes(instruction, fused_names)
+        return Work(bytes_read=sum(bytes_read.values()), bytes_written=bytes_written)
 
-    def _leaves(self, one: Instruction, inside: set[str]) -> bool:
-        # What is computed again in each kernel that needs it leaves none.
-        if len(self.member[one.name]) > 1:
-            return False
-        users = self.computation.users[one.name]
-        outside = [user for user in users if user.name not in inside]
-        if one.name in self.written:
-            outside = [user for user in outside if not self._stays(user, one)]
-        return bool(outside) or one.is_root
+    def _is_output(self, instruction: Instruction, fused_names: set[str]) -> bool:
+        """Return True if a value of a kernel is used outside it."""
+        if len(self.owners[instruction.name]) > 1:
+            return False  # every kernel that needs the value computes it
+        outside = [
+            user
+            for user in self.computation.users[instruction.name]
+            if user.name not in fused_names and not self._same_scope(user, instruction)
+        ]
+        return bool(outside) or instruction.is_root
 
-    def _written(self, one: Instruction, inside: set[str]) -> float:
-        if not self._leaves(one, inside) or self._small(one):
+    def _written_bytes(self, instruction: Instruction, fused_names: set[str]) -> float:
+        if not self._is_output(instruction, fused_names) or self._stays_on_chip(instruction):
             return 0.0
-        if one.opcode == "dynamic-update-slice":
-            return float(self.computation.by_name[one.operands[1]].shape.bytes)
-        moved = one.opcode in ("bitcast", "copy") and not (one.opcode == "copy" and one.is_root)
-        if moved and one.operands and one.operands[0] not in inside:
+        if instruction.opcode == "dynamic-update-slice":
+            return float(self.computation.by_name[instruction.operands[1]].shape.bytes)
+        is_view = instruction.opcode == "bitcast" or (
+            instruction.opcode == "copy" and not instruction.is_root
+        )
+        if is_view and instruction.operands and instruction.operands[0] not in fused_names:
             return 0.0
-        return float(one.shape.bytes)
+        return float(instruction.shape.bytes)
 
-    def _small(self, value: Instruction) -> bool:
-        """Whether a value is made here, for use here, and has room on the chip meanwhile."""
-        if value.shape.bytes > self.on_chip or value.opcode in ("parameter", "get-tuple-element"):
+    def _stays_on_chip(self, value: Instruction) -> bool:
+        """Return True for a small value that is computed and used in this computation."""
+        external = ("parameter", "get-tuple-element")
+        if value.shape.bytes > self.on_chip_bytes or value.opcode in external:
             return False
-        while value.opcode in ("bitcast", "copy") and value.operands[0] in self.computation.by_name:
-            value = self.computation.by_name[value.operands[0]]
-            if value.opcode in ("parameter", "get-tuple-element"):
+        by_name = self.computation.by_name
+        while value.opcode in ("bitcast", "copy") and value.operands[0] in by_name:
+            value = by_name[value.operands[0]]
+            if value.opcode in external:
                 return False
         users = self.computation.users[value.name]
         return bool(users) and not any(user.opcode in ("tuple", "while") for user in users)
 
-    def _stays(self, user: Instruction, value: Instruction) -> bool:
-        """Whether a value passes within one written kernel."""
-        here, there = self.written.get(user.name), self.written.get(value.name)
-        return here is not None and there is not None and here[0] == there[0]
+    def _same_scope(self, user: Instruction, value: Instruction) -> bool:
+        """Return True if a value stays within one handwritten kernel."""
+        user_scope, value_scope = self.scopes.get(user.name), self.scopes.get(value.name)
+        return (
+            user_scope is not None and value_scope is not None and user_scope[0] == value_scope[0]
+        )
 
 
-def as_compiled(computation: Computation, module: Module) -> list[Kernel]:
-    """The kernels of a computation that its own compiler has fused: each instruction is one."""
-    kernels = []
-    for instruction in computation.instructions:
-        kernel = Kernel(instruction.name, [instruction], takes=set(instruction.operands))
-        if instruction.opcode not in FREE:
-            kernel.work = arithmetic(instruction, computation, module) + traffic(
-                instruction, computation, module
-            )
-        kernels.append(kernel)
-    return kernels
+# Cost -----------------------------------------------------------------------------------------
+
+NEGLIGIBLE = 1024
+"""Kernels of at most this many bytes and operations (offsets, counters, scalars) take no time."""
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of an operation on a device."""
+
+    kind: str = ""
+    seconds: float = 0.0
+    bound: str = ""
+    """`compute`, `memory` or `overhead`."""
+    flops: float = 0.0
+    peak_seconds: float = 0.0
+    """The duration of its matmuls at the peak of their dtypes."""
+    bytes: float = 0.0
+    recomputed: bool = False
+    """True if the backward pass computes it again instead of keeping the first result."""
+    compiler_seconds: float | None = None
+    """The TPU compiler's own estimate, if it made one."""
+
+
+def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
+    """Return the cost of a kernel.
+
+    The longest of matmuls, elementwise work and loads hides most of the other two. For matmuls, an
+    estimate of the TPU's compiler takes precedence. Its estimates of data movement are several
+    times the time at full bandwidth and are ignored.
+    """
+    work, constants = kernel.work, machine.constants
+    if not work.matmuls and max(work.bytes, work.vector_ops) <= NEGLIGIBLE:
+        return Cost(kind=_kind(kernel))
+    peak = machine.peak_flops * constants.matmul_efficiency
+    matmul_seconds = sum(
+        matmul.padded_flops(constants) / (peak * matmul.speed(constants)) for matmul in work.matmuls
+    )
+    vector_seconds = work.vector_ops * machine.devices_per_chip / constants.vector_flops
+    load_seconds = work.bytes / (machine.memory_bandwidth * constants.hbm_efficiency)
+    longest = max(matmul_seconds, vector_seconds, load_seconds)
+    others = matmul_seconds + vector_seconds + load_seconds - longest
+    seconds = longest + constants.unhidden_fraction * others
+    compiler_seconds = _compiler_seconds(kernel, machine) if scheduled else None
+    if compiler_seconds is not None and work.matmuls:
+        seconds = max(compiler_seconds, load_seconds)
+    if longest > 0 and not kernel.scope:
+        seconds += constants.operation_seconds
+    bound = "memory" if longest == load_seconds else "compute"
+    if longest < constants.operation_seconds:
+        bound = "overhead"
+    peak_flops = sum(matmul.flops / matmul.relative_peak() for matmul in work.matmuls)
+    return Cost(
+        kind=_kind(kernel),
+        seconds=seconds,
+        bound=bound,
+        flops=work.flops,
+        peak_seconds=peak_flops / machine.peak_flops,
+        bytes=work.bytes,
+        recomputed="rematted_computation" in kernel.primary.location.op_name,
+        compiler_seconds=compiler_seconds,
+    )
+
+
+def _compiler_seconds(kernel: Kernel, machine: Machine) -> float | None:
+    match = _CYCLES.search(kernel.primary.attribute_text)
+    clock_hz = machine.constants.clock_hz
+    return int(match[1]) / clock_hz if match and clock_hz else None
+
+
+def _kind(kernel: Kernel) -> str:
+    if kernel.scope:
+        return kernel.scope
+    if kernel.work.matmuls:
+        return "matmul"
+    opcode = kernel.primary.opcode
+    if opcode == "fusion" or opcode in ELEMENTWISE:
+        return "elementwise"
+    return opcode

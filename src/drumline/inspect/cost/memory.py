@@ -1,8 +1,8 @@
-"""How much memory a device needs, and what fills it when it is fullest.
+"""The peak memory of a program on a device, and the largest buffers at the peak.
 
-Values live from the operation that makes them to the last that takes them, in the order of the
-program. Values that stay within one operation, views, updates in place and what a loop carries on
-take no room of their own.
+A buffer is live from the operation that creates it to the last that uses it, in program order.
+Values inside one kernel, views, updates in place and values carried by a loop need no buffer of
+their own.
 """
 
 from __future__ import annotations
@@ -11,183 +11,200 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drumline.inspect.cost.kernels import Kernel, fused
-from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape, closing
+from drumline.deprecated import renamed_field
+from drumline.inspect.cost.kernels import Kernel, fuse
+from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape, closing_bracket
 
 _VIEWS = {"bitcast", "copy", "opt-barrier", "reshape", "domain", "add-dependency"}
+LARGEST_COUNT = 8
+"""The number of buffers that a report lists."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """Something that takes room."""
+class LiveBuffer:
+    """A buffer that is live at the peak."""
 
-    what: str
+    name: str
     bytes: int
+
+    what = renamed_field("what", "name")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What one device needs."""
+    """The memory of a device, in bytes."""
 
     arguments: int
     outputs: int
-    """Beside those that take the place of donated arguments."""
+    """Outputs that do not reuse the memory of donated arguments."""
     temporaries: int
-    largest: tuple[Held, ...] = ()
-    """The largest of all, when memory is fullest."""
+    largest: tuple[LiveBuffer, ...] = ()
+    """The largest buffers at the peak."""
 
     @property
     def total(self) -> int:
-        """Everything."""
+        """The peak."""
         return self.arguments + self.outputs + self.temporaries
 
 
 @dataclass
 class _Buffer:
+    name: str
     size: int
-    what: str
 
 
 @dataclass
 class _Peak:
     size: int = 0
-    held: list[Held] = field(default_factory=list)
+    buffers: list[LiveBuffer] = field(default_factory=list)
 
 
-def as_told(module: Module, told: Mapping[str, int]) -> Memory:
-    """By the compiler's own account."""
-    outputs = max(0, told["outputs"] - told["aliased"])
-    largest = tuple(sorted(_arguments(module), key=lambda held: -held.bytes)[:8])
-    return Memory(told["arguments"], outputs, told["temporaries"], largest)
+def compiler_memory(module: Module, statistics: Mapping[str, int]) -> Memory:
+    """Return the memory that the compiler reports."""
+    outputs = max(0, statistics["outputs"] - statistics["aliased"])
+    largest = _largest(_argument_buffers(module))
+    return Memory(statistics["arguments"], outputs, statistics["temporaries"], largest)
 
 
-def needed(module: Module) -> Memory:
-    """By the lives of the values of a program that is not fused."""
-    arguments = _arguments(module)
-    donated = _donated(module)
-    peak = _Lives(module, donated).peak(module.entry)
+def estimate_memory(module: Module) -> Memory:
+    """Estimate the memory of an unfused program from the lifetimes of its values."""
+    arguments = _argument_buffers(module)
+    donated = _donated_outputs(module)
+    peak = _Liveness(module, donated).peak(module.entry)
     arrays = list(module.entry.root.shape.arrays())
-    outputs = sum(array.bytes for at, array in enumerate(arrays) if at not in donated)
-    # The outputs are alive at the end, among the temporaries: they are told apart.
+    outputs = sum(array.bytes for index, array in enumerate(arrays) if index not in donated)
+    # At the end the peak includes the outputs, which are reported separately.
     temporaries = max(0, peak.size - outputs)
-    largest = sorted([*arguments, *peak.held], key=lambda held: -held.bytes)[:8]
-    return Memory(sum(held.bytes for held in arguments), outputs, temporaries, tuple(largest))
+    largest = _largest([*arguments, *peak.buffers])
+    return Memory(sum(buffer.bytes for buffer in arguments), outputs, temporaries, largest)
 
 
-def _arguments(module: Module) -> list[Held]:
+def _largest(buffers: list[LiveBuffer]) -> tuple[LiveBuffer, ...]:
+    return tuple(sorted(buffers, key=lambda buffer: -buffer.bytes)[:LARGEST_COUNT])
+
+
+def _argument_buffers(module: Module) -> list[LiveBuffer]:
     return [
-        Held(f"argument {one.place.op_name or number}", one.shape.bytes)
-        for number, one in module.entry.parameters.items()
+        LiveBuffer(f"argument {parameter.location.op_name or index}", parameter.shape.bytes)
+        for index, parameter in module.entry.parameters.items()
     ]
 
 
-def _donated(module: Module) -> set[int]:
-    """The results, by number, that take the place of arguments."""
-    at = module.head.find("input_output_alias={")
-    if at < 0:
+def _donated_outputs(module: Module) -> set[int]:
+    """Return the indices of the outputs that reuse the memory of arguments."""
+    key = "input_output_alias={"
+    start = module.header.find(key)
+    if start < 0:
         return set()
-    listed = module.head[at : closing(module.head, at + len("input_output_alias={"))]
-    return {int(number or 0) for number in re.findall(r"\{(\d*)[\d,\s]*\}:\s*\(", listed)}
+    aliases = module.header[start : closing_bracket(module.header, start + len(key))]
+    return {int(index or 0) for index in re.findall(r"\{(\d*)[\d,\s]*\}:\s*\(", aliases)}
 
 
-class _Lives:
+class _Liveness:
     def __init__(self, module: Module, donated: set[int]) -> None:
         self.module = module
         self.donated = donated
-        self.known: dict[str, _Peak] = {}
+        self.peaks: dict[str, _Peak] = {}
 
     def peak(self, computation: Computation) -> _Peak:
-        if computation.name not in self.known:
-            self.known[computation.name] = self._peak(computation)
-        return self.known[computation.name]
+        if computation.name not in self.peaks:
+            self.peaks[computation.name] = self._compute_peak(computation)
+        return self.peaks[computation.name]
 
-    def _peak(self, computation: Computation) -> _Peak:
-        kernels = fused(computation, self.module)
-        unseen = _within(kernels)
+    def _compute_peak(self, computation: Computation) -> _Peak:
+        kernels = fuse(computation, self.module)
+        internal = _internal_values(kernels)
         buffers: dict[str, list[_Buffer]] = {}
-        for one in computation.instructions:
-            buffers[one.name] = self._buffers(one, computation, buffers, unseen)
-        last = {}
-        for at, one in enumerate(computation.instructions):
-            for name in (one.name, *one.operands):
+        for instruction in computation.instructions:
+            buffers[instruction.name] = self._buffers(instruction, computation, buffers, internal)
+        order: dict[str, int] = {}
+        last_use: dict[int, int] = {}
+        for index, instruction in enumerate(computation.instructions):
+            order[instruction.name] = index
+            for name in (instruction.name, *instruction.operands):
                 for buffer in buffers.get(name, ()):
-                    last[id(buffer)] = at
-        order = {one.name: at for at, one in enumerate(computation.instructions)}
+                    last_use[id(buffer)] = index
         for kernel in kernels:
-            ends = max(order[one.name] for one in kernel.instructions)
-            for name in kernel.takes:  # all of it is there while the kernel runs
+            end = max(order[instruction.name] for instruction in kernel.instructions)
+            for name in kernel.inputs:  # all inputs stay live while the kernel runs
                 for buffer in buffers.get(name, ()):
-                    last[id(buffer)] = max(last[id(buffer)], ends)
-        end = len(computation.instructions)
-        for number, buffer in enumerate(buffers[computation.root.name]):
-            last[id(buffer)] = end
-            if computation is self.module.entry and number in self.donated:
+                    last_use[id(buffer)] = max(last_use[id(buffer)], end)
+        for index, buffer in enumerate(buffers[computation.root.name]):
+            last_use[id(buffer)] = len(computation.instructions)
+            if computation is self.module.entry and index in self.donated:
                 buffer.size = 0
-        return self._sweep(computation, buffers, last)
+        return self._sweep(computation, buffers, last_use)
 
     def _sweep(
-        self, computation: Computation, buffers: dict[str, list[_Buffer]], last: dict[int, int]
+        self,
+        computation: Computation,
+        buffers: dict[str, list[_Buffer]],
+        last_use: dict[int, int],
     ) -> _Peak:
-        ending: dict[int, list[_Buffer]] = {}
-        alive: dict[int, _Buffer] = {}
+        """Allocate and free buffers in program order and return the peak."""
+        frees: dict[int, list[_Buffer]] = {}
+        live: dict[int, _Buffer] = {}
         size, peak = 0, _Peak()
-        for at, one in enumerate(computation.instructions):
-            for buffer in buffers[one.name]:
-                if id(buffer) not in alive and buffer.size:
-                    alive[id(buffer)] = buffer
+        for index, instruction in enumerate(computation.instructions):
+            for buffer in buffers[instruction.name]:
+                if id(buffer) not in live and buffer.size:
+                    live[id(buffer)] = buffer
                     size += buffer.size
-                    ending.setdefault(last[id(buffer)], []).append(buffer)
-            inner = self._called(one)
-            if size + inner.size > peak.size:
-                held = [Held(buffer.what, buffer.size) for buffer in alive.values()]
-                held.sort(key=lambda item: -item.bytes)
-                peak = _Peak(size + inner.size, [*held[:8], *inner.held])
-            for buffer in ending.pop(at, ()):
-                if alive.pop(id(buffer), None) is not None:
+                    frees.setdefault(last_use[id(buffer)], []).append(buffer)
+            callee = self._callee_peak(instruction)
+            if size + callee.size > peak.size:
+                held = [LiveBuffer(buffer.name, buffer.size) for buffer in live.values()]
+                peak = _Peak(size + callee.size, [*_largest(held), *callee.buffers])
+            for buffer in frees.pop(index, ()):
+                if live.pop(id(buffer), None) is not None:
                     size -= buffer.size
         return peak
 
-    def _called(self, one: Instruction) -> _Peak:
-        if one.opcode not in ("while", "call", "conditional"):
+    def _callee_peak(self, instruction: Instruction) -> _Peak:
+        if instruction.opcode not in ("while", "call", "conditional"):
             return _Peak()
-        names = [name for some in one.called().values() for name in some]
+        computations = self.module.computations
         peaks = [
-            self.peak(self.module.computations[n]) for n in names if n in self.module.computations
+            self.peak(computations[name])
+            for names in instruction.called_computations().values()
+            for name in names
+            if name in computations
         ]
         return max(peaks, key=lambda peak: peak.size, default=_Peak())
 
     def _buffers(
         self,
-        one: Instruction,
+        instruction: Instruction,
         computation: Computation,
-        known: dict[str, list[_Buffer]],
-        unseen: set[str],
+        buffers: dict[str, list[_Buffer]],
+        internal: set[str],
     ) -> list[_Buffer]:
-        """The room that each array of a value takes: its own, or that of what it is made of."""
-        taken = [known.get(name, []) for name in one.operands]
-        if one.opcode in ("parameter", "constant", "iota", "partition-id"):
-            return [_Buffer(0, "") for _ in one.shape.arrays()]
-        if one.opcode == "tuple":
-            return [buffer for some in taken for buffer in some]
-        if one.opcode == "get-tuple-element" and taken:
-            at = one.numbers("index")[0]
-            parts = computation.by_name[one.operands[0]].shape.parts
-            before = sum(_count(part) for part in parts[:at])
-            return taken[0][before : before + _count(parts[at])]
-        if one.opcode in _VIEWS | {"while", "dynamic-update-slice"} and taken:
-            return taken[0]
-        if one.name in unseen:
-            return [_Buffer(0, "") for _ in one.shape.arrays()]
-        where = one.place.scope or one.place.op_name.rpartition("/")[2] or one.opcode
-        at_line = f" at {one.place.short}" if one.place.source else ""
-        return [_Buffer(array.bytes, f"{where}{at_line}") for array in one.shape.arrays()]
+        """Return the buffer of each array of a value: a new one, or one of an operand."""
+        operands = [buffers.get(name, []) for name in instruction.operands]
+        if instruction.opcode in ("parameter", "constant", "iota", "partition-id"):
+            return [_Buffer("", 0) for _ in instruction.shape.arrays()]
+        if instruction.opcode == "tuple":
+            return [buffer for operand in operands for buffer in operand]
+        if instruction.opcode == "get-tuple-element" and operands:
+            index = instruction.integers("index")[0]
+            shapes = computation.by_name[instruction.operands[0]].shape.components
+            start = sum(map(_array_count, shapes[:index]))
+            return operands[0][start : start + _array_count(shapes[index])]
+        if instruction.opcode in _VIEWS | {"while", "dynamic-update-slice"} and operands:
+            return operands[0]
+        if instruction.name in internal:
+            return [_Buffer("", 0) for _ in instruction.shape.arrays()]
+        location = instruction.location
+        name = location.scope or location.op_name.rpartition("/")[2] or instruction.opcode
+        line = f" at {location.short}" if location.source else ""
+        return [_Buffer(f"{name}{line}", array.bytes) for array in instruction.shape.arrays()]
 
 
-def _within(kernels: list[Kernel]) -> set[str]:
-    """Values that no kernel writes to memory."""
-    every = {one.name for kernel in kernels for one in kernel.instructions}
-    return every - {name for kernel in kernels for name in kernel.writes}
+def _internal_values(kernels: list[Kernel]) -> set[str]:
+    """Return the values that no kernel writes to memory."""
+    values = {instruction.name for kernel in kernels for instruction in kernel.instructions}
+    return values - {name for kernel in kernels for name in kernel.outputs}
 
 
-def _count(shape: Shape) -> int:
+def _array_count(shape: Shape) -> int:
     return sum(1 for _ in shape.arrays())

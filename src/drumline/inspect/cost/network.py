@@ -1,13 +1,14 @@
-"""How a mesh lies on the links of a machine, and how long a collective takes on them.
+"""Map a mesh to the links of a machine, and compute the duration of collectives.
 
-A mesh axis takes whole dimensions of the torus where sizes allow, and parts of one where they do
-not. A part of a dimension, and a dimension whose ends are not joined, is a line: its end device
-gets everything over one link, where in a ring two links share the work. Axes that no torus has room
-for lie between slices, on the data-centre network.
+A mesh axis uses whole dimensions of the torus if the sizes allow it, and parts of a dimension if
+not. A dimension without wrap-around links, or a part of a dimension, is a line. Its end devices
+receive everything over one link. In a ring, two links share the traffic. Axes that do not fit on a
+torus run between slices, over the data-centre network.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,250 +16,279 @@ from math import gcd, prod
 from typing import Literal
 
 from drumline.chips.meshes import share_out
-from drumline.inspect.compiling.axes import Axes, shown
-from drumline.inspect.cost.machines import Machine, TorusLine
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
+from drumline.inspect.compiling.axes import MeshAxes, format_mesh
+from drumline.inspect.cost.machines import Machine, TorusDimension
 
 DCN = "dcn"
-TOURS = "tours"
-LaidAs = Mapping[str, tuple[int, ...]] | Literal["tours"]
+RINGS = "rings"
+TorusDims = Mapping[str, tuple[int, ...]] | Literal["rings"]
+"""The torus dimensions of each mesh axis, or `"rings"` for the mapping of `make_mesh`."""
 SWITCH = "nvlink"
 
 
 @dataclass(frozen=True)
-class Laid:
-    """Where a mesh axis lies."""
+class AxisLinks:
+    """The links of a mesh axis."""
 
-    lines: tuple[TorusLine, ...]
+    dimensions: tuple[TorusDimension, ...]
     slices: int = 1
-    """How many slices it reaches across."""
+    """The number of slices along the axis."""
     cores: int = 1
-    """How many devices of one chip it runs over."""
-    closes: bool = False
-    """Whether a ring of permutes along it is a circle, with no hop longer than the others."""
-    links: int = 1
-    """The links of a hop, which as many groups of devices share."""
+    """The number of devices on one chip along the axis."""
+    closed: bool = False
+    """True if permutes around the axis form a ring without a long way back."""
+    links_per_hop: int = 1
+    """The links of a hop. As many groups of devices share them."""
 
     def __str__(self) -> str:
-        """In words: `ring of 16`, `line of 4 × line of 2`."""
+        """Describe the links, such as `ring of 16` or `line of 4 × line of 2`."""
         parts = [f"{self.slices} slices"] if self.slices > 1 else []
         parts += [f"{self.cores} cores of a chip"] if self.cores > 1 else []
-        parts += [f"{'ring' if line.wraps else 'line'} of {line.length}" for line in self.lines]
+        parts += [
+            f"{'ring' if dimension.wraps else 'line'} of {dimension.length}"
+            for dimension in self.dimensions
+        ]
         return " × ".join(parts) or "one device"
 
 
 @dataclass(frozen=True)
 class Network:
-    """A mesh on a machine."""
+    """A mesh mapped to a machine."""
 
     machine: Machine
-    axes: Mapping[str, Laid]
+    axes: Mapping[str, AxisLinks]
 
-    def resources(self, over: Iterable[str], direction: str = "") -> tuple[str, ...]:
-        """The links that a collective over these axes keeps busy.
+    def resources(self, axes: Iterable[str], direction: str = "") -> tuple[str, ...]:
+        """Return the names of the links that a collective over these axes uses.
 
-        A permute along a circle leaves the links of the other direction free. Along a line it does
-        not: what goes from the last device to the first comes back over them.
+        A permute around a closed ring leaves the links of the other direction free. On a line it
+        uses both, because data from the last device to the first travels back over the line.
         """
         if not self.machine.torus:
             return (SWITCH,)
         names = []
-        for name in over:
-            laid = self.axes[name]
-            if not laid.lines and laid.cores == 1:
+        crosses_slices = False
+        for name in axes:
+            links = self.axes[name]
+            crosses_slices |= links.slices > 1
+            if not links.dimensions and links.cores == 1:
                 continue
-            ways = (direction,) if direction and laid.closes else ("up", "down")
-            names += [f"ici {name} {way}" for way in ways]
-        across = any(self.axes[name].slices > 1 for name in over)
-        return (*names, *((DCN,) if across else ())) or ("ici",)
+            directions = (direction,) if direction and links.closed else ("up", "down")
+            names += [f"ici {name} {side}" for side in directions]
+        return (*names, *((DCN,) if crosses_slices else ())) or ("ici",)
 
-    def seconds(self, kind: str, taken: float, over: Iterable[str]) -> float:
-        """How long a collective takes that each device enters with so many bytes."""
-        laid = [self.axes[name] for name in over if name in self.axes]
-        lines = [line for axis in laid for line in axis.lines if line.length > 1]
-        slices = prod(axis.slices for axis in laid)
-        cores = prod(axis.cores for axis in laid)
-        members = prod(line.length for line in lines) * slices * cores
-        if members <= 1:
+    def collective_seconds(self, kind: str, operand_bytes: float, axes: Iterable[str]) -> float:
+        """Return the duration of a collective whose operand has this size on each device."""
+        links = [self.axes[name] for name in axes if name in self.axes]
+        dimensions = [
+            dimension for axis in links for dimension in axis.dimensions if dimension.length > 1
+        ]
+        slices = prod(axis.slices for axis in links)
+        cores = prod(axis.cores for axis in links)
+        group_size = prod(dimension.length for dimension in dimensions) * slices * cores
+        if group_size <= 1:
             return 0.0
         if not self.machine.torus:
-            return self._switched(kind, taken, prod(self._sizes(over)))
-        inside = members // slices
-        # Where hops are several links long, as many groups share each link.
-        taken *= max(axis.links for axis in laid)
-        start = self.machine.constants.collective
+            return self._switched(kind, operand_bytes, group_size)
+        # Where a hop spans several links, as many groups share each link.
+        operand_bytes *= max(axis.links_per_hop for axis in links)
+        per_slice = group_size // slices
+        latency = self.machine.constants.collective_seconds
         if kind == "collective-permute":
-            return start + self._permute(taken, laid, slices)
+            return latency + self._permute(operand_bytes, links, slices)
         if kind == "all-reduce":
-            scattered = taken / inside
+            scatter = self._scatter(operand_bytes, dimensions, cores)
             return (
-                start + 2 * self._spread(taken, lines, cores) + 2 * self._across(scattered, slices)
+                latency + 2 * scatter + 2 * self._between_slices(operand_bytes / per_slice, slices)
             )
         if kind == "all-to-all":
-            return start + self._exchange(taken, lines, cores) + self._across(taken, slices)
-        # All-gather and reduce-scatter are each other's mirror image: V is the larger array.
-        whole = taken * members if kind == "all-gather" else taken
-        return start + self._spread(whole, lines, cores) + self._across(whole / inside, slices)
+            exchange = self._exchange(operand_bytes, dimensions, cores)
+            return latency + exchange + self._between_slices(operand_bytes, slices)
+        # An all-gather is a reduce-scatter in reverse. The larger array determines both.
+        array_bytes = operand_bytes * group_size if kind == "all-gather" else operand_bytes
+        scatter = self._scatter(array_bytes, dimensions, cores)
+        return latency + scatter + self._between_slices(array_bytes / per_slice, slices)
 
-    def _sizes(self, over: Iterable[str]) -> list[int]:
-        laid = (self.axes[name] for name in over)
-        return [
-            prod(line.length for line in axis.lines) * axis.slices * axis.cores for axis in laid
-        ]
-
-    def _switched(self, kind: str, taken: float, members: int) -> float:
+    def _switched(self, kind: str, operand_bytes: float, group_size: int) -> float:
         constants = self.machine.constants
         factor = {
-            "all-gather": members - 1.0,
-            "reduce-scatter": (members - 1) / members,
-            "all-to-all": (members - 1) / members,
-            "all-reduce": 2 * (members - 1) / members,
+            "all-gather": group_size - 1.0,
+            "reduce-scatter": (group_size - 1) / group_size,
+            "all-to-all": (group_size - 1) / group_size,
+            "all-reduce": 2 * (group_size - 1) / group_size,
         }.get(kind, 1.0)
-        return constants.collective + constants.hop + factor * taken / self.machine.link
+        latency = constants.collective_seconds + constants.hop_seconds
+        return latency + factor * operand_bytes / self.machine.link_bandwidth
 
-    def _spread(self, whole: float, lines: list[TorusLine], cores: int) -> float:
-        """An all-gather that ends with, or a reduce-scatter that begins with, so many bytes."""
-        if not lines:
-            return self._in_chip(whole * (cores - 1) / cores) if cores > 1 else 0.0
-        count = prod(line.length for line in lines)
-        rate = sum(self.machine.link * (2 if line.wraps else 1) for line in lines)
-        hops = sum(line.length // 2 if line.wraps else line.length - 1 for line in lines)
-        return whole * (count - 1) / count / rate + hops * self.machine.constants.hop
+    def _scatter(self, array_bytes: float, dimensions: list[TorusDimension], cores: int) -> float:
+        """Return the duration of a reduce-scatter of an array, or an all-gather to it."""
+        if not dimensions:
+            return self._on_chip(array_bytes * (cores - 1) / cores) if cores > 1 else 0.0
+        count = prod(dimension.length for dimension in dimensions)
+        bandwidth = sum(
+            self.machine.link_bandwidth * (2 if dimension.wraps else 1) for dimension in dimensions
+        )
+        latency = _hop_count(dimensions) * self.machine.constants.hop_seconds
+        return array_bytes * (count - 1) / count / bandwidth + latency
 
-    def _exchange(self, taken: float, lines: list[TorusLine], cores: int) -> float:
-        """An all-to-all: half of everything crosses the middle of the longest dimension."""
-        if not lines:
-            return self._in_chip(taken * (cores - 1) / cores) if cores > 1 else 0.0
-        worst = max(line.length / (8 if line.wraps else 4) for line in lines)
-        hops = sum(line.length // 2 if line.wraps else line.length - 1 for line in lines)
-        return taken * worst / self.machine.link + hops * self.machine.constants.hop
+    def _exchange(
+        self, operand_bytes: float, dimensions: list[TorusDimension], cores: int
+    ) -> float:
+        """Return the duration of an all-to-all. Half the data crosses the longest dimension."""
+        if not dimensions:
+            return self._on_chip(operand_bytes * (cores - 1) / cores) if cores > 1 else 0.0
+        bottleneck = max(
+            dimension.length / (8 if dimension.wraps else 4) for dimension in dimensions
+        )
+        latency = _hop_count(dimensions) * self.machine.constants.hop_seconds
+        return operand_bytes * bottleneck / self.machine.link_bandwidth + latency
 
-    def _permute(self, taken: float, laid: list[Laid], slices: int) -> float:
+    def _permute(self, operand_bytes: float, links: list[AxisLinks], slices: int) -> float:
         if slices > 1:
-            return taken / self.machine.dcn
-        if not any(axis.lines for axis in laid):
-            return self._in_chip(taken)
-        # On a line, what goes from the last device to the first passes all others.
+            return operand_bytes / self.machine.dcn_bandwidth
+        if not any(axis.dimensions for axis in links):
+            return self._on_chip(operand_bytes)
+        # On a line, data from the last device to the first passes all others.
         hops = max(
-            1 if axis.closes or line.wraps else line.length - 1
-            for axis in laid
-            for line in axis.lines
-        ) * max(axis.links for axis in laid)
-        return taken / self.machine.link + hops * self.machine.constants.hop
+            1 if axis.closed or dimension.wraps else dimension.length - 1
+            for axis in links
+            for dimension in axis.dimensions
+        ) * max(axis.links_per_hop for axis in links)
+        latency = hops * self.machine.constants.hop_seconds
+        return operand_bytes / self.machine.link_bandwidth + latency
 
-    def _in_chip(self, sent: float) -> float:
-        """From one core of a chip to the other: as over a link, which no other core shares."""
-        machine = self.machine
-        return sent / (machine.link * machine.per_chip) + machine.constants.hop
+    def _on_chip(self, sent_bytes: float) -> float:
+        """Return the duration of a transfer between cores: that over a link of their own."""
+        bandwidth = self.machine.link_bandwidth * self.machine.devices_per_chip
+        return sent_bytes / bandwidth + self.machine.constants.hop_seconds
 
-    def _across(self, whole: float, slices: int) -> float:
-        """The part of an all-gather or a reduce-scatter that goes from slice to slice."""
+    def _between_slices(self, array_bytes: float, slices: int) -> float:
+        """Return the duration of the part of a collective that runs between slices."""
         if slices <= 1:
             return 0.0
-        return whole * (slices - 1) / slices / self.machine.dcn
+        return array_bytes * (slices - 1) / slices / self.machine.dcn_bandwidth
 
 
-def lay(mesh: Axes, target: Machine, laid: LaidAs | None = None) -> Network:
-    """Lay a mesh onto a machine: as told, or the largest axes first.
+def _hop_count(dimensions: list[TorusDimension]) -> int:
+    return sum(
+        dimension.length // 2 if dimension.wraps else dimension.length - 1
+        for dimension in dimensions
+    )
+
+
+def map_mesh(mesh: MeshAxes, machine: Machine, torus_dims: TorusDims | None = None) -> Network:
+    """Map a mesh to a machine. Axes without explicit dimensions are mapped by size.
 
     Args:
-        mesh: names and sizes.
-        target: the machine.
-        laid: the numbers of the torus' dimensions that an axis is to take, by name; or `"tours"`,
-            for a mesh of all devices as `drumline.train.make_mesh` lays it.
+        mesh: names and sizes of the axes.
+        machine: the machine.
+        torus_dims: the indices of the torus dimensions for each axis by name, or `"rings"` for a
+            mesh of all devices in the order of `drumline.train.make_mesh`.
 
     Raises:
-        Mistake: an axis does not fit, or one is told of that the mesh has not.
+        UserError: an axis does not fit, or `torus_dims` names an axis that the mesh does not have.
     """
-    if isinstance(laid, str) and laid != TOURS:
-        raise Mistake(f"laid= is {laid!r}; it can be 'tours', or dimensions by the mesh axis")
-    told = {} if laid is None or isinstance(laid, str) else laid
-    for name in told:
+    if torus_dims == "tours":  # type: ignore[comparison-overlap]
+        message = "the value 'tours' is now 'rings'; the old one goes with version 0.3"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        torus_dims = RINGS
+    if isinstance(torus_dims, str) and torus_dims != RINGS:
+        raise UserError(
+            f"torus_dims is {torus_dims!r}; give 'rings', or torus dimensions for each mesh axis"
+        )
+    explicit = {} if torus_dims is None or isinstance(torus_dims, str) else torus_dims
+    for name in explicit:
         if name not in mesh:
-            raise Mistake(f"laid= tells where mesh axis {name} lies, and the mesh is {shown(mesh)}")
-    sizes = {name: size for name, size in mesh.items() if size > 1}
-    if not target.torus:
-        whole = {name: Laid((TorusLine(size, True),)) for name, size in sizes.items()}
-        return Network(target, whole | dict.fromkeys(set(mesh) - set(sizes), Laid(())))
-    found: dict[str, Laid] = {name: Laid(()) for name in mesh}
-    free = {number: line for number, line in enumerate(target.torus) if line.length > 1}
-    across = target.slices
-    # Slices are far apart: the axis of just that size goes between them, or else the first that
-    # has room for them, as meshes are written.
-    fits = [name for name, size in sizes.items() if size % across == 0]
-    outer = next((name for name in fits if sizes[name] == across), fits[0] if fits else None)
-    cores = target.per_chip
-    if laid == TOURS and (along := _along_the_links(sizes, target, outer)):
-        return Network(target, found | along)
-    for name in sorted(sizes, key=lambda name: (name not in told, -sizes[name])):
-        size = sizes[name]
-        if name in told:
-            lines = tuple(free.pop(number) for number in told[name] if number in free)
-            if prod(line.length for line in lines) != size:
-                raise Mistake(
-                    f"the dimensions told for mesh axis {name} do not hold {size} devices"
-                )
-            found[name] = Laid(lines, closes=all(line.wraps for line in lines))
-            continue
-        beyond = gcd(size, across) if name == outer or _too_large(size, free, cores) else 1
-        size, across = size // beyond, across // beyond
-        lines, free, rest = _take(size, free)
-        inner = gcd(rest, cores)
-        rest, cores = rest // inner, cores // inner
-        if rest > 1:
-            torus = "×".join(str(line.length) for line in target.torus)
-            raise Mistake(
-                f"mesh axis {name}={sizes[name]} of {shown(mesh)} does not fit on {target.name}, "
-                f"whose chips are {torus}"
+            raise UserError(
+                f"torus_dims has the mesh axis {name}, but the mesh is {format_mesh(mesh)}"
             )
-        found[name] = Laid(lines, beyond, inner, bool(lines) and all(line.wraps for line in lines))
-    return Network(target, found)
+    sizes = {name: size for name, size in mesh.items() if size > 1}
+    axes: dict[str, AxisLinks] = {name: AxisLinks(()) for name in mesh}
+    if not machine.torus:
+        switched = {name: AxisLinks((TorusDimension(size, True),)) for name, size in sizes.items()}
+        return Network(machine, axes | switched)
+    free = {index: dim for index, dim in enumerate(machine.torus) if dim.length > 1}
+    slices, cores = machine.slices, machine.devices_per_chip
+    # The network between slices is slow. Prefer an axis of exactly that size for it, else the
+    # first axis that the number of slices divides.
+    divisible = [name for name, size in sizes.items() if size % slices == 0]
+    outer = next(
+        (name for name in divisible if sizes[name] == slices), divisible[0] if divisible else None
+    )
+    if torus_dims == RINGS and (rings := _map_rings(sizes, machine, outer)):
+        return Network(machine, axes | rings)
+    for name in sorted(sizes, key=lambda name: (name not in explicit, -sizes[name])):
+        size = sizes[name]
+        if name in explicit:
+            dims = tuple(free.pop(index) for index in explicit[name] if index in free)
+            if prod(dim.length for dim in dims) != size:
+                raise UserError(
+                    f"the torus dimensions for the mesh axis {name} do not have {size} devices"
+                )
+            axes[name] = AxisLinks(dims, closed=all(dim.wraps for dim in dims))
+            continue
+        capacity = prod(dim.length for dim in free.values()) * cores
+        axis_slices = gcd(size, slices) if name == outer or size > capacity else 1
+        size, slices = size // axis_slices, slices // axis_slices
+        dims, free, size = _allocate(size, free)
+        axis_cores = gcd(size, cores)
+        size, cores = size // axis_cores, cores // axis_cores
+        if size > 1:
+            torus = "×".join(str(dim.length) for dim in machine.torus)
+            raise UserError(
+                f"mesh axis {name}={sizes[name]} of {format_mesh(mesh)} does not fit on "
+                f"{machine.name}, whose chips are {torus}"
+            )
+        closed = bool(dims) and all(dim.wraps for dim in dims)
+        axes[name] = AxisLinks(dims, axis_slices, axis_cores, closed)
+    return Network(machine, axes)
 
 
-def _along_the_links(
-    sizes: Mapping[str, int], target: Machine, outer: str | None
-) -> dict[str, Laid] | None:
-    """A mesh of all devices as `drumline.train.make_mesh` lays it, None for any other."""
-    if target.slices > 1 and outer is None:
+def _map_rings(
+    sizes: Mapping[str, int], machine: Machine, outer: str | None
+) -> dict[str, AxisLinks] | None:
+    """Map a mesh of all devices as `drumline.train.make_mesh` does. Return None for others."""
+    if machine.slices > 1 and outer is None:
         return None
-    across = {name: target.slices if name == outer else 1 for name in sizes}
-    cores, left = {}, target.per_chip
+    slices = {name: machine.slices if name == outer else 1 for name in sizes}
+    cores, free_cores = {}, machine.devices_per_chip
     for name in reversed(list(sizes)):
-        cores[name] = gcd(sizes[name] // across[name], left)
-        left //= cores[name]
-    chips = [sizes[name] // across[name] // cores[name] for name in sizes]
-    topology = [line.length for line in target.torus]
-    if prod(chips) != prod(topology) or left > 1:
+        cores[name] = gcd(sizes[name] // slices[name], free_cores)
+        free_cores //= cores[name]
+    chips = [sizes[name] // slices[name] // cores[name] for name in sizes]
+    topology = [dimension.length for dimension in machine.torus]
+    if prod(chips) != prod(topology) or free_cores > 1:
         return None
-    shares = share_out(topology, [line.wraps for line in target.torus], chips)
-    found = {}
+    shares = share_out(topology, [dimension.wraps for dimension in machine.torus], chips)
+    axes = {}
     for name, share in zip(sizes, shares, strict=True):
-        sides = zip(share.extents, share.wraps, strict=True)
-        lines = tuple(TorusLine(length, wraps) for length, wraps in sides if length > 1)
-        found[name] = Laid(lines, across[name], cores[name], share.closes, max(1, share.longest))
-    return found
+        extents = zip(share.extents, share.wraps, strict=True)
+        dimensions = tuple(TorusDimension(length, wraps) for length, wraps in extents if length > 1)
+        links_per_hop = max(1, share.longest)
+        axes[name] = AxisLinks(dimensions, slices[name], cores[name], share.closes, links_per_hop)
+    return axes
 
 
-def _too_large(size: int, free: Mapping[int, TorusLine], cores: int) -> bool:
-    return size > prod(line.length for line in free.values()) * cores
+def _allocate(
+    size: int, free: dict[int, TorusDimension]
+) -> tuple[tuple[TorusDimension, ...], dict[int, TorusDimension], int]:
+    """Take whole dimensions, or parts of them, for a number of devices.
 
-
-def _take(
-    size: int, free: dict[int, TorusLine]
-) -> tuple[tuple[TorusLine, ...], dict[int, TorusLine], int]:
-    """Dimensions, or parts of them, for so many devices; what is left of both."""
-    for many in range(1, len(free) + 1):
-        for numbers in combinations(free, many):
-            if prod(free[number].length for number in numbers) == size:
-                taken = tuple(free[number] for number in numbers)
-                return taken, {n: line for n, line in free.items() if n not in numbers}, 1
-    lines, left = [], dict(free)
-    for number, line in sorted(free.items(), key=lambda item: -item[1].length):
-        part = gcd(size, line.length)
-        if part > 1:
-            lines.append(TorusLine(part, line.wraps and part == line.length))
-            size //= part
-            left[number] = TorusLine(line.length // part, False)
-            if left[number].length == 1:
-                del left[number]
-    return tuple(lines), left, size
+    Return the dimensions, the remaining free dimensions and the factor that did not fit.
+    """
+    for count in range(1, len(free) + 1):
+        for indices in combinations(free, count):
+            if prod(free[index].length for index in indices) == size:
+                whole = tuple(free[index] for index in indices)
+                return whole, {i: dim for i, dim in free.items() if i not in indices}, 1
+    parts, remaining = [], dict(free)
+    for index, dimension in sorted(free.items(), key=lambda item: -item[1].length):
+        length = gcd(size, dimension.length)
+        if length > 1:
+            parts.append(TorusDimension(length, dimension.wraps and length == dimension.length))
+            size //= length
+            remaining[index] = TorusDimension(dimension.length // length, False)
+            if remaining[index].length == 1:
+                del remaining[index]
+    return tuple(parts), remaining, size

@@ -1,9 +1,10 @@
-"""Operations placed on a timeline: the device's own work, and its links, each busy with one thing.
+"""Simulate a compiled program on a timeline.
 
-A program that its own compiler has scheduled is played as it stands: what lies between the start
-and the end of a collective hides it. One that is not scheduled for this device is scheduled here:
-of the operations whose operands are there, the device takes the one that most depends on, and a
-collective begins as soon as it can. The turns of a loop follow one another.
+The device and each of its links run one operation at a time. A program that was scheduled by its
+own compiler keeps that order, and operations between a collective's start and done overlap with it.
+Any other program is scheduled here by list scheduling: of the kernels whose inputs are ready, the
+device runs the one on the longest path to the end, and a collective starts as soon as it can. The
+iterations of a loop run one after another.
 """
 
 from __future__ import annotations
@@ -13,375 +14,418 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from drumline.inspect.collectives import (
-    KINDS,
-    async_part,
-    axes,
+    COLLECTIVE_KINDS,
+    async_phase,
+    base_opcode,
+    becomes_reduce_scatter,
+    collective_axes,
     group_size,
-    is_scattered,
     operand_shapes,
 )
-from drumline.inspect.cost.kernels import FREE, Kernel, as_compiled, fused
+from drumline.inspect.cost.kernels import (
+    FREE_OPCODES,
+    Cost,
+    Kernel,
+    compiled_kernels,
+    fuse,
+    kernel_cost,
+)
 from drumline.inspect.cost.network import Network
-from drumline.inspect.cost.operations import Cost, kernel_cost
-from drumline.inspect.hlo.groups import read_pairs
-from drumline.inspect.hlo.loops import trips
-from drumline.inspect.hlo.places import SourcePlace
+from drumline.inspect.hlo.groups import parse_permute_pairs
+from drumline.inspect.hlo.loops import trip_count
+from drumline.inspect.hlo.source import SourceLocation
 from drumline.inspect.hlo.text import Computation, Instruction, Module
 
 DEVICE = "device"
 """The resource that computes."""
-LINK_IS_FREE = -1
-PRODUCTS = ("dot", "convolution")
 COPIES = "copies"
-"""The resource that copies between a device's memories, beside its computing."""
+"""The resource that copies between the memories of a device while it computes."""
+LINK_IS_FREE = -1
+"""The entry on the scheduler's agenda for a link that becomes free before its event ends."""
 
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """Something that keeps a resource busy, once."""
+    """An operation that occupies a resource from `start` to `end`, in seconds."""
 
     name: str
     kind: str
-    """The collective's kind, or the operation's: `matmul`, `elementwise`, `loop` and so on."""
+    """The kind of collective or of operation, such as `matmul`, `elementwise` or `loop`."""
     resource: str
+    """The device, or the links of a collective joined by `+`."""
     start: float
     end: float
-    place: SourcePlace
+    location: SourceLocation
     cost: Cost = field(default_factory=Cost, repr=False)
     axes: tuple[str, ...] = ()
+    """The mesh axes of a collective."""
     exposed: float = 0.0
-    """For a collective: how long the device waits for it."""
-    inside: Timeline | None = field(default=None, repr=False)
-    """One turn of a loop, or what is called."""
-    turns: int = 1
+    """The seconds for which the device waits for the operation."""
+    body: Timeline | None = field(default=None, repr=False)
+    """One iteration of a loop, or a called computation."""
+    trip_count: int = 1
+    """The number of iterations of a loop."""
     latency: float = 0.0
-    """The part of a collective in which its links are free for the next."""
-    holds: tuple[str, ...] = ()
-    """Links that are not free meanwhile: those that a loop's turns use."""
+    """The last part of a collective, in which its links are already free for the next one."""
+    blocked_links: tuple[str, ...] = ()
+    """The links that the body of a loop or a call uses."""
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """The duration."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of one computation, from 0."""
+    """The events of one computation. The first starts at 0."""
 
     events: tuple[TimelineEvent, ...]
     seconds: float
-    unknown_turns: bool = False
-    """Whether a loop within runs an unknown number of times, counted once."""
+    unknown_trip_count: bool = False
+    """True if a loop has an unknown trip count. It counts as one iteration."""
 
-    def flat(self, times: int = 1) -> Iterator[tuple[TimelineEvent, int]]:
-        """Every event that is no loop, with how often it happens."""
+    def leaf_events(self, executions: int = 1) -> Iterator[tuple[TimelineEvent, int]]:
+        """Yield every event outside and inside loops and calls, with its number of executions."""
         for event in self.events:
-            if event.inside is not None:
-                yield from event.inside.flat(times * event.turns)
+            if event.body is None:
+                yield event, executions
             else:
-                yield event, times
+                yield from event.body.leaf_events(executions * event.trip_count)
 
 
 @dataclass(frozen=True)
-class Player:
-    """Places the operations of a program for one machine."""
+class TimelineSimulator:
+    """Simulates the computations of a program on one machine."""
 
     module: Module
     network: Network
     mesh: Mapping[str, int]
-    """The mesh by which the program's groups of devices are numbered."""
+    """The mesh that the replica groups of the program refer to."""
     scheduled: bool
-    """Whether the program's own compiler has fused and ordered it for this device."""
-    _known: dict[str, Timeline] = field(default_factory=dict, repr=False)
+    """True if the program's own compiler has fused and scheduled it for this device."""
+    _timelines: dict[str, Timeline] = field(default_factory=dict, repr=False)
 
-    def play(self, computation: Computation | None = None) -> Timeline:
-        """The timeline of a computation; of the whole program without one."""
-        chosen = computation or self.module.entry
-        if chosen.name not in self._known:
-            if self.scheduled:
-                self._known[chosen.name] = self._in_order(as_compiled(chosen, self.module), chosen)
+    def simulate(self, computation: Computation | None = None) -> Timeline:
+        """Return the timeline of a computation, by default of the whole program."""
+        computation = computation or self.module.entry
+        if computation.name not in self._timelines:
+            self._timelines[computation.name] = (
+                self._follow_schedule(computation)
+                if self.scheduled
+                else self._make_schedule(computation)
+            )
+        return self._timelines[computation.name]
+
+    def _follow_schedule(self, computation: Computation) -> Timeline:
+        """Run the kernels in program order. Only a `done` instruction waits for a collective."""
+        now = 0.0
+        free_at: dict[str, float] = {}
+        running: dict[str, int] = {}  # the event of each start, by its name or channel
+        events: list[TimelineEvent] = []
+        for kernel in compiled_kernels(computation, self.module):
+            primary = kernel.primary
+            if primary.opcode in FREE_OPCODES:
+                continue
+            phase = async_phase(primary, self.module)
+            is_done = phase.name == "done" if phase else primary.opcode.endswith("-done")
+            is_update = primary.opcode.endswith("-update")
+            if is_done or is_update:
+                names = (phase.channel,) if phase else primary.operands
+                start_name = next((name for name in names if name in running), None)
+                if start_name is None:
+                    continue
+                index = running[start_name]
+                if is_update:  # a stage between start and done, which stands for the start
+                    running[primary.name] = index
+                else:
+                    wait = max(0.0, events[index].end - now)
+                    events[index] = replace(events[index], exposed=wait)
+                    now += wait
+                continue
+            if "cross_program_prefetch_index" in primary.attribute_text:
+                continue  # this copy runs during the previous program
+            event = self._event(_unwrap_collective(kernel, self.module), computation)
+            is_start = phase is not None or primary.opcode.endswith("-start")
+            is_copy = is_start and event.resource == DEVICE
+            if is_copy:
+                event = replace(event, resource=COPIES)
+            links = event.resource.split("+")
+            start = now if is_copy else max(now, *(free_at.get(link, 0.0) for link in links))
+            end = start + event.seconds
+            exposed = 0.0
+            if is_start:
+                running[phase.channel if phase else primary.name] = len(events)
             else:
-                # What is to stay on the chip must leave room for what is being computed.
-                small = self.network.machine.constants.on_chip / 8 / self.network.machine.per_chip
-                kernels = fused(chosen, self.module, small)
-                self._known[chosen.name] = self._by_need(kernels, chosen)
-        return self._known[chosen.name]
+                now = end
+                exposed = event.seconds if event.kind in COLLECTIVE_KINDS else 0.0
+            for link in links:
+                free_at[link] = end - event.latency
+            events.append(replace(event, start=start, end=end, exposed=exposed))
+        return _make_timeline(events, max([now, *(event.end for event in events)]))
 
-    # What one kernel is, without its place in time.
+    def _make_schedule(self, computation: Computation) -> Timeline:
+        """Fuse the computation into kernels and schedule them."""
+        machine = self.network.machine
+        # Values that stay on the chip must leave most of its memory to the running kernel.
+        small_bytes = machine.constants.on_chip_bytes / 8 / machine.devices_per_chip
+        kernels = fuse(computation, self.module, small_bytes)
+        producers: dict[str, list[int]] = {}
+        for index, kernel in enumerate(kernels):
+            for instruction in kernel.instructions:
+                producers.setdefault(instruction.name, []).append(index)
+        dependencies = [
+            {
+                producer
+                for name in kernel.inputs
+                for producer in producers.get(name, ())
+                if producer != index
+            }
+            for index, kernel in enumerate(kernels)
+        ]
+        events = [self._event(kernel, computation) for kernel in kernels]
+        return _list_schedule(events, dependencies)
 
-    def _event(self, kernel: Kernel, within: Computation) -> TimelineEvent:
-        lead = kernel.lead
-        base = _base(lead.opcode)
-        if base in KINDS:
-            return self._collective(lead, within)
-        if lead.opcode in ("while", "conditional", "call"):
-            return self._called(lead, within)
+    def _event(self, kernel: Kernel, computation: Computation) -> TimelineEvent:
+        """Return the event of a kernel, starting at 0."""
+        primary = kernel.primary
+        if base_opcode(primary.opcode) in COLLECTIVE_KINDS:
+            return self._collective_event(primary, computation)
+        if primary.opcode in ("while", "conditional", "call"):
+            return self._call_event(primary, computation)
         cost = kernel_cost(kernel, self.network.machine, self.scheduled)
-        return TimelineEvent(kernel.name, cost.kind, DEVICE, 0.0, cost.seconds, lead.place, cost)
-
-    def _collective(self, lead: Instruction, within: Computation) -> TimelineEvent:
-        kind = KINDS[_base(lead.opcode)]
-        over = axes(lead, self.mesh, self.module.partitions)
-        if group_size(lead, self.module.partitions) <= 1:
-            return TimelineEvent(lead.name, "free", DEVICE, 0.0, 0.0, lead.place)
-        taken = float(sum(shape.bytes for shape in operand_shapes(lead, within)))
-        if kind == "all-reduce" and not self.scheduled and is_scattered(lead, within):
-            # Every accelerator's compiler makes a reduce-scatter of this; the CPU's does not.
-            kind = "reduce-scatter"
-        seconds = self.network.seconds(kind, taken, over)
-        resource = "+".join(self.network.resources(over, _direction(lead)))
         return TimelineEvent(
-            lead.name,
-            kind,
-            resource,
-            0.0,
-            seconds,
-            lead.place,
-            Cost(kind=kind, bytes=taken),
-            over,
-            latency=self.network.seconds(kind, 0.0, over),
+            kernel.name, cost.kind, DEVICE, 0.0, cost.seconds, primary.location, cost
         )
 
-    def _called(self, lead: Instruction, within: Computation) -> TimelineEvent:
-        called = lead.called()
-        turns: int | None = 1
-        names = [name for some in called.values() for name in some]
-        known = self.module.computations
-        inner = [self.play(known[name]) for name in names if name in known]
-        # Of a condition's branches, the longest.
-        longest = max(inner, key=lambda line: line.seconds, default=Timeline((), 0.0))
-        if lead.opcode == "while":
-            turns = trips(lead, within, self.module)
-            longest = _turn(inner, self.network.machine.constants.operation)
-        longest = replace(longest, unknown_turns=longest.unknown_turns or turns is None)
-        times = 1 if turns is None else turns
+    def _collective_event(self, collective: Instruction, computation: Computation) -> TimelineEvent:
+        partitions = self.module.partitions
+        if group_size(collective, partitions) <= 1:
+            return TimelineEvent(collective.name, "free", DEVICE, 0.0, 0.0, collective.location)
+        kind = COLLECTIVE_KINDS[base_opcode(collective.opcode)]
+        if (
+            kind == "all-reduce"
+            and not self.scheduled
+            and becomes_reduce_scatter(collective, computation)
+        ):
+            # Compilers of accelerators make this a reduce-scatter. The CPU's does not.
+            kind = "reduce-scatter"
+        axes = collective_axes(collective, self.mesh, partitions)
+        operand_bytes = float(sum(s.bytes for s in operand_shapes(collective, computation)))
+        links = self.network.resources(axes, _permute_direction(collective))
         return TimelineEvent(
-            lead.name,
-            "loop" if lead.opcode == "while" else "call",
+            collective.name,
+            kind,
+            "+".join(links),
+            0.0,
+            self.network.collective_seconds(kind, operand_bytes, axes),
+            collective.location,
+            Cost(kind=kind, bytes=operand_bytes),
+            axes,
+            latency=self.network.collective_seconds(kind, 0.0, axes),
+        )
+
+    def _call_event(self, caller: Instruction, computation: Computation) -> TimelineEvent:
+        """Return the event of a loop, a call, or the longest branch of a conditional."""
+        computations = self.module.computations
+        callees = [
+            self.simulate(computations[name])
+            for names in caller.called_computations().values()
+            for name in names
+            if name in computations
+        ]
+        if caller.opcode == "while":
+            kind = "loop"
+            count = trip_count(caller, computation, self.module)
+            body = _loop_iteration(callees, self.network.machine.constants.operation_seconds)
+        else:
+            kind, count = "call", 1
+            body = max(callees, key=lambda callee: callee.seconds, default=Timeline((), 0.0))
+        body = replace(body, unknown_trip_count=body.unknown_trip_count or count is None)
+        iterations = 1 if count is None else count
+        return TimelineEvent(
+            caller.name,
+            kind,
             DEVICE,
             0.0,
-            longest.seconds * times,
-            lead.place,
-            inside=longest,
-            turns=times,
-            holds=_links(longest),
+            body.seconds * iterations,
+            caller.location,
+            body=body,
+            trip_count=iterations,
+            blocked_links=_used_links(body),
         )
 
-    # In time: as the program's own compiler ordered it.
 
-    def _in_order(self, kernels: list[Kernel], within: Computation) -> Timeline:
-        now = 0.0
-        free: dict[str, float] = {}
-        running: dict[str, int] = {}
-        events: list[TimelineEvent] = []
-        for kernel in kernels:
-            lead = kernel.lead
-            if lead.opcode in FREE:
-                continue
-            begun = next((name for name in lead.operands if name in running), None)
-            fused = async_part(lead, self.module)
-            if fused and fused.part == "done":
-                begun = fused.channel if fused.channel in running else None
-            if lead.opcode.endswith(("-done", "-update")) or (fused and fused.part == "done"):
-                if begun is None:
-                    continue
-                at = running[begun]
-                if lead.opcode.endswith("-update"):
-                    running[lead.name] = at
-                    continue
-                waited = max(0.0, events[at].end - now)
-                events[at] = replace(events[at], exposed=waited)
-                now += waited
-                continue
-            if "cross_program_prefetch_index" in lead.rest:
-                continue  # made while the program before this one still runs
-            event = self._event(_started(kernel, self.module), within)
-            links = event.resource.split("+")
-            if lead.opcode.endswith("-start") or fused:
-                begin = max(now, *(free.get(link, 0.0) for link in links))
-                running[fused.channel if fused else lead.name] = len(events)
-                if event.resource == DEVICE:  # a copy between memories: beside the computing
-                    links = [COPIES]
-                    event = replace(event, resource=COPIES)
-            else:
-                begin = max(now, *(free.get(link, 0.0) for link in links))
-                now = begin + event.seconds
-            end = begin + event.seconds
-            waits = event.seconds if event.kind in KINDS and end == now else 0.0
-            for link in links:
-                free[link] = end - event.latency
-            events.append(replace(event, start=begin, end=end, exposed=waits))
-        return _line(events, max([now, *(event.end for event in events)]))
+def _unwrap_collective(kernel: Kernel, module: Module) -> Kernel:
+    """Replace an `async-start` or a fusion around a collective by the collective itself."""
+    wrapper = kernel.primary
+    if wrapper.opcode not in ("async-start", "fusion"):
+        return kernel
+    callee = module.fused_computation(wrapper)
+    opcodes = [instruction.opcode for instruction in callee.instructions] if callee else []
+    index = next((i for i, opcode in enumerate(opcodes) if opcode in COLLECTIVE_KINDS), None)
+    if callee is None or index is None or "dot" in opcodes or "convolution" in opcodes:
+        return kernel
+    collective = callee.instructions[index]
+    opcode = collective.opcode
+    if (
+        wrapper.opcode == "fusion"
+        and opcode == "all-reduce"
+        and becomes_reduce_scatter(collective, callee)
+    ):
+        opcode = "reduce-scatter"  # the TPU compiler's form of a reduce-scatter
+    # Outside the callee, the operands of the wrapper stand for its parameters.
+    collective = replace(collective, opcode=opcode, operands=wrapper.operands)
+    return Kernel(kernel.name, [collective], inputs=kernel.inputs)
 
-    # In time: as the operands allow.
 
-    def _by_need(self, kernels: list[Kernel], within: Computation) -> Timeline:
-        events = [self._event(kernel, within) for kernel in kernels]
-        makers: dict[str, list[int]] = {}
-        for at, kernel in enumerate(kernels):
-            for one in kernel.instructions:
-                makers.setdefault(one.name, []).append(at)
-        needs = [
-            {m for name in kernel.takes for m in makers.get(name, ()) if m != at}
-            for at, kernel in enumerate(kernels)
+def _permute_direction(collective: Instruction) -> str:
+    """Return the direction of most pairs of a permute: `up`, `down`, or "" if it has none."""
+    pairs = parse_permute_pairs(collective.attributes.get("source_target_pairs", ""))
+    if not pairs:
+        return ""
+    upward = sum(1 if target > source else -1 for source, target in pairs)
+    return "up" if upward > 0 else "down"
+
+
+def _loop_iteration(callees: list[Timeline], overhead: float) -> Timeline:
+    """Join the condition and the body of a loop, and add the overhead of an iteration."""
+    events: list[TimelineEvent] = []
+    offset = 0.0
+    for callee in callees:
+        events += [
+            replace(event, start=event.start + offset, end=event.end + offset)
+            for event in callee.events
         ]
-        return _schedule(events, needs)
+        offset += callee.seconds
+    unknown = any(callee.unknown_trip_count for callee in callees)
+    return Timeline(tuple(events), offset + overhead, unknown)
 
 
-def _schedule(events: list[TimelineEvent], needs: list[set[int]]) -> Timeline:
-    followers: list[list[int]] = [[] for _ in events]
-    for at, before in enumerate(needs):
-        for one in before:
-            followers[one].append(at)
-    urgency = _urgency(events, followers, needs)
-    missing = [len(before) for before in needs]
-    waiting: dict[str, list[tuple[float, int]]] = {}
-    placed: list[TimelineEvent] = []
-    free: dict[str, float] = {}
+def _used_links(timeline: Timeline) -> tuple[str, ...]:
+    """Return the names of all links that a timeline uses."""
+    used = {link for event, _ in timeline.leaf_events() for link in event.resource.split("+")}
+    return tuple(sorted(used - {DEVICE, COPIES}))
 
-    def enter(at: int) -> None:
-        heappush(waiting.setdefault(events[at].resource, []), (-urgency[at], at))
 
-    for at, count in enumerate(missing):
+def _list_schedule(events: list[TimelineEvent], dependencies: list[set[int]]) -> Timeline:
+    """Start each event as soon as its dependencies and resources allow.
+
+    If several events wait for a resource, the one on the longest path to the end starts first.
+    """
+    dependents: list[list[int]] = [[] for _ in events]
+    for index, predecessors in enumerate(dependencies):
+        for predecessor in predecessors:
+            dependents[predecessor].append(index)
+    path_seconds = _longest_paths(events, dependencies, dependents)
+    missing = [len(predecessors) for predecessors in dependencies]
+    ready: dict[str, list[tuple[float, int]]] = {}  # a heap of events for each resource
+
+    def make_ready(index: int) -> None:
+        heappush(ready.setdefault(events[index].resource, []), (-path_seconds[index], index))
+
+    for index, count in enumerate(missing):
         if count == 0:
-            enter(at)
-    pending: list[tuple[float, int]] = []  # ends to come
+            make_ready(index)
+    placed: list[TimelineEvent] = []
+    free_at: dict[str, float] = {}
+    # A heap of future times with the event that ends then, or LINK_IS_FREE.
+    agenda: list[tuple[float, int]] = []
     now = 0.0
     done = 0
     while done < len(events):
         started = True
         while started:
             started = False
-            for resource, queue in waiting.items():
+            for resource, queue in ready.items():
                 if not queue:
                     continue
-                links = (*resource.split("+"), *events[queue[0][1]].holds)
-                if all(free.get(link, 0.0) <= now for link in links):
-                    _, at = heappop(queue)
-                    event = replace(events[at], start=now, end=now + events[at].seconds)
-                    placed.append(event)
-                    for link in links:
-                        free[link] = event.end - event.latency
-                    heappush(pending, (event.end, at))
-                    if event.latency:
-                        heappush(pending, (event.end - event.latency, LINK_IS_FREE))
-                    started = True
-        if not pending:  # a cycle: the text is not what it should be
-            break
-        now, at = heappop(pending)
-        finished = [at]
-        while pending and pending[0][0] <= now:
-            finished.append(heappop(pending)[1])
-        for at in finished:
-            if at == LINK_IS_FREE:
+                links = (*resource.split("+"), *events[queue[0][1]].blocked_links)
+                if any(free_at.get(link, 0.0) > now for link in links):
+                    continue
+                _, index = heappop(queue)
+                event = replace(events[index], start=now, end=now + events[index].seconds)
+                placed.append(event)
+                for link in links:
+                    free_at[link] = event.end - event.latency
+                heappush(agenda, (event.end, index))
+                if event.latency:
+                    heappush(agenda, (event.end - event.latency, LINK_IS_FREE))
+                started = True
+        if not agenda:
+            break  # a dependency cycle, which only malformed HLO has
+        now = agenda[0][0]
+        while agenda and agenda[0][0] <= now:
+            _, index = heappop(agenda)
+            if index == LINK_IS_FREE:
                 continue
             done += 1
-            for one in followers[at]:
-                missing[one] -= 1
-                if missing[one] == 0:
-                    enter(one)
+            for dependent in dependents[index]:
+                missing[dependent] -= 1
+                if missing[dependent] == 0:
+                    make_ready(dependent)
     total = max((event.end for event in placed), default=0.0)
-    return _line(_exposed(placed, total), total)
+    return _make_timeline(_assign_exposed_time(placed, total), total)
 
 
-def _urgency(
-    events: list[TimelineEvent], followers: list[list[int]], needs: list[set[int]]
+def _longest_paths(
+    events: list[TimelineEvent], dependencies: list[set[int]], dependents: list[list[int]]
 ) -> list[float]:
-    """The longest way from each event to the end: what most depends on goes first."""
-    urgency = [event.seconds for event in events]
-    counts = [len(after) for after in followers]
-    stack = [at for at, count in enumerate(counts) if count == 0]
+    """Return the duration of the longest path from the start of each event to the end."""
+    path_seconds = [event.seconds for event in events]
+    open_dependents = [len(indices) for indices in dependents]
+    stack = [index for index, count in enumerate(open_dependents) if count == 0]
     while stack:
-        at = stack.pop()
-        for before in needs[at]:
-            urgency[before] = max(urgency[before], events[before].seconds + urgency[at])
-            counts[before] -= 1
-            if counts[before] == 0:
-                stack.append(before)
-    return urgency
+        index = stack.pop()
+        for predecessor in dependencies[index]:
+            path_seconds[predecessor] = max(
+                path_seconds[predecessor], events[predecessor].seconds + path_seconds[index]
+            )
+            open_dependents[predecessor] -= 1
+            if open_dependents[predecessor] == 0:
+                stack.append(predecessor)
+    return path_seconds
 
 
-def _exposed(events: list[TimelineEvent], total: float) -> list[TimelineEvent]:
-    """Lay each gap of the device to the collectives that run in it, the first to begin first."""
+def _assign_exposed_time(events: list[TimelineEvent], total: float) -> list[TimelineEvent]:
+    """Set the exposed time of the collectives.
+
+    Each gap of the device counts as exposed time of the collectives that run in it. Where several
+    run at once, the time counts for the first to start.
+    """
     busy = sorted((e.start, e.end) for e in events if e.resource == DEVICE and e.seconds > 0)
-    gaps, at = [], 0.0
+    gaps, cursor = [], 0.0
     for start, end in busy:
-        if start > at:
-            gaps.append((at, start))
-        at = max(at, end)
-    if total > at:
-        gaps.append((at, total))
-    exposed = dict.fromkeys(range(len(events)), 0.0)
-    links = [(n, e) for n, e in enumerate(events) if e.kind in KINDS.values()]
-    links.sort(key=lambda item: item[1].start, reverse=True)
+        if start > cursor:
+            gaps.append((cursor, start))
+        cursor = max(cursor, end)
+    if total > cursor:
+        gaps.append((cursor, total))
+    exposed = [0.0] * len(events)
+    waiting = [
+        (index, event)
+        for index, event in enumerate(events)
+        if event.kind in COLLECTIVE_KINDS.values()
+    ]
+    waiting.sort(key=lambda item: item[1].start, reverse=True)
     running: list[tuple[int, TimelineEvent]] = []
-    for start, end in gaps:
-        while links and links[-1][1].start < end:
-            running.append(links.pop())
-        running = [(number, event) for number, event in running if event.end > start]
-        cursor = start
-        for number, event in running:
-            if cursor >= end:
+    for gap_start, gap_end in gaps:
+        while waiting and waiting[-1][1].start < gap_end:
+            running.append(waiting.pop())
+        running = [(index, event) for index, event in running if event.end > gap_start]
+        cursor = gap_start
+        for index, event in running:
+            if cursor >= gap_end:
                 break
-            part = min(end, event.end) - max(cursor, event.start)
-            if part > 0:
-                exposed[number] += part
-                cursor = min(end, event.end)
-    return [replace(event, exposed=exposed[n]) for n, event in enumerate(events)]
+            seconds = min(gap_end, event.end) - max(cursor, event.start)
+            if seconds > 0:
+                exposed[index] += seconds
+                cursor = min(gap_end, event.end)
+    return [replace(event, exposed=seconds) for event, seconds in zip(events, exposed, strict=True)]
 
 
-def _line(events: list[TimelineEvent], total: float) -> Timeline:
-    unknown = any(event.inside is not None and event.inside.unknown_turns for event in events)
-    kept = tuple(event for event in events if event.seconds > 0)
-    return Timeline(tuple(sorted(kept, key=lambda event: event.start)), total, unknown)
-
-
-def _turn(parts: list[Timeline], start: float) -> Timeline:
-    """One turn of a loop: its condition, its body, and what it takes to begin another."""
-    events: list[TimelineEvent] = []
-    seconds = 0.0
-    for part in parts:
-        events += [
-            replace(event, start=event.start + seconds, end=event.end + seconds)
-            for event in part.events
-        ]
-        seconds += part.seconds
-    unknown = any(part.unknown_turns for part in parts)
-    return Timeline(tuple(events), seconds + start, unknown)
-
-
-def _links(timeline: Timeline) -> tuple[str, ...]:
-    """The links that anything within a timeline keeps busy."""
-    used = {link for event, _ in timeline.flat() for link in event.resource.split("+")}
-    return tuple(sorted(used - {DEVICE, COPIES}))
-
-
-def _base(opcode: str) -> str:
-    return opcode.removesuffix("-start").removesuffix("-done")
-
-
-def _started(kernel: Kernel, module: Module) -> Kernel:
-    """The collective that an `async-start` starts or that is all of a fusion, in its place."""
-    lead = kernel.lead
-    if lead.opcode not in ("async-start", "fusion"):
-        return kernel
-    called = module.computations.get((lead.called().get("calls") or ("",))[0])
-    inner = [one for one in called.instructions if one.opcode in KINDS] if called else []
-    if called is None or not inner or any(one.opcode in PRODUCTS for one in called.instructions):
-        return kernel
-    opcode = inner[0].opcode
-    if lead.opcode == "fusion" and opcode == "all-reduce" and is_scattered(inner[0], called):
-        opcode = "reduce-scatter"  # as the TPU's compiler writes one
-    # Its operands are the start's: the parameters of the called computation stand for them.
-    started = replace(inner[0], opcode=opcode, operands=lead.operands)
-    return Kernel(kernel.name, [started], takes=kernel.takes)
-
-
-def _direction(lead: Instruction) -> str:
-    """Which way a permute sends along a ring: most of its pairs go up, or down."""
-    pairs = read_pairs(lead.attributes.get("source_target_pairs", ""))
-    if not pairs:
-        return ""
-    up = sum(1 if target > source else -1 for source, target in pairs)
-    return "up" if up > 0 else "down"
+def _make_timeline(events: list[TimelineEvent], total: float) -> Timeline:
+    """Sort the events and drop those that take no time."""
+    unknown = any(event.body is not None and event.body.unknown_trip_count for event in events)
+    lasting = [event for event in events if event.seconds > 0]
+    return Timeline(tuple(sorted(lasting, key=lambda event: event.start)), total, unknown)

@@ -1,4 +1,4 @@
-"""What an instruction has to do: multiplications, elementwise operations, bytes to move."""
+"""The work of an instruction: its matmuls, elementwise operations and memory traffic."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil, log2, prod
 
-from drumline.inspect.cost.constants import Constants
+from drumline.inspect.cost.machines import ChipConstants
 from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape
 
-# Operations whose units multiply in float32 do so in several passes of bfloat16, or slower units.
 _EIGHT_BITS = {"s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e4m3fnuz", "f8e5m2fnuz", "s4", "u4"}
-_COSTLY = {
+_EXPENSIVE = {
     "exponential": 8, "log": 8, "tanh": 12, "logistic": 12, "power": 16, "rsqrt": 6, "sqrt": 6,
     "divide": 6, "sine": 20, "cosine": 20, "erf": 12, "exponential-minus-one": 10,
     "log-plus-one": 10, "cbrt": 10, "atan2": 20, "remainder": 8, "tan": 20,
 }  # fmt: skip
+"""Elementwise opcodes, and the number of simple operations that each is equivalent to."""
 _SIMPLE = {
     "add", "subtract", "multiply", "maximum", "minimum", "negate", "abs", "select", "compare",
     "and", "or", "xor", "not", "convert", "clamp", "sign", "floor", "ceil", "round-nearest-even",
@@ -25,201 +25,218 @@ _SIMPLE = {
     "reduce-precision", "popcnt", "count-leading-zeros", "real", "imag", "complex", "map",
     "stochastic-convert",
 }  # fmt: skip
-ELEMENTWISE = _SIMPLE | set(_COSTLY)
-MOVES = {
+ELEMENTWISE = _SIMPLE | set(_EXPENSIVE)
+DATA_MOVEMENT = {
     "broadcast", "reshape", "transpose", "slice", "dynamic-slice", "pad", "concatenate", "reverse",
     "iota", "bitcast", "copy", "bitcast-convert",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
-    """A matrix product: B times (M×K)·(K×N)."""
+class Matmul:
+    """A batched matmul: `batch` times (rows × contraction)·(contraction × columns)."""
 
     batch: int
     rows: int
-    inner: int
+    contraction: int
     columns: int
     dtype: str
     passes: float = 1.0
-    """How often the unit goes over it: several times for more precision than its own."""
+    """The number of passes of the matrix unit. High precision takes several."""
     fused_attention: bool = False
 
     @property
     def flops(self) -> float:
-        """A multiplication and an addition for each of B·M·K·N."""
-        return 2.0 * self.batch * self.rows * self.inner * self.columns
+        """The multiplications and additions."""
+        return 2.0 * self.batch * self.rows * self.contraction * self.columns
 
-    def padded_flops(self, constants: Constants) -> float:
-        """What the unit does: whole tiles, with the operands either way round."""
+    def padded_flops(self, constants: ChipConstants) -> float:
+        """Return the operations of the matrix unit, which works on whole tiles.
 
-        def pad(value: int, side: int) -> int:
-            return ceil(value / side) * side
+        The unit holds a tile of one operand, and the rows of the other operand pass through it. The
+        compiler can choose the dimensions of the tile.
+        """
 
-        # A device's unit holds a tile of one operand, and the rows of the other pass through it.
-        ways = (
-            (self.inner, self.columns, self.rows),
-            (self.inner, self.rows, self.columns),
-            (self.rows, self.columns, self.inner),
+        def pad(size: int, multiple: int) -> int:
+            return ceil(size / multiple) * multiple
+
+        orders = (
+            (self.contraction, self.columns, self.rows),
+            (self.contraction, self.rows, self.columns),
+            (self.rows, self.columns, self.contraction),
         )
-        tile, rows = constants.tile, constants.rows
-        least = min(pad(a, tile) * pad(b, tile) * pad(c, rows) for a, b, c in ways)
-        return 2.0 * self.batch * least
+        tile, row_tile = constants.tile, constants.row_tile
+        padded = min(pad(a, tile) * pad(b, tile) * pad(c, row_tile) for a, b, c in orders)
+        return 2.0 * self.batch * padded
 
-    def peak_of_type(self) -> float:
-        """The peak for its type, relative to bfloat16."""
+    def relative_peak(self) -> float:
+        """Return the peak for the dtype, relative to bfloat16."""
         return 2.0 if self.dtype in _EIGHT_BITS else 1.0
 
-    def speed(self, constants: Constants) -> float:
-        """Relative to a plain product of bfloat16."""
-        kind = self.peak_of_type()
+    def speed(self, constants: ChipConstants) -> float:
+        """Return the speed relative to a plain bfloat16 matmul."""
+        speed = self.relative_peak()
         if self.dtype in ("f32", "s32"):
-            kind = constants.float32
+            speed = constants.float32_speed
         if self.fused_attention:
-            kind *= constants.attention
-        return kind / self.passes
+            speed *= constants.attention_speed
+        return speed / self.passes
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one operation has to do."""
+    """The work of an operation."""
 
-    products: tuple[MatrixProduct, ...] = ()
-    vector: float = 0.0
-    """Elementwise operations, the costly ones counted as several."""
-    read: float = 0.0
-    written: float = 0.0
+    matmuls: tuple[Matmul, ...] = ()
+    vector_ops: float = 0.0
+    """Elementwise operations. An expensive one counts as several."""
+    bytes_read: float = 0.0
+    bytes_written: float = 0.0
 
     @property
     def flops(self) -> float:
-        """Of the products alone, as MFU counts them."""
-        return sum(product.flops for product in self.products)
+        """FLOPs of the matmuls alone, as in MFU."""
+        return sum(matmul.flops for matmul in self.matmuls)
 
     @property
-    def moved(self) -> float:
-        """Bytes to and from memory."""
-        return self.read + self.written
+    def bytes(self) -> float:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
 
     def __add__(self, other: Work) -> Work:
-        """Both."""
+        """Return the sum of both."""
         return Work(
-            self.products + other.products,
-            self.vector + other.vector,
-            self.read + other.read,
-            self.written + other.written,
+            self.matmuls + other.matmuls,
+            self.vector_ops + other.vector_ops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
         )
 
-    def scaled(self, part: float) -> Work:
-        """A part of the products and of the elementwise operations, all of the bytes."""
-        products = tuple(replace(p, columns=max(1, round(p.columns * part))) for p in self.products)
-        return Work(products, self.vector * part, self.read, self.written)
+    def scale_compute(self, fraction: float) -> Work:
+        """Return a fraction of the matmuls and elementwise operations, with all of the bytes."""
+        matmuls = tuple(
+            replace(matmul, columns=max(1, round(matmul.columns * fraction)))
+            for matmul in self.matmuls
+        )
+        return Work(matmuls, self.vector_ops * fraction, self.bytes_read, self.bytes_written)
 
 
-NOTHING = Work()
+NO_WORK = Work()
 
 
-def arithmetic(instruction: Instruction, within: Computation, module: Module) -> Work:
-    """Products and elementwise operations, without bytes; a fusion's are those within it."""
+def arithmetic_work(instruction: Instruction, computation: Computation, module: Module) -> Work:
+    """Return matmuls and elementwise operations, without bytes. A fusion has those inside it."""
     opcode = instruction.opcode
     if opcode == "fusion":
-        inner = module.computations.get((instruction.called().get("calls") or ("",))[0])
-        if inner is None:
-            return NOTHING
-        parts = (arithmetic(one, inner, module) for one in inner.instructions)
-        return reduce(Work.__add__, parts, NOTHING)
+        fused = module.fused_computation(instruction)
+        if fused is None:
+            return NO_WORK
+        works = (arithmetic_work(inner, fused, module) for inner in fused.instructions)
+        return reduce(Work.__add__, works, NO_WORK)
     if opcode in ("dot", "ragged-dot", "scaled-dot"):
-        return Work(products=(_dot(instruction, within),))
+        return Work(matmuls=(_dot(instruction, computation),))
     if opcode == "convolution":
-        return Work(products=(_convolution(instruction, within),))
+        return Work(matmuls=(_convolution(instruction, computation),))
     if opcode == "custom-call":
-        return Work(products=tuple(_library(instruction, within)))
+        return Work(matmuls=tuple(_library_call(instruction, computation)))
     if opcode in ELEMENTWISE:
-        return Work(vector=instruction.shape.elements * float(_COSTLY.get(opcode, 1)))
+        return Work(vector_ops=instruction.shape.elements * float(_EXPENSIVE.get(opcode, 1)))
+    shapes = _operand_shapes(instruction, computation)
     if opcode in ("reduce", "reduce-window", "select-and-scatter", "scatter"):
-        return Work(vector=float(sum(shape.elements for shape in _taken(instruction, within))))
+        return Work(vector_ops=float(sum(shape.elements for shape in shapes)))
     if opcode == "sort":
-        count = max((shape.elements for shape in _taken(instruction, within)), default=0)
-        along = max((dim for shape in _taken(instruction, within) for dim in shape.dims), default=1)
-        return Work(vector=count * max(1.0, log2(max(along, 2)) ** 2 / 2))
-    return NOTHING
+        elements = max((shape.elements for shape in shapes), default=0)
+        longest_dim = max((dim for shape in shapes for dim in shape.dims), default=1)
+        return Work(vector_ops=elements * max(1.0, log2(max(longest_dim, 2)) ** 2 / 2))
+    return NO_WORK
 
 
-def _taken(instruction: Instruction, within: Computation) -> list[Shape]:
-    return [within.by_name[name].shape for name in instruction.operands if name in within.by_name]
+def _operand_shapes(instruction: Instruction, computation: Computation) -> list[Shape]:
+    by_name = computation.by_name
+    return [by_name[name].shape for name in instruction.operands if name in by_name]
 
 
-def _dot(instruction: Instruction, within: Computation) -> MatrixProduct:
-    left = _taken(instruction, within)[0]
-    inner = prod(left.dims[at] for at in instruction.numbers("lhs_contracting_dims"))
-    batch = prod(left.dims[at] for at in instruction.numbers("lhs_batch_dims"))
-    product = _product(left, instruction.shape.elements, inner, batch)
+def _dot(instruction: Instruction, computation: Computation) -> Matmul:
+    left = _operand_shapes(instruction, computation)[0]
+    contraction = prod(left.dims[dim] for dim in instruction.integers("lhs_contracting_dims"))
+    batch = prod(left.dims[dim] for dim in instruction.integers("lhs_batch_dims"))
+    matmul = _matmul(left, instruction.shape.elements, contraction, batch)
     if left.dtype != "f32":
-        return product
-    asked = instruction.attributes.get("operand_precision", "")
-    return replace(product, passes=6.0 if "highest" in asked else 3.0 if "high" in asked else 1.0)
+        return matmul
+    precision = instruction.attributes.get("operand_precision", "")
+    passes = 6.0 if "highest" in precision else 3.0 if "high" in precision else 1.0
+    return replace(matmul, passes=passes)
 
 
-def _product(left: Shape, outputs: int, inner: int, batch: int) -> MatrixProduct:
-    rows = max(1, left.elements // max(1, inner * batch))
-    return MatrixProduct(batch, rows, inner, max(1, outputs // max(1, rows * batch)), left.dtype)
+def _matmul(left: Shape, outputs: int, contraction: int, batch: int) -> Matmul:
+    rows = max(1, left.elements // max(1, contraction * batch))
+    columns = max(1, outputs // max(1, rows * batch))
+    return Matmul(batch, rows, contraction, columns, left.dtype)
 
 
-def _convolution(instruction: Instruction, within: Computation) -> MatrixProduct:
-    """As a product: every output is a sum over the kernel's window and its input features."""
-    left, kernel = _taken(instruction, within)[:2]
+def _convolution(instruction: Instruction, computation: Computation) -> Matmul:
+    """Describe a convolution as a matmul that contracts the window and the input features."""
+    left, kernel = _operand_shapes(instruction, computation)[:2]
     labels = instruction.attributes.get("dim_labels", "")
-    inside = re.search(r"_([\w?]+)->", labels)
-    at = inside[1].find("o") if inside else len(kernel.dims) - 1
-    features = kernel.dims[at] if 0 <= at < len(kernel.dims) else 1
-    inner = max(1, round(kernel.elements // max(1, features) * _met(instruction, left)))
-    outputs = _result(instruction.shape).elements
-    return MatrixProduct(1, max(1, outputs // max(1, features)), inner, features, left.dtype)
+    kernel_labels = re.search(r"_([\w?]+)->", labels)
+    output_dim = kernel_labels[1].find("o") if kernel_labels else len(kernel.dims) - 1
+    features = kernel.dims[output_dim] if 0 <= output_dim < len(kernel.dims) else 1
+    overlap = _window_overlap(instruction, left)
+    contraction = max(1, round(kernel.elements // max(1, features) * overlap))
+    outputs = _first_array(instruction.shape).elements
+    return Matmul(1, max(1, outputs // max(1, features)), contraction, features, left.dtype)
 
 
-def _met(instruction: Instruction, left: Shape) -> float:
-    """The share of a convolution's window that meets its input, where that is less than half.
+def _window_overlap(instruction: Instruction, left: Shape) -> float:
+    """Return the share of a convolution's window that covers input, or 1 if it is above a half.
 
-    A TPU's compiler writes products over several dimensions, such as heads, as convolutions that
-    are padded so far that a sixteenth of the window, say, meets anything. The padding of ordinary
-    convolutions counts as input, as everybody counts it.
+    The TPU's compiler writes a matmul over several dimensions, such as heads, as a convolution with
+    so much padding that, say, a sixteenth of the window covers input. The padding of ordinary
+    convolutions counts as input, as is the convention.
     """
     window = dict(re.findall(r"(\w+)=([\dx_\-]+)", instruction.attributes.get("window", "")))
     labels = instruction.attributes.get("dim_labels", "").partition("_")[0]
-    share = 1.0
-    for number, size in enumerate(window.get("size", "").split("x")):
-        at = labels.find(str(number))
-        if not size or not 0 <= at < len(left.dims):
+    overlap = 1.0
+    for index, size in enumerate(window.get("size", "").split("x")):
+        dim = labels.find(str(index))
+        if not size or not 0 <= dim < len(left.dims):
             continue
 
-        def told(name: str, usual: str, number: int = number) -> str:
-            return window[name].split("x")[number] if name in window else usual
+        def option(name: str, default: str, index: int = index) -> str:
+            return window[name].split("x")[index] if name in window else default
 
-        low, high = (int(side) for side in told("pad", "0_0").split("_"))
-        steps = (int(told(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate"))
-        share *= _met_along(left.dims[at], int(size), low, high, *steps)
-    return share if share < 0.5 else 1.0
+        low, high = (int(side) for side in option("pad", "0_0").split("_"))
+        steps = (int(option(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate"))
+        overlap *= _dimension_overlap(left.dims[dim], int(size), low, high, *steps)
+    return overlap if overlap < 0.5 else 1.0
 
 
-def _met_along(
-    length: int, size: int, low: int, high: int, stride: int, spread: int, apart: int
+def _dimension_overlap(
+    length: int,
+    window_size: int,
+    pad_low: int,
+    pad_high: int,
+    stride: int,
+    input_dilation: int,
+    window_dilation: int,
 ) -> float:
-    """The same along one dimension, of an input whose elements lie `spread` apart."""
-    reach = (length - 1) * spread + 1
-    outputs = (reach + low + high - (size - 1) * apart - 1) // stride + 1
-    met = 0
-    for tap in range(size):
-        first = tap * apart - low
+    """Return the share of window positions on an input element, along one dimension."""
+    extent = (length - 1) * input_dilation + 1
+    outputs = (extent + pad_low + pad_high - (window_size - 1) * window_dilation - 1) // stride + 1
+    covered = 0
+    for tap in range(window_size):
+        first = tap * window_dilation - pad_low
         skipped = max(0, -(first // stride))
-        inside = range(first + skipped * stride, min(reach, first + outputs * stride), stride)
-        # Of places that follow one another, the same part of every `spread` is an element's.
-        whole, rest = divmod(len(inside), spread)
-        hits = [place % spread == 0 for place in inside[:spread]]
-        met += whole * sum(hits) + sum(hits[:rest])
-    return met / max(1, outputs * size)
+        positions = range(first + skipped * stride, min(extent, first + outputs * stride), stride)
+        # Every run of `input_dilation` positions covers the same number of elements.
+        runs, remainder = divmod(len(positions), input_dilation)
+        hits = [position % input_dilation == 0 for position in positions[:input_dilation]]
+        covered += runs * sum(hits) + sum(hits[:remainder])
+    return covered / max(1, outputs * window_size)
 
 
-def _result(shape: Shape) -> Shape:
-    """The first array: a library's call gives its scratch memory too."""
+def _first_array(shape: Shape) -> Shape:
+    """Return the first array of a result. A library call returns its scratch memory as well."""
     return next(shape.arrays(), shape)
 
 
@@ -227,89 +244,90 @@ _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _BATCH = re.compile(r'"lhs_batch_dimensions":\[([^\]]*)\]')
 
 
-def _library(instruction: Instruction, within: Computation) -> Iterator[MatrixProduct]:
-    """The products of a call into a GPU's libraries."""
+def _library_call(instruction: Instruction, computation: Computation) -> Iterator[Matmul]:
+    """Yield the matmuls of a call to a GPU library."""
     target = instruction.attributes.get("custom_call_target", "")
-    taken = _taken(instruction, within)
+    operands = _operand_shapes(instruction, computation)
     if "gemm" in target or "matmul" in target:
-        left = taken[0]
-        contracting = _CONTRACTING.search(instruction.rest)
-        batched = _BATCH.search(instruction.rest)
-        inner = prod(
-            left.dims[int(n)] for n in re.findall(r"\d+", contracting[1] if contracting else "")
+        left = operands[0]
+        text = instruction.attribute_text
+        contraction, batch = (
+            prod(left.dims[int(dim)] for dim in re.findall(r"\d+", match[1] if match else ""))
+            for match in (_CONTRACTING.search(text), _BATCH.search(text))
         )
-        batch = prod(left.dims[int(n)] for n in re.findall(r"\d+", batched[1] if batched else ""))
-        yield _product(left, _result(instruction.shape).elements, inner, batch)
-    elif "fmha" in target and len(taken) >= 3:
-        yield from _attention(target, instruction, taken)
-    elif "conv" in target and len(taken) >= 2:
-        yield _convolution(instruction, within)
+        yield _matmul(left, _first_array(instruction.shape).elements, contraction, batch)
+    elif "fmha" in target and len(operands) >= 3:
+        yield from _attention(target, instruction, operands)
+    elif "conv" in target and len(operands) >= 2:
+        yield _convolution(instruction, computation)
 
 
-def _attention(
-    target: str, instruction: Instruction, taken: list[Shape]
-) -> Iterator[MatrixProduct]:
-    """Fused attention of query, key and value in the order batch, length, heads, features."""
-    query, key = taken[0], taken[1]
+def _attention(target: str, instruction: Instruction, operands: list[Shape]) -> Iterator[Matmul]:
+    """Yield the matmuls of fused attention with four-dimensional query and key."""
+    query, key = operands[0], operands[1]
     if len(query.dims) != 4:
         return
-    # cuDNN's layout is written into the call; batch·heads·length² are the same in either order.
+    # The order of length and heads differs between layouts. batch·heads·length² does not.
     lengths = sorted(query.dims[1:3], reverse=True)
     keys = max(key.dims[1:3])
     batch, features = query.dims[0] * lengths[1], query.dims[3]
-    causal = "CAUSAL" in instruction.rest.upper()
+    causal = "CAUSAL" in instruction.attribute_text.upper()
     rows = max(1, lengths[0] // 2) if causal else lengths[0]
-    # Forward: scores and values. Backward: those again, and one for each of three gradients.
+    # Forward: scores and values. Backward: both again, and three gradients.
     for _ in range(5 if "backward" in target.lower() else 2):
-        yield MatrixProduct(batch, rows, features, keys, query.dtype, fused_attention=True)
+        yield Matmul(batch, rows, features, keys, query.dtype, fused_attention=True)
 
 
-def traffic(instruction: Instruction, within: Computation, module: Module) -> Work:
-    """Bytes read and written by an instruction that stands alone, such as a compiled fusion."""
+def memory_traffic(instruction: Instruction, computation: Computation, module: Module) -> Work:
+    """Return the bytes that an instruction outside any fusion reads and writes."""
     opcode = instruction.opcode
+    operands = _operand_shapes(instruction, computation)
     if opcode in ("dynamic-update-slice", "scatter"):
-        update = _taken(instruction, within)[1 if opcode == "dynamic-update-slice" else -1]
-        return Work(read=update.bytes, written=update.bytes)
+        update = operands[1 if opcode == "dynamic-update-slice" else -1]
+        return Work(bytes_read=update.bytes, bytes_written=update.bytes)
     if opcode in ("dynamic-slice", "slice", "gather"):
-        return Work(read=instruction.shape.bytes, written=instruction.shape.bytes)
+        return Work(bytes_read=instruction.shape.bytes, bytes_written=instruction.shape.bytes)
     if opcode.endswith("-start"):
-        # Its result names the source and the target: one of them is in HBM, or both.
-        return Work(read=_in_memory(instruction.shape))
+        # The result of a start includes source and target. One of them is in HBM, or both.
+        return Work(bytes_read=_hbm_bytes(instruction.shape))
     if opcode == "fusion":
-        inner = module.computations.get((instruction.called().get("calls") or ("",))[0])
-        if inner is not None:
-            return _fusion_traffic(instruction, within, inner, module)
-    read = sum(_in_memory(shape) for shape in _taken(instruction, within))
-    return Work(read=read, written=_in_memory(instruction.shape))
+        fused = module.fused_computation(instruction)
+        if fused is not None:
+            return _fusion_traffic(instruction, operands, fused, module)
+    bytes_read = sum(_hbm_bytes(shape) for shape in operands)
+    return Work(bytes_read=bytes_read, bytes_written=_hbm_bytes(instruction.shape))
 
 
-def _in_memory(shape: Shape) -> float:
-    """Bytes in HBM: what the compiler placed elsewhere costs none of its bandwidth."""
-    return float(sum(array.bytes for array in shape.arrays() if array.memory == 0))
+def _hbm_bytes(shape: Shape) -> float:
+    """Return the bytes in HBM. Arrays in other memories use none of its bandwidth."""
+    return float(sum(array.bytes for array in shape.arrays() if array.memory_space == 0))
 
 
 def _fusion_traffic(
-    instruction: Instruction, within: Computation, inner: Computation, module: Module
+    instruction: Instruction, operands: list[Shape], fused: Computation, module: Module
 ) -> Work:
-    read = 0.0
-    for number, shape in enumerate(_taken(instruction, within)):
-        parameter = inner.parameters.get(number)
-        users = inner.users.get(parameter.name, ()) if parameter is not None else ()
-        read += _read_by(parameter, users, shape, inner, module)
-    return Work(read=read, written=_written_by(inner, instruction.shape))
+    bytes_read = 0.0
+    for index, shape in enumerate(operands):
+        parameter = fused.parameters.get(index)
+        users = fused.users.get(parameter.name, ()) if parameter is not None else ()
+        bytes_read += _parameter_bytes(parameter, users, shape, fused, module)
+    return Work(bytes_read=bytes_read, bytes_written=_result_bytes(fused, instruction.shape))
 
 
-def _read_by(
+def _parameter_bytes(
     parameter: Instruction | None,
     users: tuple[Instruction, ...],
     shape: Shape,
-    inner: Computation,
+    fused: Computation,
     module: Module,
 ) -> float:
-    """A fusion reads what its slices take of an operand, and none of what it updates in place."""
-    whole = _in_memory(shape)
-    if parameter is None or not users or not whole:
-        return whole
+    """Return the bytes that a fusion reads of an operand.
+
+    It reads only the slices that it uses, and nothing of an operand that it updates in place.
+    """
+    operand_bytes = _hbm_bytes(shape)
+    if parameter is None or not users or not operand_bytes:
+        return operand_bytes
     total = 0.0
     for user in users:
         if user.opcode in ("dynamic-slice", "slice", "gather"):
@@ -317,29 +335,31 @@ def _read_by(
         elif user.opcode == "dynamic-update-slice" and user.operands[:1] == (parameter.name,):
             continue
         elif user.opcode == "bitcast":
-            total += _read_by(user, inner.users.get(user.name, ()), user.shape, inner, module)
+            view_users = fused.users.get(user.name, ())
+            total += _parameter_bytes(user, view_users, user.shape, fused, module)
         elif user.opcode == "fusion":
-            nested = module.computations.get((user.called().get("calls") or ("",))[0])
-            at = user.operands.index(parameter.name)
-            within = nested.parameters.get(at) if nested is not None else None
-            if nested is None or within is None:
-                return whole
-            total += _read_by(within, nested.users.get(within.name, ()), shape, nested, module)
+            nested = module.fused_computation(user)
+            index = user.operands.index(parameter.name)
+            inner = nested.parameters.get(index) if nested is not None else None
+            if nested is None or inner is None:
+                return operand_bytes
+            inner_users = nested.users.get(inner.name, ())
+            total += _parameter_bytes(inner, inner_users, shape, nested, module)
         else:
-            return whole
-    return min(whole, total)
+            return operand_bytes
+    return min(operand_bytes, total)
 
 
-def _written_by(inner: Computation, shape: Shape) -> float:
-    """What a fusion writes: of a value that it updates in place, the update."""
-    root = inner.root
-    roots = [inner.by_name[n] for n in root.operands] if root.opcode == "tuple" else [root]
+def _result_bytes(fused: Computation, shape: Shape) -> float:
+    """Return the bytes that a fusion writes. An update in place writes only the update."""
+    root = fused.root
+    values = [fused.by_name[n] for n in root.operands] if root.opcode == "tuple" else [root]
     total = 0.0
-    for value, array in zip(roots, shape.parts if shape.is_tuple else (shape,), strict=False):
-        while value.opcode in ("bitcast", "copy") and value.operands[0] in inner.by_name:
-            value = inner.by_name[value.operands[0]]
+    for value, array in zip(values, shape.components if shape.is_tuple else (shape,), strict=False):
+        while value.opcode in ("bitcast", "copy") and value.operands[0] in fused.by_name:
+            value = fused.by_name[value.operands[0]]
         if value.opcode == "dynamic-update-slice":
-            total += inner.by_name[value.operands[1]].shape.bytes
+            total += fused.by_name[value.operands[1]].shape.bytes
         else:
-            total += _in_memory(array)
+            total += _hbm_bytes(array)
     return total

@@ -1,9 +1,9 @@
 """The programs of the chapter "Programming TPUs in JAX", at the chapter's sizes.
 
-Each snippet and each problem, as plain `jax.jit`, as `shard_map`, and as the rings of
-`drumline.parallel`. Where the chapter leaves a size open it is that of the collective matmul;
-where it leaves the type open it is bfloat16, and float32 in the problems that say so. The scripts
-in examples/chapter run the same programs, smaller, against exact results.
+Each snippet and problem has variants with plain `jax.jit`, with `shard_map`, and with the rings of
+`drumline.parallel`. Sizes that the chapter leaves open are those of the collective matmul. Dtypes
+that it leaves open are bfloat16. The scripts in examples/chapter run the same programs with smaller
+sizes and compare them with exact results.
 """
 
 # mypy: allow-untyped-calls
@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect.examples.program import Build, Built, Example
+from drumline.inspect.examples.program import Example, Program, ProgramBuilder
 from drumline.parallel import (
     allgather_matmul,
     expert_matmul,
@@ -31,9 +31,9 @@ from drumline.parallel import (
 )
 
 B, D, F = 1024, 2048, 8192
-"""Rows, and the two sides of the weights, of the collective matmul."""
+"""The batch size and the two dimensions of the weights of the collective matmul."""
 E, K = 16, 2
-"""Experts, and how many of them a token goes to."""
+"""The number of experts, and the number of experts per token."""
 SHIFT = 5
 GRID = {"X": 2, "Y": 4}
 TALL = {"X": 4, "Y": 2}
@@ -42,27 +42,27 @@ SLICE = "v5litepod-8"
 
 @dataclass(frozen=True)
 class Operand:
-    """An argument: its shape, where it lies, its type."""
+    """The shape, sharding and dtype of an argument."""
 
     shape: tuple[int, ...]
     spec: P
     dtype: Any = jnp.bfloat16
 
     def on(self, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
-        """Placed on a mesh."""
-        place = NamedSharding(mesh, self.spec)
-        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=place)
+        """Return the argument on a mesh."""
+        sharding = NamedSharding(mesh, self.spec)
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=sharding)
 
 
 GATHERED = (Operand((B, D), P("X", "Y")), Operand((D, F), P(None, "Y")))
-"""A[B_X, D_Y] · W[D, F_Y]: A has to come together."""
+"""A[B_X, D_Y] · W[D, F_Y], which needs an all-gather of A."""
 REDUCED = (Operand((B, D), P("X", "Y")), Operand((D, F), P("Y", None)))
-"""A[B_X, D_Y] · W[D_Y, F]: the products have to be summed."""
+"""A[B_X, D_Y] · W[D_Y, F], which needs an all-reduce of the result."""
 SCATTERED = (Operand((B, F), P("X", "Y")), Operand((F, D), P("Y", None)))
-"""Tmp[B_X, F_Y] · W[F_Y, D]: the products have to be summed and shared out."""
+"""Tmp[B_X, F_Y] · W[F_Y, D], which needs a reduce-scatter of the result."""
 BLOCK = (Operand((B, D), P("X", "Y")), GATHERED[1], SCATTERED[1])
 REPLICATED = (Operand((B, D), P("X")), Operand((D, F), P()), Operand((D, F), P()))
-"""Rows over X, and weights that every device has whole."""
+"""Rows sharded over X, and replicated weights."""
 SHARDS = (Operand((512, 8), P("X", "Y"), jnp.float32),)
 MIXTURE = (
     Operand((B, D), P("X", "Y"), jnp.float32),
@@ -72,20 +72,20 @@ MIXTURE = (
 TOP_K = (*MIXTURE[:2], Operand((B, K), P("X"), jnp.int32), Operand((B, K), P("X"), jnp.float32))
 
 
-def _jitted(body: Callable[..., Any], operands: tuple[Operand, ...], out: P) -> Build:
-    """`body` under plain jit, its result's place given: XLA finds the rest."""
+def _jitted(body: Callable[..., Any], operands: tuple[Operand, ...], out: P) -> ProgramBuilder:
+    """Run `body` under plain jit, with the sharding of its result."""
 
-    def build(mesh: AbstractMesh) -> Built:
+    def build(mesh: AbstractMesh) -> Program:
         jitted = jax.jit(body, out_shardings=NamedSharding(mesh, out))
         return jitted, tuple(operand.on(mesh) for operand in operands)
 
     return build
 
 
-def _on_shards(body: Callable[..., Any], operands: tuple[Operand, ...], out: P) -> Build:
-    """`body` under `shard_map`."""
+def _on_shards(body: Callable[..., Any], operands: tuple[Operand, ...], out: P) -> ProgramBuilder:
+    """Run `body` under `shard_map`."""
 
-    def build(mesh: AbstractMesh) -> Built:
+    def build(mesh: AbstractMesh) -> Program:
         specs = tuple(operand.spec for operand in operands)
         mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out)
         return mapped, tuple(operand.on(mesh) for operand in operands)
@@ -97,16 +97,16 @@ def _on_shards(body: Callable[..., Any], operands: tuple[Operand, ...], out: P) 
 
 
 def matmul_square(x: jax.Array, w: jax.Array) -> jax.Array:
-    """The first program: a product whose contraction is sharded."""
+    """Multiply with a sharded contraction, as the first snippet does."""
     return jnp.einsum("bd,df->bf", jnp.square(x), w)
 
 
 def two_matmuls(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
-    """Two products; XLA chooses the sharding between them."""
+    """Multiply twice. XLA chooses the sharding of the value in between."""
     return jnp.einsum("bf,df->bd", jnp.einsum("bd,df->bf", x, w_in), w_out)
 
 
-def _constrained(mesh: AbstractMesh) -> Built:
+def _constrained(mesh: AbstractMesh) -> Program:
     def constrained_matmuls(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
         hidden = jnp.einsum("bd,df->bf", x, w_in)
         hidden = lax.with_sharding_constraint(hidden, NamedSharding(mesh, P("X", "Y")))
@@ -116,26 +116,26 @@ def _constrained(mesh: AbstractMesh) -> Built:
 
 
 def slice_and_average(x: jax.Array) -> jax.Array:
-    """The mean over all devices of the first four numbers on each."""
+    """Average the first four numbers of each device over all devices."""
     mean: jax.Array = lax.pmean(x[:4], ("x", "y"))
     return mean
 
 
 def matmul(a: jax.Array, w: jax.Array) -> jax.Array:
-    """What XLA does with a product."""
+    """Multiply under jit alone."""
     return a @ w
 
 
 def chapter_ring(a: jax.Array, w: jax.Array) -> jax.Array:
-    """The chapter's ring: multiply the chunk that is here while it goes on to the left."""
-    devices, here = lax.axis_size("Y"), lax.axis_index("Y")
+    """Multiply each chunk while it is sent to the left, as the chapter's ring does."""
+    devices, rank = lax.axis_size("Y"), lax.axis_index("Y")
     depth = a.shape[1]
     left = [(i, (i - 1) % devices) for i in range(devices)]
     out: jax.Array = lax.pcast(
         jnp.zeros((a.shape[0], w.shape[1]), a.dtype), ("X", "Y"), to="varying"
     )
     for step in range(devices):
-        owner = (here + step) % devices
+        owner = (rank + step) % devices
         out += a @ lax.dynamic_slice_in_dim(w, owner * depth, depth)
         if step < devices - 1:
             a = lax.ppermute(a, "Y", left)
@@ -143,12 +143,12 @@ def chapter_ring(a: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def gather_one_way(a: jax.Array, w: jax.Array) -> jax.Array:
-    """Whole chunks, one way round the ring."""
+    """Send whole chunks in one direction around the ring."""
     return allgather_matmul(a, w, axis_name="Y", direction="one", loop="unrolled")
 
 
 def gather_both_ways(a: jax.Array, w: jax.Array) -> jax.Array:
-    """Half chunks, both ways round the ring."""
+    """Send half chunks in both directions around the ring."""
     return allgather_matmul(a, w, axis_name="Y", direction="both", loop="unrolled")
 
 
@@ -156,16 +156,16 @@ def gather_both_ways(a: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def shard_average(x: jax.Array) -> jax.Array:
-    """One device's view: its shard is all there is."""
+    """Average the shard of a device."""
     return x.mean(keepdims=True)
 
 
 def shard_roll(x: jax.Array) -> jax.Array:
-    """One device's view: a roll of its own rows."""
+    """Roll the rows of a device's shard."""
     return jnp.roll(x, SHIFT, axis=0) - x
 
 
-def _average_by_jit(mesh: AbstractMesh) -> Built:
+def _average_by_jit(mesh: AbstractMesh) -> Program:
     rows, columns = mesh.shape["X"], mesh.shape["Y"]
 
     def average(x: jax.Array) -> jax.Array:
@@ -174,7 +174,7 @@ def _average_by_jit(mesh: AbstractMesh) -> Built:
     return _jitted(average, SHARDS, P("X", "Y"))(mesh)
 
 
-def _roll_by_jit(mesh: AbstractMesh) -> Built:
+def _roll_by_jit(mesh: AbstractMesh) -> Program:
     def roll(x: jax.Array) -> jax.Array:
         by_shard = x.reshape(mesh.shape["X"], -1, x.shape[1])
         return jnp.roll(by_shard, SHIFT, axis=1).reshape(x.shape) - x
@@ -186,73 +186,73 @@ def _roll_by_jit(mesh: AbstractMesh) -> Built:
 
 
 def experts_local(a: jax.Array, w: jax.Array, assignment: jax.Array) -> jax.Array:
-    """Tokens sorted by expert, one run of rows for each."""
+    """Sort the tokens by expert and multiply each group of rows."""
     return expert_matmul(a, w, assignment)
 
 
 def experts_gathered(a: jax.Array, w: jax.Array, assignment: jax.Array) -> jax.Array:
-    """Every token comes to every device of X."""
-    along: Any = {"axis_name": "X", "gather_axis_name": "Y"}
-    return expert_matmul(a, w, assignment, exchange="allgather", **along)
+    """Gather all tokens on every device of X."""
+    axes: Any = {"axis_name": "X", "gather_axis_name": "Y"}
+    return expert_matmul(a, w, assignment, exchange="allgather", **axes)
 
 
 def experts_exchanged(a: jax.Array, w: jax.Array, assignment: jax.Array) -> jax.Array:
-    """Tokens travel to their experts in rounds of a fixed buffer."""
+    """Send tokens to their experts in rounds with a fixed buffer."""
     return expert_matmul(a, w, assignment, axis_name="X", gather_axis_name="Y")
 
 
 def experts_top_k(a: jax.Array, w: jax.Array, assignment: jax.Array, gates: jax.Array) -> jax.Array:
-    """Each token goes to k experts, whose results are weighed by its gates."""
+    """Send each token to k experts and weight their results by its gates."""
     return expert_matmul(a, w, assignment, gates, axis_name="X", gather_axis_name="Y")
 
 
 # Problems 3 and 4 -------------------------------------------------------------------------------
 
 
-def summed(a: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiply, then add over Y."""
+def multiply_and_sum(a: jax.Array, w: jax.Array) -> jax.Array:
+    """Multiply, then all-reduce over Y."""
     out: jax.Array = lax.psum(a @ w, "Y")
     return out
 
 
-def summed_in_tiles(a: jax.Array, w: jax.Array) -> jax.Array:
-    """The chapter's hint: a psum for each quarter of the columns."""
-    return jnp.concatenate([summed(a, part) for part in jnp.split(w, 4, axis=1)], axis=1)
+def sum_in_tiles(a: jax.Array, w: jax.Array) -> jax.Array:
+    """Run a psum for each quarter of the columns, as the chapter hints."""
+    return jnp.concatenate([multiply_and_sum(a, part) for part in jnp.split(w, 4, axis=1)], axis=1)
 
 
-def scattered(t: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiply, then add and share out over Y."""
+def multiply_and_scatter(t: jax.Array, w: jax.Array) -> jax.Array:
+    """Multiply, then reduce-scatter over Y."""
     out: jax.Array = lax.psum_scatter(t @ w, "Y", scatter_dimension=1, tiled=True)
     return out
 
 
 def allreduce_one_way(a: jax.Array, w: jax.Array) -> jax.Array:
-    """A ring reduce-scatter and a ring all-gather, one way."""
+    """Run a ring reduce-scatter and a ring all-gather in one direction."""
     return matmul_allreduce(a, w, axis_name="Y", direction="one", loop="unrolled")
 
 
 def allreduce_both_ways(a: jax.Array, w: jax.Array) -> jax.Array:
-    """The same in two streams of half the bytes."""
+    """Run both in two directions with half the bytes each."""
     return matmul_allreduce(a, w, axis_name="Y", direction="both", loop="unrolled")
 
 
 def scatter_one_way(t: jax.Array, w: jax.Array) -> jax.Array:
-    """Each owner's sum goes round the ring, and each device adds its term."""
+    """Send each partial sum around the ring, where each device adds its term."""
     return matmul_reducescatter(t, w, axis_name="Y", direction="one", loop="unrolled")
 
 
 def scatter_both_ways(t: jax.Array, w: jax.Array) -> jax.Array:
-    """The same in two streams of half the bytes."""
+    """Send partial sums in two directions with half the bytes each."""
     return matmul_reducescatter(t, w, axis_name="Y", direction="both", loop="unrolled")
 
 
 def block(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
-    """Both products of a Transformer's feed-forward part; XLA decides how."""
+    """Run both matmuls of a Transformer's feed-forward layer under jit alone."""
     return jax.nn.relu(x @ w_in) @ w_out
 
 
 def block_rings(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
-    """The gathering ring, then the scattering one, both ways."""
+    """Run the all-gather ring and the reduce-scatter ring in both directions."""
     ring = partial(feedforward, axis_name="Y", activation=jax.nn.relu, loop="unrolled")
     return ring(x, w_in, w_out)
 
@@ -260,11 +260,13 @@ def block_rings(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
 # The table --------------------------------------------------------------------------------------
 
 
-def _auto(name: str, what: str, build: Build, mesh: dict[str, int] = GRID) -> Example:
-    """On axes whose shardings XLA propagates, as the chapter had them."""
+def _auto(
+    name: str, description: str, build: ProgramBuilder, mesh: dict[str, int] = GRID
+) -> Example:
+    """Make an example with Auto axes, as in the chapter."""
     return Example(
         name=f"chapter/{name}",
-        what=what,
+        description=description,
         mesh=mesh,
         on=SLICE,
         build=build,
@@ -272,15 +274,19 @@ def _auto(name: str, what: str, build: Build, mesh: dict[str, int] = GRID) -> Ex
     )
 
 
-def _explicit(name: str, what: str, build: Build, mesh: dict[str, int] = GRID) -> Example:
-    """On axes that are a part of each array's type, as `jax.make_mesh` makes them now."""
-    return Example(name=f"chapter/{name}", what=what, mesh=mesh, on=SLICE, build=build)
+def _explicit(
+    name: str, description: str, build: ProgramBuilder, mesh: dict[str, int] = GRID
+) -> Example:
+    """Make an example with Explicit axes, the default of `jax.make_mesh`."""
+    return Example(
+        name=f"chapter/{name}", description=description, mesh=mesh, on=SLICE, build=build
+    )
 
 
 CHAPTER: tuple[Example, ...] = (
     Example(
         name="chapter/first-jit-matmul",
-        what="the first snippet: jit adds an all-reduce to a product with a sharded contraction",
+        description="the first snippet: jit adds an all-reduce for the sharded contraction",
         mesh={"X": 2, "Y": 2},
         on="v5litepod-4",
         build=_jitted(
@@ -290,13 +296,13 @@ CHAPTER: tuple[Example, ...] = (
     ),
     _auto(
         "sharding-constraint",
-        "two products with the value between them sharded over Y too: an all-reduce",
+        "two matmuls with the value between them sharded over Y too: an all-reduce",
         _constrained,
         TALL,
     ),
     _auto(
         "no-sharding-constraint",
-        "the same two products as XLA likes them: rows over X, and nothing is sent",
+        "the same matmuls as XLA shards them: rows over X, and nothing is sent",
         _jitted(two_matmuls, REPLICATED, P("X")),
         TALL,
     ),
@@ -313,22 +319,22 @@ CHAPTER: tuple[Example, ...] = (
     ),
     _explicit(
         "collective-matmul-ring",
-        "the same as the chapter's own ring, one way (244 µs in the chapter)",
+        "the same with the chapter's own ring, one way (244 µs in the chapter)",
         _on_shards(chapter_ring, GATHERED, P("X", "Y")),
     ),
     _explicit(
         "collective-matmul-one-way",
-        "the same as allgather_matmul, one way: sums in float32",
+        "the same with allgather_matmul, one way: sums in float32",
         _on_shards(gather_one_way, GATHERED, P("X", "Y")),
     ),
     _explicit(
         "collective-matmul-both-ways",
-        "the same as allgather_matmul, half of A each way round the ring",
+        "the same with allgather_matmul, half of A in each direction",
         _on_shards(gather_both_ways, GATHERED, P("X", "Y")),
     ),
     _auto(
         "collective-matmul-unsharded",
-        "the same with D whole on each device: nothing is sent (224 µs in the chapter)",
+        "the same with D not sharded: nothing is sent (224 µs in the chapter)",
         _jitted(matmul, (Operand((B, D), P("X")), GATHERED[1]), P("X", "Y")),
     ),
     _explicit(
@@ -357,7 +363,7 @@ CHAPTER: tuple[Example, ...] = (
     ),
     Example(
         name="chapter/problem-2-1-local",
-        what="a mixture of 16 experts on one device, the tokens sorted by expert",
+        description="a mixture of 16 experts on one device, the tokens sorted by expert",
         mesh={"X": 1, "Y": 1},
         on="v5litepod-1",
         build=_jitted(experts_local, MIXTURE, P("X", "Y")),
@@ -365,13 +371,13 @@ CHAPTER: tuple[Example, ...] = (
     ),
     _auto(
         "problem-2-2-jit",
-        "the same under jit, W[E_X, D, F_Y] and A[S_X, D_Y]: every device gets every expert",
+        "the same by jit, W[E_X, D, F_Y] and A[S_X, D_Y]: every device gets every expert",
         _jitted(experts_local, MIXTURE, P("X", "Y")),
         TALL,
     ),
     _auto(
         "problem-2-3-allgather",
-        "the same by shard_map, first pass: every token comes to every device",
+        "the same by shard_map, first pass: every device gathers all tokens",
         _on_shards(experts_gathered, MIXTURE, P("X", "Y")),
         TALL,
     ),
@@ -389,17 +395,17 @@ CHAPTER: tuple[Example, ...] = (
     ),
     _explicit(
         "problem-3-1-naive",
-        "A[B_X, D_Y] · W[D_Y, F], then one all-reduce that waits for the whole product",
-        _on_shards(summed, REDUCED, P("X")),
+        "A[B_X, D_Y] · W[D_Y, F], then one all-reduce that waits for the whole matmul",
+        _on_shards(multiply_and_sum, REDUCED, P("X")),
     ),
     _explicit(
         "problem-3-1-tiled",
         "the same with a psum for each of four tiles, which XLA merges again",
-        _on_shards(summed_in_tiles, REDUCED, P("X")),
+        _on_shards(sum_in_tiles, REDUCED, P("X")),
     ),
     _explicit(
         "problem-3-1-ring",
-        "the same as matmul_allreduce, one way: permutes alone",
+        "the same with matmul_allreduce, one way: only permutes",
         _on_shards(allreduce_one_way, REDUCED, P("X")),
     ),
     _auto(
@@ -409,22 +415,22 @@ CHAPTER: tuple[Example, ...] = (
     ),
     _explicit(
         "problem-3-2-psum-scatter",
-        "the same by psum_scatter, which waits for the whole product",
-        _on_shards(scattered, SCATTERED, P("X", "Y")),
+        "the same by psum_scatter, which waits for the whole matmul",
+        _on_shards(multiply_and_scatter, SCATTERED, P("X", "Y")),
     ),
     _explicit(
         "problem-3-2-ring",
-        "the same as matmul_reducescatter, one way: permutes of sums",
+        "the same with matmul_reducescatter, one way: permutes of partial sums",
         _on_shards(scatter_one_way, SCATTERED, P("X", "Y")),
     ),
     _auto(
         "problem-3-3-jit",
-        "a Transformer's feed-forward part by jit",
+        "a Transformer's feed-forward layer by jit",
         _jitted(block, BLOCK, P("X", "Y")),
     ),
     _explicit(
         "problem-3-3-rings",
-        "the same as feedforward: one ring behind the other, both ways",
+        "the same with feedforward: one ring after the other, both ways",
         _on_shards(block_rings, BLOCK, P("X", "Y")),
     ),
     _explicit(

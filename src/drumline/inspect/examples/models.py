@@ -1,8 +1,8 @@
-"""Training steps of our own models, each in its layouts, at the sizes of examples/.
+"""Training steps of Drumline's models in each layout, at the sizes of examples/.
 
-The step is the one that `drumline.train` runs: loss, gradients, AdamW with clipped gradients, and
-the check that all is finite. Nothing is drawn and nothing is read: the state's shapes come from
-`jax.eval_shape`, their places from the model's table of layouts.
+The step is that of `drumline.train`: loss, gradients, AdamW with gradient clipping, and the check
+for finite values. No parameters are initialized and no data is read. The shapes of the state come
+from `jax.eval_shape`, their shardings from the model's layout.
 """
 
 # mypy: allow-untyped-calls
@@ -19,12 +19,12 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.inspect.examples.program import Built, Example
+from drumline.inspect.examples.program import Example, Program
 from drumline.models import LM, MLP, llama_1b3, llama_350m, vit_b16
 from drumline.parallel.scheduling import overlap_options
 
 LENGTH = 2048
-"""Tokens of a sequence."""
+"""Tokens per sequence."""
 PIXELS = 224
 
 _ONE_AXIS = {"data": 8}
@@ -38,33 +38,33 @@ MESHES: dict[str, dict[str, int]] = {
     "fsdp+expert": {"data": 2, "expert": 4},
     "expert+tensor": {"data": 2, "expert": 2, "model": 2},
 }
-"""Eight devices for each layout."""
+"""A mesh of eight devices for each layout."""
 
 Batch = dict[str, tuple[tuple[int, ...], Any]]
-"""Shapes and types by name."""
+"""Shapes and dtypes by name."""
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """As many rows as a batch has, of the shapes that a model takes."""
+    """A dataset of zeros with the rows of one batch."""
 
     batch: Batch
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of rows."""
         return min(shape[0] for shape, _ in self.batch.values())
 
     def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Zeros."""
+        """Return zeros for the rows with these indices."""
         return {
             name: np.zeros((len(numbers), *shape[1:]), dtype)
             for name, (shape, dtype) in self.batch.items()
         }
 
 
-def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Built:
-    """The step of a training run on a mesh without devices, and the shapes of what it takes."""
-    # Here, as the trainer needs Optax, and a list of examples does not.
+def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Program:
+    """Return a training step for a mesh without devices, and the shapes of its arguments."""
+    # The trainer needs Optax. The list of examples does not.
     import optax  # type: ignore[import-untyped]
 
     from drumline.train.data import Data
@@ -73,7 +73,7 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Built:
     from drumline.train.steps.step import make_step
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        # A run sets its mesh around the whole step; this one is known only to the model.
+        # A training run sets the mesh for the whole step. Here only the model needs it.
         with jax.sharding.use_abstract_mesh(mesh):
             return model.loss(params, batch, key)
 
@@ -86,56 +86,59 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Built:
         mesh=dict(mesh.shape),
         steps=1,
     )
-    places = layout(recipe, mesh)
-    shape = partial(_shape, mesh)
+    state = layout(recipe, mesh)
+    shape = partial(_sharded_shape, mesh)
     rows = {name: shape(dims, model.batch_spec(), dtype) for name, (dims, dtype) in batch.items()}
     watch = shape((), P(), np.int32)
     notice = shape((mesh.size,), P(mesh.axis_names), np.int32)
     limits = shape((2,), P(), np.float32)
-    return _Step(partial(make_step, recipe, mesh, places)), (places, watch, rows, notice, limits)
+    step = _Step(partial(make_step, recipe, mesh, state))
+    return step, (state, watch, rows, notice, limits)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A training step whose options for the compiler depend on the chip that it is traced for."""
+    """A training step whose compiler options depend on the chip that it is traced for."""
 
     make: Callable[[Mapping[str, Any]], Any]
     __name__ = "step"
 
     def trace(self, *arguments: Any) -> Any:
-        """As what `jax.jit` returns has it."""
+        """Trace the step, as a jitted function does."""
         return self.make(overlap_options()).trace(*arguments)
 
     def __call__(self, *arguments: Any) -> Any:
-        """As the step that is traced."""
+        """Run the step."""
         return self.make(overlap_options())(*arguments)
 
 
-def _shape(mesh: AbstractMesh, dims: tuple[int, ...], spec: P, dtype: Any) -> jax.ShapeDtypeStruct:
+def _sharded_shape(
+    mesh: AbstractMesh, dims: tuple[int, ...], spec: P, dtype: Any
+) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(mesh, spec))
 
 
 def images(count: int, *shape: int) -> Batch:
-    """A batch of images and their labels."""
+    """Return a batch of images and labels."""
     return {"image": ((count, *shape), np.uint8), "label": ((count,), np.int32)}
 
 
 def texts(count: int) -> Batch:
-    """A batch of sequences, one token longer than what predicts."""
+    """Return a batch of sequences, with one more token than positions to predict from."""
     return {"tokens": ((count, LENGTH + 1), np.int32)}
 
 
 def _moe(**changes: Any) -> LM:
-    """The 350M decoder with eight experts in each block, of which a token goes to two."""
+    """Return the 350M decoder with eight experts per block and two per token."""
     return llama_350m(experts=8, experts_per_token=2, **changes)
 
 
 @dataclass(frozen=True)
 class _Family:
-    """A model, its batch, and the layouts to show it in."""
+    """A model, its batch and its layouts."""
 
     name: str
-    what: str
+    description: str
     make: Callable[..., Any]
     batch: Batch
     layouts: tuple[str, ...]
@@ -146,12 +149,12 @@ class _Family:
         return tuple(self._example(layout) for layout in self.layouts)
 
     def _example(self, layout: str) -> Example:
-        def build(mesh: AbstractMesh) -> Built:
+        def build(mesh: AbstractMesh) -> Program:
             return training_step(self.make(layout=layout, **self.options), self.batch, mesh)
 
         return Example(
             name=f"models/{self.name}-{layout}",
-            what=f"a training step of {self.what}, layout {layout}",
+            description=f"a training step of {self.description}, layout {layout}",
             mesh=MESHES[layout],
             on=self.on,
             build=build,
@@ -160,8 +163,8 @@ class _Family:
 
 
 _DENSE = ("data", "fsdp", "tensor", "fsdp+tensor")
-# One block for all layers, as a table of 24 times the same collectives says no more; computed again
-# in the backward pass, as without a fused attention kernel the scores of all layers fit nowhere.
+# A scan over the layers keeps the table of collectives short. The backward pass recomputes the
+# blocks, because without a fused attention kernel the scores of all layers do not fit in memory.
 _DECODER = {"scan_layers": True, "remat": True}
 _FAMILIES = (
     _Family("mlp", "the MLP 784-1024-512-10", MLP, images(1024, 28, 28), _DENSE, "v5litepod-8", {}),
@@ -203,4 +206,6 @@ _FAMILIES = (
     ),
 )
 
-MODELS: tuple[Example, ...] = tuple(one for family in _FAMILIES for one in family.examples())
+MODELS: tuple[Example, ...] = tuple(
+    example for family in _FAMILIES for example in family.examples()
+)

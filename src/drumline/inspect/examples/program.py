@@ -1,7 +1,7 @@
-"""What an example is.
+"""The type of an example program.
 
-An example is built from an `AbstractMesh` and gives a function and the shapes of its arguments, so
-that a program for 256 devices can be looked at where there are none.
+An example is built for an `AbstractMesh` and consists of a function and the shapes of its
+arguments. So a program for 256 devices can be inspected without any.
 """
 
 from __future__ import annotations
@@ -12,48 +12,49 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType
 
-from drumline.inspect.compiling.axes import Axes, shown
-from drumline.inspect.compiling.meshes import MeshLike, axes_of_mesh
-from drumline.inspect.mistakes import Mistake
+from drumline.errors import UserError
+from drumline.inspect.compiling.axes import MeshAxes, format_mesh
+from drumline.inspect.compiling.meshes import MeshLike, mesh_axes
 
-Built = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function, and its arguments as `jax.ShapeDtypeStruct`s with their shardings."""
-Build = Callable[[AbstractMesh], Built]
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function, and its arguments as `jax.ShapeDtypeStruct`s with shardings."""
+ProgramBuilder = Callable[[AbstractMesh], Program]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A program to inspect, and where it is at home."""
+    """A program to inspect, with its mesh and slice."""
 
     name: str
-    what: str
-    """One line about what it computes and what to see in it."""
+    description: str
+    """One line about the computation and its communication."""
     mesh: Mapping[str, int]
-    """Names and sizes of the mesh axes; another mesh has to have the same names."""
+    """Names and sizes of the mesh axes. Another mesh must have the same names."""
     on: str
-    """A slice of as many devices as the mesh has."""
-    build: Build
+    """A slice with as many devices as the mesh."""
+    build: ProgramBuilder
     axis_type: AxisType = AxisType.Explicit
-    """Explicit, as `jax.make_mesh` makes axes, or Auto, where XLA is to find the shardings."""
+    """Explicit, as from `jax.make_mesh`, or Auto, where XLA propagates shardings."""
 
-    def program(self, mesh: MeshLike | None = None) -> Built:
-        """The function and its arguments, on the example's own mesh or on another.
+    def program(self, mesh: MeshLike | None = None) -> Program:
+        """Return the function and its arguments, on the example's own mesh or on another.
 
         Raises:
-            Mistake: the other mesh has other axes, or sizes that the example cannot be divided by.
+            UserError: the other mesh has other axes or sizes that do not divide the example.
         """
-        axes: Axes = dict(self.mesh) if mesh is None else axes_of_mesh(mesh)
+        axes: MeshAxes = dict(self.mesh) if mesh is None else mesh_axes(mesh)
+        own_mesh = format_mesh(dict(self.mesh))
         if axes.keys() != self.mesh.keys():
-            raise Mistake(
+            raise UserError(
                 f"the example {self.name} is written for the axes {', '.join(self.mesh)}, and the "
-                f"mesh is {shown(axes)}: give it those names, such as {shown(dict(self.mesh))}"
+                f"mesh is {format_mesh(axes)}: give it those names, such as {own_mesh}"
             )
-        kinds = (self.axis_type,) * len(axes)
+        axis_types = (self.axis_type,) * len(axes)
         try:
-            return self.build(AbstractMesh(tuple(axes.values()), tuple(axes), kinds))
-        except Exception as wrong:  # whatever JAX or a model says of sizes that do not divide
-            said = (str(wrong).splitlines() or [""])[0]
-            raise Mistake(
-                f"the example {self.name} does not fit {shown(axes)}: {said}; its own mesh is "
-                f"{shown(dict(self.mesh))}"
-            ) from wrong
+            return self.build(AbstractMesh(tuple(axes.values()), tuple(axes), axis_types))
+        except Exception as error:  # whatever JAX or a model raises for sizes that do not divide
+            reason = (str(error).splitlines() or [""])[0]
+            raise UserError(
+                f"the example {self.name} does not fit {format_mesh(axes)}: {reason}; its own mesh "
+                f"is {own_mesh}"
+            ) from error

@@ -1,1 +1,1 @@
-"""XLA's own text of a program, read: instructions, loops, groups of devices, source lines."""
+"""Parse the HLO text of compiled programs: instructions, loops, replica groups and source lines."""

@@ -1,8 +1,8 @@
-"""Which devices talk to each other in a collective, and along which axes of the mesh.
+"""The replica groups of a collective and the mesh axes that they run along.
 
-XLA spells groups in four ways: as lists, as a reshaped and transposed range of numbers, as axes of
-a mesh of its own, and, for permutes, as pairs. Devices are numbered in the order of the mesh, so
-that the coordinates of a number tell which axes a group runs along.
+XLA writes replica groups in four forms: lists, a reshaped and transposed range of numbers, axes of
+a mesh of its own, and, for permutes, pairs. Devices are numbered in mesh order, so the coordinates
+of the devices in a group show its axes.
 """
 
 from __future__ import annotations
@@ -14,106 +14,106 @@ from math import prod
 
 import numpy as np
 
-Groups = tuple[tuple[int, ...], ...]
+ReplicaGroups = tuple[tuple[int, ...], ...]
 
 _RANGE = re.compile(
     r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<permutation>[\d,]+)\))?"
 )
 _MESH = re.compile(r"\w*\[(?P<axes>'[^\]]*)\]")
-_ORDER = re.compile(
+_DEVICE_IDS = re.compile(
     r"device_ids=\((?:\[(?P<shape>[\d,]+)\](?:<=\[[\d,]+\])?(?:T\((?P<permutation>[\d,]+)\))?"
     r"|(?P<list>[\d,\s]+))\)"
 )
 _AXIS = re.compile(r"'(?P<name>[^']*)'\s*=\s*(?P<size>\d+)")
-_USED = re.compile(r"'(?P<name>[^']*)'(?::\((?P<before>\d+)\)(?P<size>\d+))?")
+_SUB_AXIS = re.compile(r"'(?P<name>[^']*)'(?::\((?P<stride>\d+)\)(?P<size>\d+))?")
 
 
-def read_groups(text: str, devices: int) -> Groups:
-    """The groups of a `replica_groups` attribute; an empty one means all devices together."""
+def parse_replica_groups(text: str, device_count: int) -> ReplicaGroups:
+    """Parse a `replica_groups` attribute. An empty one means one group of all devices."""
     text = text.strip()
     if text.startswith("{"):
         lists = re.findall(r"\{([\d,\s]+)\}", text)
-        found = tuple(tuple(int(n) for n in re.findall(r"\d+", part)) for part in lists)
-        return found or (tuple(range(devices)),)
+        return tuple(map(_integers, lists)) or (tuple(range(device_count)),)
     mesh = _MESH.match(text)
     if mesh is not None:
-        return _along_axes(text, mesh)
-    found_range = _RANGE.match(text)
-    if found_range is None:
-        return (tuple(range(devices)),)
-    return _rows(_range(found_range))
+        return _mesh_groups(text, mesh)
+    device_range = _RANGE.match(text)
+    if device_range is None:
+        return (tuple(range(device_count)),)
+    return _rows(_expand_range(device_range))
 
 
-def _range(found: re.Match[str]) -> np.ndarray:
-    """`[4,2]<=[2,4]T(1,0)`: numbers counted up, reshaped, transposed, reshaped."""
-    shape, reshape = _numbers(found["shape"]), _numbers(found["reshape"])
-    numbers = np.arange(prod(reshape)).reshape(reshape)
-    if found["permutation"]:
-        numbers = numbers.transpose(_numbers(found["permutation"]))
-    return numbers.reshape(shape)
+def _expand_range(match: re.Match[str]) -> np.ndarray:
+    """Expand `[4,2]<=[2,4]T(1,0)`: count up, reshape, transpose, reshape."""
+    shape, reshape = _integers(match["shape"]), _integers(match["reshape"])
+    devices = np.arange(prod(reshape)).reshape(reshape)
+    if match["permutation"]:
+        devices = devices.transpose(_integers(match["permutation"]))
+    return devices.reshape(shape)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _integers(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", text))
 
 
-def _rows(numbers: np.ndarray) -> Groups:
-    return tuple(tuple(int(n) for n in row) for row in numbers.reshape(-1, numbers.shape[-1]))
+def _rows(devices: np.ndarray) -> ReplicaGroups:
+    return tuple(tuple(int(n) for n in row) for row in devices.reshape(-1, devices.shape[-1]))
 
 
-def _along_axes(text: str, mesh: re.Match[str]) -> Groups:
-    """`mesh['a'=2,'b'=4] {'b'}`, where `'b':(2)2` is the part of b after its first factor 2."""
-    sizes = {found["name"]: int(found["size"]) for found in _AXIS.finditer(mesh["axes"])}
-    numbers = np.arange(prod(sizes.values()))
-    after = text[mesh.end() :]
-    order = _ORDER.search(after)
-    if order is not None and order["list"]:
-        numbers = np.array(_numbers(order["list"]))
-    elif order is not None:
-        shape = _numbers(order["shape"])
-        permutation = _numbers(order["permutation"] or "") or tuple(range(len(shape)))
-        numbers = np.arange(prod(shape)).reshape(shape).transpose(permutation).reshape(-1)
-    used = re.search(r"\{([^}]*)\}", after)
-    parts = list(_USED.finditer(used[1] if used else ""))
-    # Each axis is split at every border that a used part of it has.
+def _mesh_groups(text: str, mesh: re.Match[str]) -> ReplicaGroups:
+    """Expand `mesh['a'=2,'b'=4] {'b'}`. `'b':(2)2` is the factor of size 2 after the first 2."""
+    sizes = {match["name"]: int(match["size"]) for match in _AXIS.finditer(mesh["axes"])}
+    devices = np.arange(prod(sizes.values()))
+    after_mesh = text[mesh.end() :]
+    device_ids = _DEVICE_IDS.search(after_mesh)
+    if device_ids is not None and device_ids["list"]:
+        devices = np.array(_integers(device_ids["list"]))
+    elif device_ids is not None:
+        shape = _integers(device_ids["shape"])
+        permutation = _integers(device_ids["permutation"] or "") or tuple(range(len(shape)))
+        devices = np.arange(prod(shape)).reshape(shape).transpose(permutation).reshape(-1)
+    braces = re.search(r"\{([^}]*)\}", after_mesh)
+    sub_axes = list(_SUB_AXIS.finditer(braces[1] if braces else ""))
+    # Split each axis into factors at the borders of the sub-axes.
     factors: list[tuple[str, int, int]] = []
     for name, size in sizes.items():
         borders = {1, size}
-        for part in parts:
-            if part["name"] == name and part["size"]:
-                borders |= {int(part["before"]), int(part["before"]) * int(part["size"])}
+        for sub_axis in sub_axes:
+            if sub_axis["name"] == name and sub_axis["size"]:
+                stride = int(sub_axis["stride"])
+                borders |= {stride, stride * int(sub_axis["size"])}
         ordered = sorted(borders)
         factors += [(name, low, high // low) for low, high in pairwise(ordered)] or [(name, 1, 1)]
-    taken = []
-    for part in parts:
-        low = int(part["before"] or 1)
-        high = low * int(part["size"]) if part["size"] else sizes.get(part["name"], 1)
-        taken += [
-            at
-            for at, (name, before, size) in enumerate(factors)
-            if name == part["name"] and low <= before and before * size <= high
+    grouped: list[int] = []
+    for sub_axis in sub_axes:
+        low = int(sub_axis["stride"] or 1)
+        high = low * int(sub_axis["size"]) if sub_axis["size"] else sizes.get(sub_axis["name"], 1)
+        grouped += [
+            index
+            for index, (name, stride, size) in enumerate(factors)
+            if name == sub_axis["name"] and low <= stride and stride * size <= high
         ]
-    taken = list(dict.fromkeys(taken))
-    others = [at for at in range(len(factors)) if at not in taken]
-    grid = numbers.reshape([size for _, _, size in factors]).transpose([*others, *taken])
-    return _rows(grid.reshape(-1, prod(factors[at][2] for at in taken)))
+    grouped = list(dict.fromkeys(grouped))
+    ungrouped = [index for index in range(len(factors)) if index not in grouped]
+    grid = devices.reshape([size for _, _, size in factors]).transpose([*ungrouped, *grouped])
+    return _rows(grid.reshape(-1, prod(factors[index][2] for index in grouped)))
 
 
-def read_pairs(text: str) -> Groups:
-    """The pairs of a permute's `source_target_pairs`."""
+def parse_permute_pairs(text: str) -> ReplicaGroups:
+    """Parse the `source_target_pairs` of a permute."""
     return tuple(
         (int(source), int(target)) for source, target in re.findall(r"\{(\d+),(\d+)\}", text)
     )
 
 
-def axes_of(groups: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes of the mesh along which the members of a group differ, in the mesh's order."""
+def varying_axes(groups: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the mesh axes along which the devices of a group differ, in mesh order."""
     sizes = tuple(mesh.values())
-    members = [np.array(group) for group in groups if len(group) > 1]
-    if not members or prod(sizes) <= max(int(group.max()) for group in members):
+    device_groups = [np.array(group) for group in groups if len(group) > 1]
+    if not device_groups or prod(sizes) <= max(int(group.max()) for group in device_groups):
         return ()
-    differs = np.zeros(len(sizes), dtype=bool)
-    for group in members:
+    varies = np.zeros(len(sizes), dtype=bool)
+    for group in device_groups:
         coordinates = np.stack(np.unravel_index(group, sizes))
-        differs |= (coordinates != coordinates[:, :1]).any(axis=1)
-    return tuple(name for name, along in zip(mesh, differs, strict=True) if along)
+        varies |= (coordinates != coordinates[:, :1]).any(axis=1)
+    return tuple(name for name, axis_varies in zip(mesh, varies, strict=True) if axis_varies)

@@ -1,9 +1,10 @@
-"""What a trace of `jax.profiler` says about a step: measured time, and where it went.
+"""Read traces of `jax.profiler` and show how a step spends its time.
 
-profile = read_profile(Path("trace"))
-profile.exposed / profile.seconds          the part of a step that waits for communication
-summary(profile)                           at most ten sentences about it
-compare(profile, read_estimate(file))      where an estimate and the measurement part
+    profile = read_profile(Path("trace"))
+    profile.exposed / profile.seconds          the share of a step that waits for communication
+
+`report.summarize` describes a profile in at most ten sentences. `report.compare_profile` compares
+it with an estimate.
 """
 
 from drumline.inspect.profiles.attribution import (

@@ -1,11 +1,10 @@
-"""Where the time of a traced step went: computing, waiting for communication, or nothing.
+"""Divide the time of a traced step into computation, exposed communication and idle time.
 
-Exposed is the time in which a collective ran and the device computed nothing; hidden is the part of
-a collective, from its start to its end, in which the device computed. On a TPU only what stands on
-the line of operations counts as exposed: a synchronous collective, and the operations that begin an
-asynchronous one and wait for it. On GPUs and CPUs a computation on any stream or thread of the same
-device hides it. All figures are seconds of one step, and means over the devices where there are
-several.
+Exposed time is the time in which a collective runs and the device computes nothing. Hidden time is
+the part of a collective, from its start to its end, in which the device computes. On a TPU, only
+the line of operations counts as exposed: synchronous collectives, and the operations that start
+asynchronous ones and wait for them. On GPUs and CPUs, computation on any stream or thread of the
+device hides a collective. All figures are seconds per step, and averages over several devices.
 """
 
 from collections import defaultdict
@@ -17,21 +16,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.inspect.mistakes import Mistake
-from drumline.inspect.profiles.intervals import Cover, Stretches, exposed, own_stretches
-from drumline.inspect.profiles.operations import Role, TraceOperation
-from drumline.inspect.profiles.reading import DeviceTrace, Trace, count_runs, read_trace
+from drumline.errors import UserError
+from drumline.inspect.profiles.intervals import (
+    Intervals,
+    IntervalUnion,
+    self_intervals,
+    uncovered_time,
+)
+from drumline.inspect.profiles.reading import (
+    DeviceTrace,
+    Role,
+    Trace,
+    TraceOperation,
+    count_runs,
+    read_trace,
+)
 
 NANOSECOND = 1e-9
 
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """The time of one device, in seconds of one step."""
+    """The time of a device, in seconds per step."""
 
     name: str
     span: float
-    """From the first operation to the last, shared among the steps."""
+    """The time from the first operation to the last, divided by the number of steps."""
     busy: float
     computing: float
     exposed: float
@@ -39,13 +49,13 @@ class MeasuredDevice:
 
     @property
     def idle(self) -> float:
-        """Time in which nothing ran."""
+        """The time in which nothing runs."""
         return self.span - self.busy
 
 
 @dataclass(frozen=True)
 class MeasuredCollective:
-    """The collectives of one kind on one line of the program."""
+    """The collectives of one kind and source line, per step."""
 
     kind: str
     source: str
@@ -55,16 +65,16 @@ class MeasuredCollective:
 
     @property
     def seconds(self) -> float:
-        """The time in which it ran, exposed or hidden."""
+        """The time in which they run, exposed or hidden."""
         return self.exposed + self.hidden
 
 
 @dataclass(frozen=True)
 class MeasuredOperation:
-    """The computations of one kind on one line of the program."""
+    """The computations of one kind and source line, per step."""
 
     name: str
-    """The instruction that took the most time of them."""
+    """The instruction with the most time."""
     kind: str
     source: str
     count: float
@@ -75,55 +85,55 @@ class MeasuredOperation:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a trace says about one step."""
+    """The measured time of a step."""
 
     path: Path
     platform: str
     module: str
-    """The program that took the most time."""
+    """The program with the most time."""
     steps: int
     steps_from: str
-    """What the steps were counted by."""
+    """The source of the number of steps."""
     devices: tuple[MeasuredDevice, ...]
     communication: tuple[MeasuredCollective, ...]
-    """The most exposed first."""
+    """The collectives, the most exposed first."""
     operations: tuple[MeasuredOperation, ...]
-    """The largest first; collectives are not among them."""
+    """All other operations, the longest first."""
 
     @property
     def seconds(self) -> float:
-        """A step's time."""
-        return self._mean([device.span for device in self.devices])
+        """The duration of a step."""
+        return _mean([device.span for device in self.devices])
 
     @property
     def computing(self) -> float:
-        """The time in which a device computed."""
-        return self._mean([device.computing for device in self.devices])
+        """The time in which a device computes."""
+        return _mean([device.computing for device in self.devices])
 
     @property
     def exposed(self) -> float:
-        """The time in which a device waited for communication."""
-        return self._mean([device.exposed for device in self.devices])
+        """The time in which a device waits for communication."""
+        return _mean([device.exposed for device in self.devices])
 
     @property
     def hidden(self) -> float:
-        """The time in which a device computed while a collective ran."""
-        return self._mean([device.hidden for device in self.devices])
+        """The time in which a device computes while a collective runs."""
+        return _mean([device.hidden for device in self.devices])
 
     @property
     def idle(self) -> float:
-        """The time in which a device ran nothing."""
-        return self._mean([device.idle for device in self.devices])
+        """The time in which nothing runs on a device."""
+        return _mean([device.idle for device in self.devices])
 
     def saving(self, collective: MeasuredCollective) -> float:
-        """The most that overlapping a collective could save.
+        """Return the largest saving from overlapping a collective.
 
-        No more can be hidden than there is computation which hides nothing yet.
+        It is limited by the computation that does not overlap with communication yet.
         """
         return max(0.0, min(collective.exposed, self.computing - self.hidden))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; times are seconds of one step."""
+        """Return everything, for JSON. Times are seconds per step."""
         return {
             "trace": str(self.path),
             "platform": self.platform,
@@ -137,118 +147,123 @@ class Profile:
             "idle_seconds": self.idle,
             "devices": [
                 {
-                    "name": each.name,
-                    "seconds": each.span,
-                    "busy_seconds": each.busy,
-                    "compute_seconds": each.computing,
-                    "exposed_seconds": each.exposed,
-                    "hidden_seconds": each.hidden,
-                    "idle_seconds": each.idle,
+                    "name": device.name,
+                    "seconds": device.span,
+                    "busy_seconds": device.busy,
+                    "compute_seconds": device.computing,
+                    "exposed_seconds": device.exposed,
+                    "hidden_seconds": device.hidden,
+                    "idle_seconds": device.idle,
                 }
-                for each in self.devices
+                for device in self.devices
             ],
             "communication": [
                 {
-                    "kind": each.kind,
-                    "source": each.source,
-                    "count": each.count,
-                    "seconds": each.seconds,
-                    "exposed_seconds": each.exposed,
-                    "hidden_seconds": each.hidden,
-                    "saving_seconds": self.saving(each),
+                    "kind": collective.kind,
+                    "source": collective.source,
+                    "count": collective.count,
+                    "seconds": collective.seconds,
+                    "exposed_seconds": collective.exposed,
+                    "hidden_seconds": collective.hidden,
+                    "saving_seconds": self.saving(collective),
                 }
-                for each in self.communication
+                for collective in self.communication
             ],
             "operations": [
                 {
-                    "name": each.name,
-                    "kind": each.kind,
-                    "source": each.source,
-                    "count": each.count,
-                    "seconds": each.seconds,
-                    "instructions": each.instructions,
+                    "name": op.name,
+                    "kind": op.kind,
+                    "source": op.source,
+                    "count": op.count,
+                    "seconds": op.seconds,
+                    "instructions": op.instructions,
                 }
-                for each in self.operations
+                for op in self.operations
             ],
         }
 
-    @staticmethod
-    def _mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def read_profile(path: Path, device: int | None = None) -> Profile:
-    """Where the time went in the newest trace under a folder, on all devices or on one."""
+    """Read the newest trace below a folder, for all devices or for one.
+
+    Raises:
+        UserError: there is no trace, it is unreadable, or it does not have the device.
+    """
     trace = read_trace(path)
-    devices = [each for each in trace.devices if device in (None, each.ordinal)]
+    devices = [traced for traced in trace.devices if device in (None, traced.ordinal)]
     if not devices:
-        known = sorted({each.ordinal for each in trace.devices})
-        raise Mistake(
-            f"--device {device}: the trace has {_ordinals(known)}; name one of them, or none"
+        ordinals = sorted({traced.ordinal for traced in trace.devices})
+        raise UserError(
+            f"--device {device}: the trace has {_format_ordinals(ordinals)}; name one of them, "
+            "or none"
         )
-    return attribute(trace, devices)
+    return attribute_time(trace, devices)
 
 
-def _ordinals(known: list[int]) -> str:
-    if len(known) == 1:
-        return f"device {known[0]} alone"
-    if known == list(range(known[0], known[-1] + 1)):
-        return f"devices {known[0]} to {known[-1]}"
-    return "devices " + ", ".join(map(str, known))
+def _format_ordinals(ordinals: list[int]) -> str:
+    if len(ordinals) == 1:
+        return f"device {ordinals[0]} alone"
+    if ordinals == list(range(ordinals[0], ordinals[-1] + 1)):
+        return f"devices {ordinals[0]} to {ordinals[-1]}"
+    return "devices " + ", ".join(map(str, ordinals))
 
 
-def attribute(trace: Trace, devices: Sequence[DeviceTrace]) -> Profile:
-    """Where the time went on some of the trace's devices."""
-    measured = [_Measured(trace, device) for device in devices]
-    module = _main_module(trace, measured)
-    steps, steps_from = _steps(trace, devices, module)
-    scale = NANOSECOND / steps
-    several = len({device.host for device in trace.devices}) > 1
+def attribute_time(trace: Trace, devices: Sequence[DeviceTrace]) -> Profile:
+    """Attribute the time of some of the trace's devices."""
+    usages = [_DeviceUsage(trace, device) for device in devices]
+    module = _main_module(trace, usages)
+    steps, steps_from = _count_steps(trace, devices, module)
+    several_hosts = len({device.host for device in trace.devices}) > 1
     return Profile(
         path=trace.path,
         platform=devices[0].platform,
         module=module,
         steps=steps,
         steps_from=steps_from,
-        devices=tuple(each.device(scale, several) for each in measured),
-        communication=_communication(trace, measured, steps),
-        operations=_operations(trace, measured, steps),
+        devices=tuple(usage.summary(NANOSECOND / steps, several_hosts) for usage in usages),
+        communication=_measure_collectives(trace, usages, steps),
+        operations=_measure_operations(trace, usages, steps),
     )
 
 
-class _Measured:
-    """The nanoseconds of one device, by operation."""
+class _DeviceUsage:
+    """The time of a device, in nanoseconds by operation."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self.trace = trace
-        self.traced = device
+        self.device = device
         size = len(trace.operations)
-        roles = [operation.role for operation in trace.operations]
-        enclosing = {number for number, role in enumerate(roles) if role is Role.ENCLOSING}
-        own = Stretches.together(
-            [*(own_stretches(track, enclosing) for track in device.tracks), device.handed_on]
+        roles = [op.role for op in trace.operations]
+        containers = {index for index, role in enumerate(roles) if role is Role.CONTAINER}
+        own = Intervals.concatenate(
+            [*(self_intervals(track, containers) for track in device.tracks), device.offloaded]
         )
         self.span = float(own.ends.max() - own.starts.min()) if len(own.ends) else 0.0
-        self.busy = Cover(own.starts, own.ends).length
-        computations = own.where(_are(roles, Role.COMPUTATION, Role.ENCLOSING))
-        self.computing = Cover(computations.starts, computations.ends)
-        running = own.where(_are(roles, Role.COMMUNICATION))
-        alone = exposed(running, self.computing)
-        self.exposed = np.bincount(running.operations, weights=alone, minlength=size)
-        self.flying = Stretches.together([running, device.flights])
-        self.times = own.lengths(size)
+        self.busy = IntervalUnion(own.starts, own.ends).length
+        computations = own.select(_role_mask(roles, Role.COMPUTATION, Role.CONTAINER))
+        self.computing = IntervalUnion(computations.starts, computations.ends)
+        running = own.select(_role_mask(roles, Role.COMMUNICATION))
+        uncovered = uncovered_time(running, self.computing)
+        self.exposed = np.bincount(running.operations, weights=uncovered, minlength=size)
+        self.collectives = Intervals.concatenate([running, device.async_spans])
+        self.times = own.operation_times(size)
         self.counts = sum(
             (np.bincount(track.operations, minlength=size) for track in device.events()),
             np.zeros(size, np.int64),
         )
-        # Of a collective that began before the trace did, there may be no more than its flight.
-        self.seen = (self.counts + np.bincount(self.flying.operations, minlength=size)) > 0
+        # A collective that started before the trace may have only its asynchronous span.
+        spans = np.bincount(self.collectives.operations, minlength=size)
+        self.seen = (self.counts + spans) > 0
 
-    def device(self, scale: float, several: bool) -> MeasuredDevice:
-        traced = self.traced
-        where = f"{traced.host} " if several else ""
+    def summary(self, scale: float, with_host: bool) -> MeasuredDevice:
+        device = self.device
+        host = f"{device.host} " if with_host else ""
         return MeasuredDevice(
-            name=f"{where}{traced.platform} {traced.ordinal}",
+            name=f"{host}{device.platform} {device.ordinal}",
             span=self.span * scale,
             busy=self.busy * scale,
             computing=self.computing.length * scale,
@@ -256,107 +271,110 @@ class _Measured:
             hidden=self.hidden(np.ones(len(self.trace.operations), bool)) * scale,
         )
 
-    def hidden(self, chosen: NDArray[np.bool_]) -> float:
-        """The time in which one of the chosen collectives ran beside a computation."""
-        flying = self.flying.where(chosen)
-        together = Cover(flying.starts, flying.ends)
-        return float(self.computing.within(together.starts, together.ends).sum())
+    def hidden(self, mask: NDArray[np.bool_]) -> float:
+        """Return the time in which the device computes while a selected collective runs."""
+        selected = self.collectives.select(mask)
+        running = IntervalUnion(selected.starts, selected.ends)
+        return float(self.computing.overlap(running.starts, running.ends).sum())
 
 
-def _are(roles: list[Role], *chosen: Role) -> NDArray[np.bool_]:
-    return np.array([role in chosen for role in roles], bool)
+def _role_mask(roles: list[Role], *selected: Role) -> NDArray[np.bool_]:
+    return np.array([role in selected for role in roles], bool)
 
 
-def _main_module(trace: Trace, measured: list[_Measured]) -> str:
-    times: dict[str, float] = defaultdict(float)
-    for each in measured:
-        for number in np.flatnonzero(each.times):
-            times[trace.operations[number].module] += float(each.times[number])
-    times.pop("", None)
-    if not times:
-        for each in measured:
-            for module, time in each.traced.module_times.items():
-                times[module] += time
-    return max(times, key=lambda module: times[module]) if times else ""
+def _main_module(trace: Trace, usages: list[_DeviceUsage]) -> str:
+    totals: dict[str, float] = defaultdict(float)
+    for usage in usages:
+        for index in np.flatnonzero(usage.times):
+            totals[trace.operations[index].module] += float(usage.times[index])
+    totals.pop("", None)
+    if not totals:
+        for usage in usages:
+            for module, time in usage.device.module_times.items():
+                totals[module] += time
+    return max(totals, key=lambda module: totals[module]) if totals else ""
 
 
-def _steps(trace: Trace, devices: Sequence[DeviceTrace], module: str) -> tuple[int, str]:
-    marked = max(device.steps for device in devices)
-    if marked:
-        return marked, "the device's steps"
-    if trace.annotated:
-        return trace.annotated, "StepTraceAnnotation"
+def _count_steps(trace: Trace, devices: Sequence[DeviceTrace], module: str) -> tuple[int, str]:
+    device_steps = max(device.steps for device in devices)
+    if device_steps:
+        return device_steps, "the device's steps"
+    if trace.annotated_steps:
+        return trace.annotated_steps, "StepTraceAnnotation"
     if not module:
         return 1, "the whole trace"
     return max(count_runs(trace, device, module) for device in devices), f"runs of {module}"
 
 
-def _groups(
-    trace: Trace, measured: list[_Measured], *roles: Role
+def _group_operations(
+    trace: Trace, usages: list[_DeviceUsage], *roles: Role
 ) -> dict[tuple[str, str], list[int]]:
-    """The numbers of the operations that ran, by kind and line; without a line, by name."""
-    seen = np.any([each.seen for each in measured], axis=0)
+    """Return the indices of the operations that ran, by kind and line, or else by name."""
+    seen = np.any([usage.seen for usage in usages], axis=0)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for number in np.flatnonzero(seen):
-        operation = trace.operations[number]
-        if operation.role in roles:
-            groups[_group(operation)].append(int(number))
+    for index in np.flatnonzero(seen):
+        op = trace.operations[index]
+        if op.role in roles:
+            groups[_group_key(op)].append(int(index))
     return groups
 
 
-def _group(operation: TraceOperation) -> tuple[str, str]:
-    if operation.source or operation.role is Role.COMMUNICATION:
-        return operation.kind, operation.source
-    return operation.name, ""
+def _group_key(op: TraceOperation) -> tuple[str, str]:
+    if op.source or op.role is Role.COMMUNICATION:
+        return op.kind, op.source
+    return op.name, ""
 
 
-def _communication(
-    trace: Trace, measured: list[_Measured], steps: int
+def _measure_collectives(
+    trace: Trace, usages: list[_DeviceUsage], steps: int
 ) -> tuple[MeasuredCollective, ...]:
-    shared = steps * len(measured)
-    scale = NANOSECOND / shared
-    found = []
-    for (kind, source), numbers in _groups(trace, measured, Role.COMMUNICATION).items():
-        chosen = np.zeros(len(trace.operations), bool)
-        chosen[numbers] = True
-        ends = [number for number in numbers if trace.operations[number].is_end]
-        begins = [number for number in numbers if not trace.operations[number].is_end]
-        counts = [max(each.counts[begins].sum(), each.counts[ends].sum()) for each in measured]
-        found.append(
+    samples = steps * len(usages)
+    scale = NANOSECOND / samples
+    collectives = []
+    groups = _group_operations(trace, usages, Role.COMMUNICATION)
+    for (kind, source), indices in groups.items():
+        mask = np.zeros(len(trace.operations), bool)
+        mask[indices] = True
+        ends = [index for index in indices if trace.operations[index].is_end]
+        starts = [index for index in indices if not trace.operations[index].is_end]
+        counts = [max(usage.counts[starts].sum(), usage.counts[ends].sum()) for usage in usages]
+        exposed = sum(float(usage.exposed[indices].sum()) for usage in usages)
+        collectives.append(
             MeasuredCollective(
                 kind=kind,
                 source=source,
-                count=float(sum(counts)) / shared,
-                exposed=sum(float(each.exposed[numbers].sum()) for each in measured) * scale,
-                hidden=sum(each.hidden(chosen) for each in measured) * scale,
+                count=float(sum(counts)) / samples,
+                exposed=exposed * scale,
+                hidden=sum(usage.hidden(mask) for usage in usages) * scale,
             )
         )
-    return tuple(sorted(found, key=lambda each: (-each.exposed, -each.hidden)))
+    return tuple(sorted(collectives, key=lambda c: (-c.exposed, -c.hidden)))
 
 
-def _operations(
-    trace: Trace, measured: list[_Measured], steps: int
+def _measure_operations(
+    trace: Trace, usages: list[_DeviceUsage], steps: int
 ) -> tuple[MeasuredOperation, ...]:
-    shared = steps * len(measured)
-    scale = NANOSECOND / shared
-    times = sum((each.times for each in measured), np.zeros(len(trace.operations)))
-    counts = sum((each.counts for each in measured), np.zeros(len(trace.operations), np.int64))
-    found = []
-    groups = _groups(trace, measured, Role.COMPUTATION, Role.TRANSFER, Role.ENCLOSING)
-    for numbers in groups.values():
-        largest = trace.operations[max(numbers, key=lambda number: times[number])]
-        seconds = float(times[numbers].sum()) * scale
-        # A loop that only surrounds others has no time of its own.
-        if seconds or largest.role is not Role.ENCLOSING:
-            found.append(
+    samples = steps * len(usages)
+    scale = NANOSECOND / samples
+    size = len(trace.operations)
+    times = sum((device.times for device in usages), np.zeros(size))
+    counts = sum((device.counts for device in usages), np.zeros(size, np.int64))
+    operations = []
+    groups = _group_operations(trace, usages, Role.COMPUTATION, Role.TRANSFER, Role.CONTAINER)
+    for indices in groups.values():
+        largest = trace.operations[max(indices, key=lambda index: times[index])]
+        seconds = float(times[indices].sum()) * scale
+        # A loop that only contains other operations has no time of its own.
+        if seconds or largest.role is not Role.CONTAINER:
+            operations.append(
                 MeasuredOperation(
                     name=largest.name,
                     kind=largest.kind,
                     source=largest.source,
-                    count=float(counts[numbers].sum()) / shared,
+                    count=float(counts[indices].sum()) / samples,
                     seconds=seconds,
-                    instructions=len({trace.operations[number].name for number in numbers}),
+                    instructions=len({trace.operations[index].name for index in indices}),
                     role=largest.role,
                 )
             )
-    return tuple(sorted(found, key=lambda each: -each.seconds))
+    return tuple(sorted(operations, key=lambda op: -op.seconds))

@@ -1,6 +1,6 @@
-"""Arithmetic with stretches of time: what covers what, and what a loop spends in itself.
+"""Arithmetic on time intervals: unions, overlaps, and the self time of nested operations.
 
-Times are nanoseconds in float64 arrays, a start and an end for each stretch.
+Times are nanoseconds in float64 arrays.
 """
 
 from collections.abc import Container
@@ -10,152 +10,151 @@ import numpy as np
 from numpy.typing import NDArray
 
 Times = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 ROUNDING = 2.0
-"""Starts and durations are cut to whole nanoseconds, so an inner event may end this much late."""
+"""Starts and durations are truncated to nanoseconds. A nested event may end this much too late."""
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """Stretches of time, each with the number of the operation that ran."""
+class Intervals:
+    """Time intervals, each with the index of the operation that ran."""
 
     starts: Times
     ends: Times
-    operations: Numbers
+    operations: Indices
 
     @staticmethod
-    def of(rows: list[tuple[float, float, int]]) -> "Stretches":
-        """From rows of start, end and operation."""
+    def from_rows(rows: list[tuple[float, float, int]]) -> "Intervals":
+        """Make intervals from rows of start, end and operation."""
         if not rows:
-            return Stretches(np.empty(0), np.empty(0), np.empty(0, np.int64))
+            return Intervals(np.empty(0), np.empty(0), np.empty(0, np.int64))
         starts, ends, operations = zip(*rows, strict=True)
-        return Stretches(np.array(starts, float), np.array(ends, float), np.array(operations))
+        return Intervals(np.array(starts, float), np.array(ends, float), np.array(operations))
 
     @staticmethod
-    def together(parts: list["Stretches"]) -> "Stretches":
-        """All the stretches of several."""
+    def concatenate(parts: list["Intervals"]) -> "Intervals":
+        """Join several sets of intervals."""
         if not parts:
-            return Stretches.of([])
-        return Stretches(
+            return Intervals.from_rows([])
+        return Intervals(
             np.concatenate([part.starts for part in parts]),
             np.concatenate([part.ends for part in parts]),
             np.concatenate([part.operations for part in parts]),
         )
 
-    def where(self, chosen: NDArray[np.bool_]) -> "Stretches":
-        """Those that are chosen by the operation's number."""
+    def select(self, mask: NDArray[np.bool_]) -> "Intervals":
+        """Return the intervals of the operations that the mask selects by index."""
         if not len(self.operations):
             return self
-        mask = chosen[self.operations]
-        return Stretches(self.starts[mask], self.ends[mask], self.operations[mask])
+        selected = mask[self.operations]
+        return Intervals(self.starts[selected], self.ends[selected], self.operations[selected])
 
-    def lengths(self, count: int) -> Times:
-        """The time of each of `count` operations."""
-        return _sums(self.operations, self.ends - self.starts, count)
-
-
-def _sums(operations: Numbers, weights: Times, count: int) -> Times:
-    # Without a single event the sums come as whole numbers.
-    return np.bincount(operations, weights=weights, minlength=count).astype(np.float64)
+    def operation_times(self, count: int) -> Times:
+        """Return the total time of each of `count` operations."""
+        lengths = self.ends - self.starts
+        # For empty input, bincount returns integers.
+        return np.bincount(self.operations, lengths, minlength=count).astype(np.float64)
 
 
-class Cover:
-    """The union of stretches of time."""
+class IntervalUnion:
+    """The union of time intervals."""
 
     def __init__(self, starts: Times, ends: Times) -> None:
-        """Join what touches or overlaps."""
+        """Join intervals that touch or overlap."""
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
-        reached = np.maximum.accumulate(ends) if len(ends) else ends
-        fresh = np.ones(len(starts), bool)
-        fresh[1:] = starts[1:] > reached[:-1]
-        last = np.append(fresh[1:], True) if len(fresh) else fresh
-        self.starts, self.ends = starts[fresh], reached[last]
-        self.length = float(np.sum(self.ends - self.starts))
+        latest_ends = np.maximum.accumulate(ends) if len(ends) else ends
+        is_first = np.ones(len(starts), bool)
+        is_first[1:] = starts[1:] > latest_ends[:-1]
+        is_last = np.append(is_first[1:], True) if len(is_first) else is_first
+        self.starts, self.ends = starts[is_first], latest_ends[is_last]
         lengths = self.ends - self.starts
+        self.length = float(np.sum(lengths))
         self._points = np.stack([self.starts, self.ends], axis=1).reshape(-1)
         sums = np.concatenate([[0.0], np.cumsum(lengths)])
-        self._sums = np.stack([sums[:-1], sums[1:]], axis=1).reshape(-1)
+        self._covered = np.stack([sums[:-1], sums[1:]], axis=1).reshape(-1)
 
-    def within(self, starts: Times, ends: Times) -> Times:
-        """How much of each stretch is covered."""
+    def overlap(self, starts: Times, ends: Times) -> Times:
+        """Return the time of each given interval that the union covers."""
         if not len(self.starts):
             return np.zeros(len(starts))
-        upto = np.interp(ends, self._points, self._sums)
-        found: Times = upto - np.interp(starts, self._points, self._sums)
-        return found
+        until_end = np.interp(ends, self._points, self._covered)
+        overlap: Times = until_end - np.interp(starts, self._points, self._covered)
+        return overlap
 
 
-def exposed(running: Stretches, computing: Cover) -> Times:
-    """The part of each stretch, in order of its start, in which nothing is computed.
+def uncovered_time(running: Intervals, computing: IntervalUnion) -> Times:
+    """Return the time of each interval in which nothing is computed.
 
-    What runs at the same time as an earlier one is counted for the earlier one alone, so that the
-    parts add up to the time in which something ran and nothing was computed.
+    Where intervals overlap, the time counts for the first to start. So the sum is the time in which
+    something runs and nothing is computed.
     """
     order = np.argsort(running.starts, kind="stable")
     starts, ends = running.starts[order], running.ends[order]
-    before = np.full(len(ends), -np.inf)
-    before[1:] = np.maximum.accumulate(ends)[:-1] if len(ends) else before[1:]
-    begin = np.maximum(starts, before)
-    alone = np.maximum(ends, begin)
-    found = np.empty(len(starts))
-    found[order] = (alone - begin) - computing.within(begin, alone)
-    return found
+    earlier_ends = np.full(len(ends), -np.inf)
+    earlier_ends[1:] = np.maximum.accumulate(ends)[:-1] if len(ends) else earlier_ends[1:]
+    own_starts = np.maximum(starts, earlier_ends)
+    own_ends = np.maximum(ends, own_starts)
+    uncovered = np.empty(len(starts))
+    uncovered[order] = (own_ends - own_starts) - computing.overlap(own_starts, own_ends)
+    return uncovered
 
 
-def own_stretches(events: Stretches, enclosing: Container[int]) -> Stretches:
-    """The stretches that an operation spends in itself, and not in what runs inside of it.
+def self_intervals(events: Intervals, containers: Container[int]) -> Intervals:
+    """Return the intervals of each operation without those of the operations nested in it.
 
-    Operations in `enclosing`, loops and branches, only surround others: where something runs inside
-    of one, no time is its own.
+    Operations in `containers` (loops and branches) have no time of their own if anything is nested
+    in them.
     """
     order = np.lexsort((-events.ends, events.starts))
     starts, ends, operations = events.starts[order], events.ends[order], events.operations[order]
     if np.all(starts[1:] >= ends[:-1]):
-        return Stretches(starts, ends, operations)
+        return Intervals(starts, ends, operations)
     rows: list[tuple[float, float, int]] = []
-    stack: list[_Open] = []
+    stack: list[_OpenEvent] = []
 
-    def close(upto: float) -> None:
-        while stack and stack[-1].end <= upto:
-            rows.extend(stack.pop().rest())
+    def close(time: float) -> None:
+        while stack and stack[-1].end <= time:
+            rows.extend(stack.pop().finish())
 
     for start, end, operation in zip(
         starts.tolist(), ends.tolist(), operations.tolist(), strict=True
     ):
         close(start)
-        # One that outlasts the one before it stands beside it, as kernels on a GPU do.
+        # An event that outlasts the previous one is not nested in it, such as kernels of a GPU.
         while stack and end > stack[-1].end + ROUNDING:
-            rows.extend(stack.pop().rest())
+            rows.extend(stack.pop().finish())
         if stack:
             end = min(end, stack[-1].end)
             rows.extend(stack[-1].interrupt(start, end))
-        stack.append(_Open(start, end, operation, operation in enclosing))
+        stack.append(_OpenEvent(start, end, operation, operation in containers))
     close(np.inf)
-    return Stretches.of(rows)
+    return Intervals.from_rows(rows)
 
 
-class _Open:
-    """An event that has not ended, and the time from which nothing of it was told."""
+class _OpenEvent:
+    """An event that has not ended, and the time up to which its rows exist."""
 
-    def __init__(self, start: float, end: float, operation: int, encloses: bool) -> None:
+    def __init__(self, start: float, end: float, operation: int, is_container: bool) -> None:
         self.end = end
         self.operation = operation
-        self._told = start
-        self._encloses = encloses
-        self._silent = False
+        self._recorded_until = start
+        self._is_container = is_container
+        self._has_nested = False
 
     def interrupt(self, start: float, end: float) -> list[tuple[float, float, int]]:
-        self._silent = self._encloses
-        own = self._piece(start)
-        self._told = max(self._told, end)
-        return own
+        """Return the row up to a nested event."""
+        self._has_nested = True
+        rows = self._rows(start)
+        self._recorded_until = max(self._recorded_until, end)
+        return rows
 
-    def rest(self) -> list[tuple[float, float, int]]:
-        return self._piece(self.end)
+    def finish(self) -> list[tuple[float, float, int]]:
+        """Return the row up to the end of the event."""
+        return self._rows(self.end)
 
-    def _piece(self, upto: float) -> list[tuple[float, float, int]]:
-        if self._silent or upto <= self._told:
+    def _rows(self, end: float) -> list[tuple[float, float, int]]:
+        if (self._is_container and self._has_nested) or end <= self._recorded_until:
             return []
-        return [(self._told, upto, self.operation)]
+        return [(self._recorded_until, end, self.operation)]
