@@ -1,12 +1,18 @@
-"""What went wrong with a call or a request: its kind and its scope."""
+"""Observations of slices and hosts, independent of any cloud and any kind of host.
+
+`cloud` and `hosts` translate their observations into these values. The core of the job manager
+decides by these values alone. This module imports nothing else of Drumline.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# --- Faults -----------------------------------------------------------------------------------
+
 
 class FaultKind(StrEnum):
-    """Why something did not succeed."""
+    """The kind of an error of the cloud."""
 
     STOCKOUT = "stockout"
     QUOTA = "quota"
@@ -14,20 +20,20 @@ class FaultKind(StrEnum):
     DENIED = "denied"
     """The project has no access to this zone, or no access at all."""
     LOGIN = "login"
-    """Credentials expired or are missing."""
+    """Credentials are missing or have expired."""
     PREEMPTED = "preempted"
     CONFLICT = "conflict"
-    """Another operation is under way there: try again."""
+    """Another operation on the same resource is in progress. Try again."""
     INVALID = "invalid"
-    """Our request is wrong."""
+    """The request is wrong."""
     NOT_FOUND = "not found"
     TRANSIENT = "transient"
-    """The cloud did not answer, or had an error of its own."""
+    """The cloud did not answer, or failed itself."""
     UNKNOWN = "unknown"
 
 
 class Scope(StrEnum):
-    """What a fault affects."""
+    """The scope of a fault."""
 
     ZONE = "zone"
     REGION = "region"
@@ -37,7 +43,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What went wrong and what it affects."""
+    """An error of the cloud, by kind and scope."""
 
     kind: FaultKind
     scope: Scope
@@ -45,15 +51,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a cloud did not do what it was asked."""
+    """A request that the cloud refused."""
 
     fault: Fault
-    said: str
-    """The reason as a sentence for the user."""
+    message: str
+    """The reason, as a sentence for the user."""
+
+
+# --- Hosts ------------------------------------------------------------------------------------
 
 
 class HostPhase(StrEnum):
-    """The state of a host. A lost connection does not change it: only `heard` grows old."""
+    """The phase of a host. A lost connection does not change it; only `heard_at` grows old."""
 
     CONNECTING = "CONNECTING"
     PREPARING = "PREPARING"
@@ -63,46 +72,50 @@ class HostPhase(StrEnum):
     FAILED = "FAILED"
     """The host could not be prepared: a set-up step failed, or its chips are in use."""
     MISSING = "MISSING"
-    """The host answers but does not know the program we started: it was rebooted or replaced."""
+    """The host answers but does not know the program: it was rebooted or replaced."""
 
 
 @dataclass(frozen=True)
 class HostReport:
-    """What is known of one host."""
+    """The newest state of one host."""
 
     index: int
     phase: HostPhase
-    heard: float | None
-    """When its agent last said something that made sense, by our clock."""
+    heard_at: float | None
+    """When its agent last sent a valid message, by the server's clock."""
     detail: str = ""
-    """What the host is doing, or why it cannot: `code`, `setup: uv`, `connection refused`."""
+    """The current action or error of the host: `code`, `setup: uv`, `connection refused`."""
     exit_code: int | None = None
-    """The exit code of the program; a negative one is a signal."""
+    """The exit code of the program; negative for a signal."""
     error_at: float | None = None
     """When the program's first error appeared, by the host's clock."""
     error: str = ""
     tail: tuple[str, ...] = ()
+    """The last lines of the program's output."""
     started_at: float | None = None
-    going_down: str = ""
-    """Why the host will be gone in a moment, if it reports that: `preempted`, `shutting down`."""
+    shutdown_reason: str = ""
+    """The reason if the host is about to shut down: `preempted`, `shutting down`."""
     reported_at: float | None = None
-    """When it last said what its program does, by our clock. A host that came back is heard
-    before it has said that."""
+    """When it last reported the state of its program, by the server's clock. A host that came back
+    sends other messages first."""
     heartbeat: Mapping[str, object] | None = None
     rank: int | None = None
-    """Its number among the hosts that run the program; None where it runs nothing."""
+    """Its rank among the hosts that run the program; None if it runs nothing."""
     identity: Mapping[str, str] = field(default_factory=dict)
-    """What the host says it is: `physical_host`, `instance_id`; empty until it has said so."""
+    """The names that the host reports: `physical_host`, `instance_id`; empty before that."""
     refused: str = ""
-    """Why this host is not to be used, if so much is known against it."""
-    examined: str = ""
-    """How its burn-in went: `running`, `pass`, `warn`, `fail`; empty where there was none."""
-    examined_said: str = ""
-    examined_seconds: float = 0.0
+    """The reason why the host history excludes this host; empty if it does not."""
+    burn_in: str = ""
+    """The state of its burn-in: `running`, `pass`, `warn`, `fail`; empty without one."""
+    burn_in_message: str = ""
+    burn_in_seconds: float = 0.0
+
+
+# --- Placements -------------------------------------------------------------------------------
 
 
 class PlacementState(StrEnum):
-    """How far a placement has come in its cloud."""
+    """The state of a placement in its cloud."""
 
     QUEUED = "queued"
     BOOTING = "booting"
@@ -113,7 +126,7 @@ class PlacementState(StrEnum):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The addresses of a host: for its siblings, and for us."""
+    """The addresses of a host: for the other hosts, and for the server."""
 
     internal_ip: str
     ssh_ip: str
@@ -126,30 +139,30 @@ class ListedSlice:
 
     name: str
     endpoints: tuple[Endpoint, ...] = ()
-    """The hosts in worker order; none while any host has no address yet."""
+    """The hosts in worker order; empty until all of them have addresses."""
 
 
 @dataclass(frozen=True)
 class ListedPlacement:
-    """A placement as its cloud lists it: one or more slices that were asked for together."""
+    """A placement as its cloud lists it: one or more slices that were requested together."""
 
     name: str
     zone: str
     state: PlacementState
     accelerator: str
     labels: Mapping[str, str]
-    word: str
+    cloud_state: str
     """The cloud's own name of the state, for users who look it up there."""
     slices: tuple[ListedSlice, ...] = ()
     """The slices that exist by now."""
-    why_lost: str = ""
+    lost_reason: str = ""
     refusal: Refusal | None = None
-    """Why the cloud refused a placement that never came up; None where it was preempted."""
+    """The reason why the cloud refused a placement that was never ready; None if preempted."""
     being_deleted: bool = False
     may_run: bool = False
-    """Whether one of its hosts may still run a program, lost or not."""
+    """True if one of its hosts may still run a program, even if the placement is lost."""
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Every host, slice by slice."""
+        """The hosts of all slices, slice by slice."""
         return tuple(endpoint for part in self.slices for endpoint in part.endpoints)

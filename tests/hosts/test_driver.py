@@ -205,7 +205,7 @@ def test_a_host_that_lets_us_in_and_answers_nothing_is_tried_less_and_less(
         driving = asyncio.create_task(driver.drive())
         await asyncio.sleep(600)
         driving.cancel()
-        assert driver.report().heard is None, "to be let in is not to be answered"
+        assert driver.report().heard_at is None, "to be let in is not to be answered"
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         runner.run(story())

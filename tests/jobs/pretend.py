@@ -208,7 +208,7 @@ class PretendedSession:
 
     def reports(self) -> tuple[HostReport, ...]:
         heard = self._cut_since or self._clock()
-        return tuple(replace(report, heard=heard) for report in self._hosts)
+        return tuple(replace(report, heard_at=heard) for report in self._hosts)
 
     def move_to(self, shelf: str) -> None:
         """Its hosts are on other machines than those before."""
@@ -231,7 +231,7 @@ class PretendedSession:
 
     def goes_down(self, why: str) -> None:
         """The hosts are told that they will be taken."""
-        self._hosts = [replace(report, going_down=why) for report in self._hosts]
+        self._hosts = [replace(report, shutdown_reason=why) for report in self._hosts]
         self.changed.set()
 
     def tells(self, **told: object) -> None:

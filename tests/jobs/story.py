@@ -6,27 +6,27 @@ from drumline.cloud.google.faults import refusal
 from drumline.cloud.google.placements import combined
 from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.causes import GO_ON_LATER
+from drumline.jobs.core.causes import EXIT_FOR_RESTART
 from drumline.jobs.core.state import (
     Allowance,
-    Choice,
+    Candidate,
     Decision,
     EffectKind,
     Job,
+    Observation,
+    Observations,
     Outcome,
-    Seen,
-    Sighting,
     Status,
-    Thresholds,
-    Zone,
+    Timeouts,
+    ZoneStatus,
 )
-from drumline.jobs.core.steps import Steps, advance
+from drumline.jobs.core.steps import Steps, update_steps
 from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement
 
-A = Choice("v4-16", "us-central2-b")
-B = Choice("v4-16", "local-b")
+A = Candidate("v4-16", "us-central2-b")
+B = Candidate("v4-16", "local-b")
 HOSTS = 2
-PATIENCE = Thresholds(waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, rest=2)
+PATIENCE = Timeouts(waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, rest=2)
 NO_CAPACITY = Trouble(8, 'There is no more capacity in the zone "us-central2-b"')
 
 
@@ -47,7 +47,7 @@ class Story:
     looked_at: float | None = None
     hosts: tuple[HostReport, ...] = ()
     listening_since: float | None = 0.0
-    zones: dict[Choice, Zone] = field(default_factory=dict)
+    zones: dict[Candidate, ZoneStatus] = field(default_factory=dict)
     old_slice_alive: bool = False
     stopped: bool = False
     steps: Steps | None = None
@@ -56,15 +56,15 @@ class Story:
     events: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
-    def seen(self) -> Seen:
+    def seen(self) -> Observations:
         sighting = None
         if self.listed is not None:
-            sighting = Sighting(self.now, self.listed)
+            sighting = Observation(self.now, self.listed)
         elif self.looked_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
             listed = combined(self.request, nodes) if self.request or nodes else None
-            sighting = Sighting(self.looked_at, listed)
-        return Seen(
+            sighting = Observation(self.looked_at, listed)
+        return Observations(
             sighting,
             self.hosts,
             self.listening_since,
@@ -100,13 +100,13 @@ class Story:
         return self.settle()
 
     def cloud_takes_the_request(self) -> "Story":
-        self.job = lifecycle.asked(self.job)
+        self.job = lifecycle.request_accepted(self.job)
         return self
 
     def cloud_refuses(self, code: int | None, text: str) -> "Story":
         assert self.job.placement is not None
         why = refusal(code, text, self.job.placement.zone)
-        self._take(lifecycle.refused(self.job, why, self.now, PATIENCE))
+        self._take(lifecycle.request_refused(self.job, why, self.now, PATIENCE))
         return self
 
     def look(
@@ -132,7 +132,7 @@ class Story:
         return self.settle().cloud_takes_the_request().look("ACTIVE", "READY")
 
     def host(self, index: int, phase: HostPhase, **facts: object) -> "Story":
-        report = HostReport(index=index, phase=phase, heard=self.now, rank=index)
+        report = HostReport(index=index, phase=phase, heard_at=self.now, rank=index)
         changed = replace(report, **facts)  # type: ignore[arg-type]
         others = [r for r in self.hosts if r.index != index]
         self.hosts = tuple(sorted([*others, changed], key=lambda r: r.index))
@@ -147,7 +147,7 @@ class Story:
         return self.slice_is_there().all_hosts(HostPhase.RUNNING)
 
     def everybody_is_heard(self) -> "Story":
-        self.hosts = tuple(replace(report, heard=self.now) for report in self.hosts)
+        self.hosts = tuple(replace(report, heard_at=self.now) for report in self.hosts)
         return self.settle()
 
     def program_fails(self, host: int = 0, code: int = 1, error: str = "boom") -> "Story":
@@ -165,7 +165,7 @@ class Story:
 
     def tells(self, step: int, **more: object) -> "Story":
         """A heartbeat, from hosts that are all heard."""
-        self.steps = advance(self.steps, {"step": step, **more}, self.now)
+        self.steps = update_steps(self.steps, {"step": step, **more}, self.now)
         return self.everybody_is_heard()
 
     def hangs(self, seconds: float) -> "Story":
@@ -179,7 +179,7 @@ class Story:
 
     def leaves(self) -> "Story":
         """The program saves its work and leaves; the slice stays."""
-        self.program_fails(code=GO_ON_LATER).passes(PATIENCE.shutdown + 1)
+        self.program_fails(code=EXIT_FOR_RESTART).passes(PATIENCE.shutdown + 1)
         return self.verdict()
 
     def status(self) -> Status:

@@ -18,7 +18,7 @@ from drumline.cloud.emulator import processes
 from drumline.jobs import Client, Refused
 from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
-from drumline.jobs.connection import Caller, NoServer, home_folder
+from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.process import ssh_key
 
@@ -146,7 +146,7 @@ def test_a_server_on_its_way_out_is_replaced(home: Path, monkeypatch: pytest.Mon
     """It listens no more and still holds the lock: the first that we start finds it taken."""
     monkeypatch.setenv("DRUMLINE_TEST_LINGERS", "1")
     Client(home).list()
-    Caller(home).once("POST", "/stop")
+    ServerConnection(home).call_running("POST", "/stop")
     assert Client(home).list() == []
     assert len(starts(home)) >= 3
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.config import ConfigError, read
-from drumline.jobs.core.state import Thresholds
+from drumline.jobs.core.state import Timeouts
 
 
 def test_an_emulator_elsewhere_is_named_by_its_folder(tmp_path: Path) -> None:
@@ -25,4 +25,4 @@ def test_googles_endpoint_is_an_address(tmp_path: Path) -> None:
 def test_the_thresholds_that_users_set_keep_their_names() -> None:
     """They stand in config.yaml under `patience`, which a renamed field would refuse."""
     known = "waiting silence bad_silence first_contact settle shutdown rest retry"
-    assert set(Thresholds.__dataclass_fields__) == set(known.split())
+    assert set(Timeouts.__dataclass_fields__) == set(known.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.controller import heartbeats
-from drumline.jobs.patterns import TooSlow, backtracks, limited
+from drumline.jobs.patterns import TooSlow, find_slow_line, limited
 from drumline.jobs.spec import SpecError, validate
 from tests.jobs.pretend import Office, play
 
@@ -65,7 +65,7 @@ def test_a_pattern_that_backtracks_is_refused_at_create_with_the_mend() -> None:
     ],
 )
 def test_patterns_as_people_write_them_pass(pattern: str) -> None:
-    assert backtracks(re.compile(pattern)) is None
+    assert find_slow_line(re.compile(pattern)) is None
 
 
 def test_a_pattern_that_is_too_slow_for_a_log_is_given_up_and_the_user_told(

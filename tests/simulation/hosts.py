@@ -40,7 +40,7 @@ class OnHost:
     stopped: bool = False
     started_at: float | None = None
     coordinator: str = ""
-    examined: str = ""
+    burn_in: str = ""
     """How its burn-in went, as far as it has come; empty where there is none."""
     ending: dict[str, Any] | None = None
     heartbeat: dict[str, Any] | None = None
@@ -91,8 +91,8 @@ class OnHost:
             "started_at": self.started_at,
             "coordinator": self.coordinator,
         }
-        if self.examined:
-            known["burnin"] = {"verdict": self.examined, "seconds": 30.0}
+        if self.burn_in:
+            known["burnin"] = {"verdict": self.burn_in, "seconds": 30.0}
         if self.ending is not None:
             known |= {**self.ending, "state": "exited"}
         elif not self.alive:
@@ -197,7 +197,7 @@ class Host:
         self.stir()
 
     def _terminate(self, kept: OnHost) -> None:
-        if kept.examined == "running":
+        if kept.burn_in == "running":
             kept.ended(-15, "")
             return
         seconds = kept.running().seconds_to_end()
@@ -273,7 +273,7 @@ class Host:
                     kept.checkpoint, kept.owner, kept.fence,
                 )  # fmt: skip
             if sent.get("before"):
-                kept.examined = "running"
+                kept.burn_in = "running"
                 nature.spawn(self._burn_in(kept))
             else:
                 kept.running().join(kept.rank, kept)
@@ -290,7 +290,7 @@ class Host:
             self.misbehaves()
             kept.ended(86, f"drumline: chip 0 of host {bad[0]} computes wrong: a checksum")
             return
-        kept.examined = "pass"
+        kept.burn_in = "pass"
         kept.running().join(kept.rank, kept)
         self.stir()
 

@@ -15,9 +15,17 @@ from unittest.mock import patch
 
 from drumline.hosts import driver
 from drumline.jobs.controller import polling, sessions, slices, supervisor
-from drumline.jobs.controller.actions import Budget
+from drumline.jobs.controller.tasks import RateLimit
 from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes
-from drumline.jobs.core.state import Attempt, Decision, Job, Outcome, PlacementPhase, Sighting, Wish
+from drumline.jobs.core.state import (
+    Attempt,
+    Decision,
+    DesiredState,
+    Job,
+    Observation,
+    Outcome,
+    PlacementPhase,
+)
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
 from drumline.jobs.server import verbs
@@ -64,7 +72,7 @@ def a_program_starts_beside_the_old_one() -> AbstractContextManager[Any]:
 
 def a_preemption_counts_as_a_failure() -> AbstractContextManager[Any]:
     """A slice that was taken uses up the program's allowance."""
-    real = outcomes.preempted
+    real = outcomes.after_preemption
 
     def taken(job: Job, *rest: Any, **more: Any) -> Decision:
         decision = real(job, *rest, **more)
@@ -72,8 +80,8 @@ def a_preemption_counts_as_a_failure() -> AbstractContextManager[Any]:
         return replace(decision, ended=blamed)
 
     return _all_of(
-        patch.object(lifecycle, "preempted", taken),
-        patch("drumline.jobs.core.diagnosis.preempted", taken),
+        patch.object(lifecycle, "after_preemption", taken),
+        patch("drumline.jobs.core.diagnosis.after_preemption", taken),
     )
 
 
@@ -102,7 +110,7 @@ def a_listing_from_before_the_request_is_believed() -> AbstractContextManager[An
 
     def of(self: Any, held: Any) -> Any:
         poll = self._newest.get(held.zone)
-        return poll and Sighting(poll.at, poll.placements.get(held.name))
+        return poll and Observation(poll.at, poll.placements.get(held.name))
 
     return patch.object(polling.ZonePolls, "of", of)
 
@@ -111,8 +119,8 @@ def a_resume_in_the_grace_is_lost() -> AbstractContextManager[Any]:
     """A job that is resumed while its program is being stopped stays cancelled."""
 
     def decide(job: Job, *rest: Any) -> Decision:
-        if job.wish is Wish.RESTART:
-            job = replace(job, wish=Wish.CANCEL)
+        if job.wish is DesiredState.RESTART:
+            job = replace(job, wish=DesiredState.CANCEL)
         return real(job, *rest)
 
     real = lifecycle.decide
@@ -124,7 +132,7 @@ def a_cancel_outranks_a_delete() -> AbstractContextManager[Any]:
     real = verbs.cancel
 
     def cancel(record: Any) -> Any:
-        return real(replace(record, job=replace(record.job, wish=Wish.RUN)))
+        return real(replace(record, job=replace(record.job, wish=DesiredState.RUN)))
 
     return patch.object(verbs, "cancel", cancel)
 
@@ -144,13 +152,13 @@ def a_request_is_not_written_down() -> AbstractContextManager[Any]:
 
 def a_kept_slice_is_kept_for_ever() -> AbstractContextManager[Any]:
     """The slice of a cancelled job is never released."""
-    real = lifecycle._holding
+    real = lifecycle._keep_for_resume
 
     def holding(job: Job, held: Any, seen: Any, now: float) -> Decision:
         del now
         return real(replace(job, kept_until=1e12), held, seen, 0.0)
 
-    return patch.object(lifecycle, "_holding", holding)
+    return patch.object(lifecycle, "_keep_for_resume", holding)
 
 
 def a_new_server_starts_the_attempt_anew() -> AbstractContextManager[Any]:
@@ -164,20 +172,20 @@ def a_new_server_starts_the_attempt_anew() -> AbstractContextManager[Any]:
         number = job.attempts + 1
         return replace(job, attempts=number, attempt=Attempt(number, started_at=now))
 
-    return patch.object(lifecycle, "clamped", clamped)
+    return patch.object(lifecycle, "clamp_times", clamped)
 
 
 def requests_have_no_limit() -> AbstractContextManager[Any]:
     """The cloud is asked as often as it likes to refuse."""
     return _all_of(
-        patch.object(Budget, "take", lambda _: True),
-        patch.object(lifecycle, "backed_off", lambda job, *_: job),
+        patch.object(RateLimit, "take", lambda _: True),
+        patch.object(lifecycle, "with_backoff", lambda job, *_: job),
     )
 
 
 def a_lost_slice_is_not_noticed() -> AbstractContextManager[Any]:
     """What the cloud says of a slice that was taken is not read."""
-    return patch("drumline.jobs.core.state.Sighting.why_lost", None)
+    return patch("drumline.jobs.core.state.Observation.lost_reason", None)
 
 
 def a_sleep_is_taken_for_silence() -> AbstractContextManager[Any]:
@@ -187,7 +195,7 @@ def a_sleep_is_taken_for_silence() -> AbstractContextManager[Any]:
 
 def decisions_are_made_on_what_was_known_before() -> AbstractContextManager[Any]:
     """A round decides by a job as it was a round ago, and writes over what a user did since."""
-    real = supervisor.Supervisor._settle
+    real = supervisor.Supervisor._decide_on
 
     def settle(self: Any, job_id: str) -> None:
         before = self.__dict__.setdefault("stale", {})
@@ -197,37 +205,37 @@ def decisions_are_made_on_what_was_known_before() -> AbstractContextManager[Any]
             self.records[job_id] = known
         real(self, job_id)
 
-    return patch.object(supervisor.Supervisor, "_settle", settle)
+    return patch.object(supervisor.Supervisor, "_decide_on", settle)
 
 
 def siblings_of_a_rebooted_host_are_blamed() -> AbstractContextManager[Any]:
     """A host counts as heard before it has said what became of its program."""
-    return patch.object(diagnosis, "_spoke_at", lambda report: report.heard)
+    return patch.object(diagnosis, "_reported_at", lambda report: report.heard_at)
 
 
 def steps_of_the_future_count_as_recent() -> AbstractContextManager[Any]:
     """After a clock was set back, a program that hangs has just made a step."""
-    return patch.object(Steps, "by", lambda self, _: self)
+    return patch.object(Steps, "clamped", lambda self, _: self)
 
 
 def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
     """A new server takes the time in which nobody looked for time without a step."""
-    real = diagnosis.stuck
+    real = diagnosis.check_steps
 
     def stuck(job: Job, held: Any, seen: Any, *rest: Any) -> Decision | None:
         return real(job, held, replace(seen, listening_since=None), *rest)
 
-    return patch.object(lifecycle, "stuck", stuck)
+    return patch.object(lifecycle, "check_steps", stuck)
 
 
 def hosts_are_driven_before_they_are_listed() -> AbstractContextManager[Any]:
     """A new server orders over and over what it cannot do before a poll."""
-    return patch.object(sessions.Driving, "hosts_known", lambda *_: True)
+    return patch.object(sessions.HostRunner, "hosts_known", lambda *_: True)
 
 
 def a_silent_host_is_never_judged() -> AbstractContextManager[Any]:
     """A host that says no more is waited for, for ever."""
-    return patch.object(lifecycle, "silent", _never)
+    return patch.object(lifecycle, "check_silence", _never)
 
 
 def to_be_let_in_counts_as_an_answer() -> AbstractContextManager[Any]:

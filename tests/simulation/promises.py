@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from drumline.jobs.core.state import Job, Outcome, Status, Wish
+from drumline.jobs.core.state import DesiredState, Job, Outcome, Status
 from tests.simulation.cloud import SimulatedCloud
 from tests.simulation.nature import Nature
 from tests.simulation.server import ASKS_A_MINUTE, Server
@@ -152,7 +152,7 @@ class Promises:
         service = self._server.service
         for record in service.supervisor.records.values() if service else ():
             job = record.job
-            if job.placement is None or not job.status.ended or job.wish is not Wish.CANCEL:
+            if job.placement is None or not job.status.ended or job.wish is not DesiredState.CANCEL:
                 continue
             for word in reversed(self._words.get(job.id, [])):
                 if word.verb in {"create", "resume"}:

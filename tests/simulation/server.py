@@ -72,7 +72,7 @@ class Server:
         self.owner = ""
         """The id of its database."""
         (home / "config.yaml").write_text(settings)
-        self._config = replace(read(home), asks_a_minute=ASKS_A_MINUTE)
+        self._config = replace(read(home), requests_per_minute=ASKS_A_MINUTE)
         self.lives = 0
         self.started: list[float] = []
         """When each life began."""

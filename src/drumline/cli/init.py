@@ -98,11 +98,11 @@ def _google(
 
 
 def _grant_zone(grant: str) -> str:
-    from drumline.jobs.billing import read_grant
+    from drumline.jobs.billing import parse_grant
     from drumline.jobs.client import Refused
 
     try:
-        return read_grant(grant).zone
+        return parse_grant(grant).zone
     except ValueError as wrong:
         raise Refused(f"--quota: {wrong}") from None
 

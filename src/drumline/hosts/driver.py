@@ -136,7 +136,7 @@ class HostDriver:
         if self._whole is None:
             self._whole = replace(
                 self._report,
-                heard=self._heard_at,
+                heard_at=self._heard_at,
                 reported_at=self._reported_at,
                 tail=self._report.tail or self._last_lines(),
             )
@@ -324,7 +324,7 @@ class HostDriver:
         known = {
             "started_at": status.started_at,
             "heartbeat": status.heartbeat,
-            "going_down": status.going_down,
+            "shutdown_reason": status.going_down,
         }
         if status.burnin is not None:
             known |= _examined(status.burnin)
@@ -421,7 +421,7 @@ def _examined(told: Mapping[str, object]) -> dict[str, Any]:
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     verdict = told.get("verdict")
     return {
-        "examined": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
-        "examined_said": str(told.get("said", ""))[:500],
-        "examined_seconds": float(seconds) if number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
+        "burn_in": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
+        "burn_in_message": str(told.get("said", ""))[:500],
+        "burn_in_seconds": float(seconds) if number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
     }

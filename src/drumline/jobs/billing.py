@@ -1,4 +1,9 @@
-"""What a job's slices cost, and how much of that was for steps that were lost. Pure."""
+"""The cost of a job's slices, the cost of lost steps, and the quota of a project. Pure.
+
+Google has no reliable way to read a user's quota by zone, so `drumline init` takes it from the
+letter that grants it: `64 spot v6e chips in europe-west4-a`. It is only used for warnings, because
+the letter may be old, and Google decides.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,72 +11,72 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.chips import LOCAL_ZONES, chip, price, region_of, slice_of
-from drumline.jobs.core.state import Choice, Outcome
+from drumline.jobs.core.state import Candidate, Outcome
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.records import SliceRow
 from drumline.jobs.store.specs import StoredSpec
 
 Attempt = Mapping[str, Any]
 
-_KEPT = frozenset({Outcome.SUCCEEDED.value, Outcome.LEFT.value})
-"""Outcomes of attempts that lost nothing, as the program saved its work."""
+_SAVED = frozenset({Outcome.SUCCEEDED.value, Outcome.RESTARTED.value})
+"""Outcomes of attempts that lost nothing, because the program saved its work."""
 
 
-def per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
-    """The price of a slice in dollars an hour; reserved capacity counts at the list price."""
+def price_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
+    """Return the price of a slice in dollars per hour. Reserved capacity has the list price."""
     if zone in LOCAL_ZONES:
         return None
     tier = "spot" if capacity == "spot" else "on-demand"
-    wanted = slice_of(accelerator)
-    found = price(wanted, zone, tier)
-    return None if found is None else found.per_chip_hour * wanted.chips
+    slice_type = slice_of(accelerator)
+    quote = price(slice_type, zone, tier)
+    return None if quote is None else quote.per_chip_hour * slice_type.chips
 
 
-def cost(rows: Iterable[SliceRow], spec: StoredSpec, now: float) -> float | None:
-    """What the slices of a job have cost so far; None where no price is known."""
+def cost_of_slices(rows: Iterable[SliceRow], spec: StoredSpec, now: float) -> float | None:
+    """Return the cost of a job's slices so far; None if no price is known."""
     total, known = 0.0, False
     for row in rows:
-        rate = per_hour(row.accelerator, row.zone, spec.capacity)
+        rate = price_per_hour(row.accelerator, row.zone, spec.capacity)
         if rate is None or row.ready is None:
             continue
         known = True
-        # By the wall clock, which may have been set back in between.
+        # At least 0, because the wall clock may have been set back.
         total += rate * max(0.0, (row.gone or now) - row.ready) / 3600
     return round(total, 4) if known else None
 
 
-def cost_lost(
+def cost_of_lost_steps(
     attempts: Sequence[Attempt],
-    by_attempt: Mapping[int, Steps],
+    steps_by_attempt: Mapping[int, Steps],
     slices: Sequence[SliceRow],
     spec: StoredSpec,
 ) -> float | None:
-    """The cost of time whose steps were lost; None where that is not known.
+    """Return the cost of the time whose steps were lost; None if that is not known.
 
-    For an attempt that was cut short, that is the time since its last checkpoint, or all of it
-    if it saved none. It is not known for an attempt of a job with a `checkpoint` that never
-    reported whether it saved one.
+    An interrupted attempt loses the time since its last checkpoint, or all of its time without one.
+    This is not known for a job with a `checkpoint` whose program never reported checkpoints.
     """
-    lost, tells = 0.0, any(steps.tells_checkpoints for steps in by_attempt.values())
+    cost = 0.0
+    any_reports = any(steps.tells_checkpoints for steps in steps_by_attempt.values())
     for attempt in attempts:
         ended, outcome = attempt["ended"], attempt["outcome"]
-        begin = _paid_from(attempt, slices)
-        if ended is None or outcome in _KEPT or begin is None or begin >= ended:
+        paid_from = _paid_from(attempt, slices)
+        if ended is None or outcome in _SAVED or paid_from is None or paid_from >= ended:
             continue
-        rate = per_hour(attempt["accelerator"], attempt["zone"], spec.capacity)
+        rate = price_per_hour(attempt["accelerator"], attempt["zone"], spec.capacity)
         if rate is None:
             return None
-        steps = by_attempt.get(attempt["number"])
-        silent = not (steps.tells_checkpoints if steps else tells)
-        if silent and attempt["running"] is not None and spec.checkpoint:
+        steps = steps_by_attempt.get(attempt["number"])
+        reports_checkpoints = steps.tells_checkpoints if steps else any_reports
+        if not reports_checkpoints and attempt["running"] is not None and spec.checkpoint:
             return None
-        saved = steps.saved_at if steps else None
-        lost += rate * (ended - max(begin, saved or begin)) / 3600
-    return round(lost, 4)
+        saved_at = steps.saved_at if steps else None
+        cost += rate * (ended - max(paid_from, saved_at or paid_from)) / 3600
+    return round(cost, 4)
 
 
 def _paid_from(attempt: Attempt, slices: Sequence[SliceRow]) -> float | None:
-    """When an attempt began to cost: when its slice was ready, or later, at its own start."""
+    """Return when an attempt began to cost: when its slice was ready, or at its own start."""
     ended = attempt["ended"]
     ready = [
         row.ready
@@ -91,7 +96,7 @@ _GRANT = re.compile(
 
 @dataclass(frozen=True)
 class Grant:
-    """A number of chips of a kind, in one zone."""
+    """A number of chips of one generation and capacity tier in one zone."""
 
     chips: int
     capacity: str
@@ -99,47 +104,50 @@ class Grant:
     zone: str
 
     def __str__(self) -> str:
-        """The sentence that `read_grant` reads."""
+        """Return the sentence that `parse_grant` reads."""
         noun = "chip" if self.chips == 1 else "chips"
         return f"{self.chips} {self.capacity} {self.generation} {noun} in {self.zone}"
 
 
-def read_grant(text: str) -> Grant:
-    """A grant from its sentence. Raises ValueError, or UnknownName for a chip or a zone."""
-    found = _GRANT.fullmatch(text.strip())
-    if found is None:
+def parse_grant(text: str) -> Grant:
+    """Parse the sentence of a grant. Raises ValueError, or UnknownName for a chip or a zone."""
+    match = _GRANT.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not like '{EXAMPLE}'")
-    region_of(found["zone"])
-    capacity = found["capacity"].lower()
+    region_of(match["zone"])
+    capacity = match["capacity"].lower()
     return Grant(
-        chips=int(found["chips"].replace(",", "")),
+        chips=int(match["chips"].replace(",", "")),
         capacity="spot" if capacity == "preemptible" else capacity,
-        generation=chip(found["generation"]).name,
-        zone=found["zone"],
+        generation=chip(match["generation"]).name,
+        zone=match["zone"],
     )
 
 
-def beyond_quota(choices: Iterable[Choice], capacity: str, grants: Sequence[Grant]) -> list[str]:
-    """A warning for each slice and zone that the quota does not cover; none without a quota."""
+def quota_warnings(
+    candidates: Iterable[Candidate], capacity: str, grants: Sequence[Grant]
+) -> list[str]:
+    """Return a warning for each candidate that the quota does not cover; none without a quota."""
     if not grants:
         return []
-    without: dict[str, list[str]] = {}
+    without_quota: dict[str, list[str]] = {}
     warnings = []
-    for choice in choices:
-        wanted = slice_of(choice.accelerator)
+    for candidate in candidates:
+        slice_type = slice_of(candidate.accelerator)
         granted = sum(
             grant.chips
             for grant in grants
             if (grant.capacity, grant.generation, grant.zone)
-            == (capacity, wanted.generation, choice.zone)
+            == (capacity, slice_type.generation, candidate.zone)
         )
         if granted == 0:
-            zones = without.setdefault(f"{capacity} {wanted.generation} chips", [])
-            zones += [choice.zone] if choice.zone not in zones else []
-        elif granted < wanted.chips:
+            zones = without_quota.setdefault(f"{capacity} {slice_type.generation} chips", [])
+            zones += [candidate.zone] if candidate.zone not in zones else []
+        elif granted < slice_type.chips:
             warnings.append(
-                f"{wanted.name} has {wanted.chips:,} chips, more than your quota of "
-                f"{granted:,} {capacity} {wanted.generation} chips in {choice.zone}"
+                f"{slice_type.name} has {slice_type.chips:,} chips, more than your quota of "
+                f"{granted:,} {capacity} {slice_type.generation} chips in {candidate.zone}"
             )
-    warnings += [f"you have no quota of {what} in {', '.join(z)}" for what, z in without.items()]
+    for chips, zones in without_quota.items():
+        warnings.append(f"you have no quota of {chips} in {', '.join(zones)}")
     return warnings

@@ -1,6 +1,7 @@
-"""Calls the server by HTTP over its Unix socket, and starts it where none listens.
+"""Calls to the server by HTTP over its Unix socket. The first call starts the server if needed.
 
-Standard library only, because every command pays for what is imported here.
+This module imports only the standard library, because every command loads it. Its HTTP client is
+small: that of the standard library imports mail headers and TLS, a tenth of a command's time.
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drumline import __version__
+from drumline.errors import UserError
 
 if TYPE_CHECKING:
     from subprocess import Popen  # imported on use: few commands start anything
@@ -22,25 +24,27 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 SERVER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "drumline.jobs.server")
-# A cold start of the server imports its web and SSH libraries and may start the emulator: 2 s, or
-# many on a busy machine. A server that died is noticed at once, so a long timeout costs nothing.
+# A cold start of the server imports its web and SSH libraries and may start the emulator. That
+# takes 2 s, or longer on a busy machine. A server that died is noticed at once, so a long limit is
+# free.
 START_SECONDS = 60.0
-# Far above any healthy answer: a busy disk or a slow bucket lookup must not look dead.
-ANSWER_SECONDS = 60.0
+# Far above any normal response time, because a busy disk or a slow bucket must not look like a
+# crash.
+RESPONSE_SECONDS = 60.0
 # Less than a new database and a log need.
-LEAST_ROOM = 1 << 18
-# Bytes of a command's input in flight to the hosts: enough to keep a fast link busy.
+MIN_FREE_BYTES = 1 << 18
+# Bytes of a command's input in transit to the hosts, enough for a fast link.
 WINDOW = 1 << 20
 # sun_path holds 108 bytes on Linux and 104 on macOS, including the final zero.
-LONGEST_SOCKET = 103
+MAX_SOCKET_PATH = 103
 
-# Headers about the server itself, in every answer.
-VERSION = "Drumline-Version"
-STRAYS = "Drumline-Strays"
+# Headers about the server itself, in every response.
+VERSION_HEADER = "Drumline-Version"
+ORPHANS_HEADER = "Drumline-Strays"
 
-# The server outlives the command, and what it starts (an emulated host, say) inherits from it. So
-# it gets the variables it needs, and not every token exported in the shell of the first command.
-_KEPT = (
+# The server outlives the command, and its children (emulated hosts) inherit its environment. So it
+# gets the variables that it needs, and not every token in the shell of the first command.
+_INHERITED = (
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|TZ|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"
     r"|(HTTPS?|NO)_PROXY|(https?|no)_proxy|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE"
     r"|NO_GCE_CHECK|STORAGE_EMULATOR_HOST"
@@ -48,52 +52,52 @@ _KEPT = (
 )
 
 
-LONGEST_LINE = 1 << 16
+MAX_LINE = 1 << 16
 
 
-class Broken(ConnectionResetError):
-    """The connection ended before the answer did, or the answer is not HTTP."""
+class BadResponse(ConnectionResetError):
+    """The connection ended before the response did, or the response is not HTTP."""
 
 
 class HttpConnection:
     """One request and its response."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
-        """Connect; `timeout` is for everything that is read and written after that."""
+        """Connect. `timeout` applies to each read and write afterwards."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # Without a timeout yet: with one, a full accept queue is an error, without it a wait.
+            # No timeout yet: with one, a full accept queue would be an error.
             self.sock.connect(path)
         except OSError:
             self.sock.close()
             raise
         self.sock.settimeout(timeout)
-        self._answers = self.sock.makefile("rb")
+        self._reader = self.sock.makefile("rb")
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send the request; a `body` is sent with its Content-Length."""
+        """Send the request. A `body` gets a Content-Length."""
         if not path.isascii() or not path.isprintable() or " " in path:
-            raise ValueError(f"not a path to ask for: {path!r}")
+            raise ValueError(f"not a valid request path: {path!r}")
         fields = {"Host": "drumline", "Connection": "close"} | dict(headers or {})
         if body:
             fields["Content-Length"] = str(len(body))
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
 
-    def answer(self) -> "HttpAnswer":
-        """Wait until the response begins."""
-        return HttpAnswer(self._answers)
+    def response(self) -> "HttpResponse":
+        """Wait for the head of the response."""
+        return HttpResponse(self._reader)
 
     def close(self) -> None:
         """Close the connection."""
-        self._answers.close()
+        self._reader.close()
         self.sock.close()
 
 
-class HttpAnswer:
-    """A response: `status`, `headers` by their names in lower case, and a body to read."""
+class HttpResponse:
+    """A response: `status`, `headers` by lower-case name, and a body to read."""
 
     def __init__(self, file: BufferedReader) -> None:
         """Read up to the body."""
@@ -102,78 +106,79 @@ class HttpAnswer:
             protocol, status, *_ = self._line().split()
             self.status = int(status)
         except ValueError:
-            raise Broken("the answer is no HTTP") from None
+            raise BadResponse("the response is not HTTP") from None
         if not protocol.startswith(b"HTTP/1."):
-            raise Broken("the answer is no HTTP")
+            raise BadResponse("the response is not HTTP")
         self.headers: dict[str, str] = {}
         while line := self._line():
             name, _, value = line.decode("latin-1").partition(":")
             self.headers[name.strip().lower()] = value.strip()
         self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
         length = self.headers.get("content-length")
-        # Bytes left of the body, or of a chunk of it; None where the body ends with the connection.
+        # Bytes left of the body or of its current chunk; None if the connection ends the body.
         self._left = 0 if self._chunked else None if length is None else int(length)
-        self._over = False
+        self._ended = False
 
     def read(self) -> bytes:
-        """All that is left of the body."""
-        return b"".join(iter(self.piece, b""))
+        """Read the rest of the body."""
+        return b"".join(iter(self.read_some, b""))
 
-    def piece(self, most: int = 1 << 16) -> bytes:
-        """The bytes of the body that have arrived, at least one; empty at its end."""
-        if self._chunked and not self._left and not self._over:
+    def read_some(self, max_bytes: int = 1 << 16) -> bytes:
+        """Read the bytes of the body that have arrived, at least one; empty at its end."""
+        if self._chunked and not self._left and not self._ended:
             self._next_chunk()
-        if self._over or self._left == 0:
+        if self._ended or self._left == 0:
             return b""
-        piece = self._file.read1(most if self._left is None else min(most, self._left))
+        size = max_bytes if self._left is None else min(max_bytes, self._left)
+        data = self._file.read1(size)
         if self._left is None:
-            return piece
-        if not piece:
-            raise Broken("the answer breaks off")
-        self._left -= len(piece)
+            return data
+        if not data:
+            raise BadResponse("the response is incomplete")
+        self._left -= len(data)
         if self._chunked and not self._left:
             self._line()
-        return piece
+        return data
 
     def _next_chunk(self) -> None:
         try:
             self._left = int(self._line().partition(b";")[0], 16)
         except ValueError:
-            raise Broken("the answer breaks off") from None
+            raise BadResponse("the response is incomplete") from None
         if not self._left:
-            self._over = True
+            self._ended = True
 
     def _line(self) -> bytes:
-        line = self._file.readline(LONGEST_LINE)
+        line = self._file.readline(MAX_LINE)
         if not line.endswith(b"\n"):
-            raise Broken("the answer breaks off")
+            raise BadResponse("the response is incomplete")
         return line.rstrip(b"\r\n")
 
 
-class Refused(ValueError):
-    """The request cannot be fulfilled; the text says why and what to do."""
+class Refused(UserError):
+    """The server cannot fulfil the request. The text has the reason and the fix."""
 
 
 class NoServer(Refused):
-    """No server runs here, and none was or could be started."""
+    """No server runs in this home, and none could be started."""
 
 
-class Leaving(ConnectionRefusedError):
-    """The server is exiting and did nothing; the call may be sent to the next server."""
+class ServerExiting(ConnectionRefusedError):
+    """The server is exiting and ignored the call, which may be sent to the next server."""
 
 
-class Dropped(Exception):
-    """The server went away before the end of its answer."""
+class ConnectionLost(Exception):
+    """The connection ended before the end of the response."""
 
 
 def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of the state: `$DRUMLINE_HOME`, or `~/.drumline`."""
-    named = environ.get("DRUMLINE_HOME")
-    return Path(named).expanduser().absolute() if named else Path.home() / ".drumline"
+    """Return the home folder: `$DRUMLINE_HOME`, or `~/.drumline`."""
+    path = environ.get("DRUMLINE_HOME")
+    return Path(path).expanduser().absolute() if path else Path.home() / ".drumline"
 
 
-class Caller:
-    """The server of a home folder, started by the first call that needs it."""
+class ServerConnection:
+    """The connection to the server of a home folder, which the first call starts."""
 
     def __init__(
         self,
@@ -181,75 +186,77 @@ class Caller:
         autostart: bool = True,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`warn` gets a sentence when the running server is of another version than this client."""
+        """`warn` is called with a message if the running server has another version."""
         self.home = home_folder() if home is None else Path(home).absolute()
         self.socket = self.home / "server.sock"
         self._autostart = autostart
         self._warn = warn
         self._server: tuple[str | None, int] = __version__, 0
         self.withheld: frozenset[str] = frozenset()
-        if len(os.fsencode(self.socket)) > LONGEST_SOCKET:
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             raise Refused(
                 f"{self.home} is too long a path for a Unix socket (at most "
-                f"{LONGEST_SOCKET - len('/server.sock')} bytes); set DRUMLINE_HOME to a shorter one"
+                f"{MAX_SOCKET_PATH - len('/server.sock')} bytes); set DRUMLINE_HOME to a "
+                "shorter one"
             )
 
     @property
     def log(self) -> Path:
-        """The log of the server."""
+        """The log file of the server."""
         return self.home / "server.log"
 
-    def ask(
+    def call(
         self,
         method: str,
         path: str,
         body: Json | None = None,
-        timeout: float | None = ANSWER_SECONDS,
+        timeout: float | None = RESPONSE_SECONDS,
     ) -> Json:
-        """Send a call, starting a server where none listens. Only reads are repeated."""
+        """Send a call. Start a server if none listens. Only reads are repeated."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                answer = self.once(method, path, body, timeout)
+                response = self.call_running(method, path, body, timeout)
             except (ConnectionRefusedError, FileNotFoundError):
                 self.start()
-            except Dropped as gone:
+            except ConnectionLost as error:
                 if method != "GET":
-                    raise Refused(f"{gone}; drumline list shows whether it was done") from gone
+                    message = f"{error}; drumline list shows whether the request was executed"
+                    raise Refused(message) from error
             else:
                 self._warn_of_server()
-                return answer
+                return response
             if time.monotonic() > deadline:
-                raise NoServer(f"the server keeps going away; see {self.log}")
+                raise NoServer(f"the server exits repeatedly; see {self.log}")
 
-    def once(
+    def call_running(
         self,
         method: str,
         path: str,
         body: Json | None = None,
-        timeout: float | None = ANSWER_SECONDS,
+        timeout: float | None = RESPONSE_SECONDS,
     ) -> Json:
         """Send a call to a server that listens already."""
         connection = self._connect(timeout)
         try:
-            answer: Json = json.loads(self._send(connection, method, path, body).read())
-            return answer
-        except TimeoutError as late:
+            response: Json = json.loads(self._send(connection, method, path, body).read())
+            return response
+        except TimeoutError as error:
             raise Refused(
                 f"the server has not answered in {timeout:.0f} s; see {self.log}"
-            ) from late
-        except (ConnectionResetError, BrokenPipeError) as gone:
-            raise Dropped("the server went away before it answered") from gone
-        except json.JSONDecodeError as odd:
-            raise Refused(f"the server's answer to {path} is not JSON; see {self.log}") from odd
+            ) from error
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise ConnectionLost("the server exited before it answered") from error
+        except json.JSONDecodeError as error:
+            raise Refused(f"the server's answer to {path} is not JSON; see {self.log}") from error
         finally:
             connection.close()
 
     def exchange(self, path: str, body: Json, source: BinaryIO | None = None) -> Iterator[Json]:
-        """Send a call with an answer of several objects, and yield each as it comes.
+        """Send a call and yield the objects of the response as they arrive.
 
-        `source` is sent until the answer ends, at most a window ahead of what the server has read;
-        it need never end. To stop early, close this generator: the server sees the disconnect.
+        `source` is sent until the response ends, at most one window ahead of the server's reads. It
+        may be endless. To stop early, close this generator, which closes the connection.
         """
         while True:
             try:
@@ -259,120 +266,121 @@ class Caller:
                 self.start()
         try:
             if source is None:
-                answer, window = self._send(connection, "POST", path, body), _Window()
+                response, window = self._send(connection, "POST", path, body), _Window()
             else:
-                answer, window = self._feed(connection, path, body, source)
+                response, window = self._send_stream(connection, path, body, source)
             self._warn_of_server()
             rest = b""
-            while piece := answer.piece():
-                *whole, rest = (rest + piece).split(b"\n")
-                for line in whole:
+            while data := response.read_some():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
                     frame: Json = json.loads(line)
                     if "taken" in frame:
-                        window.open(int(frame["taken"]))
+                        window.add(int(frame["taken"]))
                     else:
                         yield frame
-        except Leaving as gone:
-            if source is not None:  # some of which may have been read
-                raise Refused("the server was just leaving; try again") from gone
+        except ServerExiting as error:
+            if source is not None:  # the server may have read some of it
+                raise Refused("the server was exiting; try again") from error
             connection.close()
             self.start()
             yield from self.exchange(path, body)
-        except (ConnectionResetError, BrokenPipeError) as gone:
-            raise Dropped("the server went away before all was told") from gone
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise ConnectionLost("the server exited before the end of its answer") from error
         finally:
             connection.close()
 
-    def _feed(
+    def _send_stream(
         self, connection: HttpConnection, path: str, body: Json, source: BinaryIO
-    ) -> "tuple[HttpAnswer, _Window]":
-        """Send a line of JSON and then `source`, while the answer is read."""
+    ) -> "tuple[HttpResponse, _Window]":
+        """Send a line of JSON and then `source`, while the response is read."""
         from threading import Thread
 
         headers = {"Content-Type": "application/octet-stream", "Transfer-Encoding": "chunked"}
         connection.send("POST", path, headers)
         window = _Window()
         head = json.dumps(body).encode() + b"\n"
-        # Not waited for: it may block on a pipe that nobody writes to.
-        pouring = (head, source, connection.sock, window)
-        Thread(target=_pour, args=pouring, daemon=True).start()
-        return self._answer(connection, path), window
+        # The thread is never joined, because it may block on a pipe that nobody writes to.
+        arguments = (head, source, connection.sock, window)
+        Thread(target=_send_chunks, args=arguments, daemon=True).start()
+        return self._receive(connection, path), window
 
     def _send(
         self, connection: HttpConnection, method: str, path: str, body: Json | None = None
-    ) -> HttpAnswer:
-        """Send a call and return its answer; an error is raised with its sentence."""
+    ) -> HttpResponse:
+        """Send a call and return its response. Raise the error of the response, if any."""
         if body is None:
             connection.send(method, path)
         else:
             headers = {"Content-Type": "application/json"}
             connection.send(method, path, headers, json.dumps(body).encode())
-        return self._answer(connection, path)
+        return self._receive(connection, path)
 
-    def _answer(self, connection: HttpConnection, path: str) -> HttpAnswer:
-        answer = connection.answer()
-        headers = answer.headers
-        self._server = headers.get(VERSION.lower()), int(headers.get(STRAYS.lower(), 0))
-        if answer.status < 400:
-            return answer
-        if answer.status == 503:
-            raise Leaving("the server is leaving")
+    def _receive(self, connection: HttpConnection, path: str) -> HttpResponse:
+        response = connection.response()
+        headers = response.headers
+        orphan_count = int(headers.get(ORPHANS_HEADER.lower(), 0))
+        self._server = headers.get(VERSION_HEADER.lower()), orphan_count
+        if response.status < 400:
+            return response
+        if response.status == 503:
+            raise ServerExiting("the server is exiting")
         try:
-            sentence = str(json.loads(answer.read())["error"])
+            message = str(json.loads(response.read())["error"])
         except (ValueError, KeyError, TypeError):
-            sentence = f"the server failed with {answer.status} at {path}; see {self.log}"
-        raise Refused(sentence)
+            message = f"the server failed with {response.status} at {path}; see {self.log}"
+        raise Refused(message)
 
     def stream(self, path: str) -> Iterator[bytes]:
-        """The answer in pieces, as it comes."""
+        """Yield the bytes of a response as they arrive."""
         connection = self._connect(None)
         try:
-            answer = self._send(connection, "GET", path)
-            while piece := answer.piece():
-                yield piece
-        except (ConnectionResetError, BrokenPipeError) as gone:
-            raise Dropped("the server went away in the middle of the logs") from gone
+            response = self._send(connection, "GET", path)
+            while data := response.read_some():
+                yield data
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise ConnectionLost("the server exited in the middle of the logs") from error
         finally:
             connection.close()
 
     def _warn_of_server(self) -> None:
-        """Warn the user once about a server that was found running."""
+        """Warn the user once about the version and the orphans of a running server."""
         if self._warn is None:
             return
         warn, self._warn = self._warn, None
-        running, strays = self._server
-        if strays:
+        version, orphans = self._server
+        if orphans:
             slices = (
-                "1 slice of a job database that was lost runs"
-                if strays == 1
-                else f"{strays} slices of a job database that was lost run"
+                "1 slice of a lost job database still runs"
+                if orphans == 1
+                else f"{orphans} slices of a lost job database still run"
             )
-            warn(f"{slices} on and may cost; drumline server strays lists what to do")
-        if running != __version__:
-            other = f"version {running}" if running else "an older version"
+            warn(f"{slices} and may cost money; drumline server strays lists them and the commands")
+        if version != __version__:
+            other = f"version {version}" if version else "an older version"
             warn(
-                f"the server that runs is {other}, this command is {__version__}; "
+                f"the running server is {other}, this command is {__version__}; "
                 "after drumline server stop, the next command starts the new one"
             )
 
-    # Having a server
+    # --- Start of the server ----------------------------------------------------------------
 
     def _connect(self, timeout: float | None) -> HttpConnection:
         try:
             return HttpConnection(str(self.socket), timeout)
-        except PermissionError as closed:
-            raise NoServer(f"{self.socket} belongs to another user") from closed
+        except PermissionError as error:
+            raise NoServer(f"{self.socket} belongs to another user") from error
 
-    def listens(self) -> bool:
-        """Whether a server answers."""
+    def server_listens(self) -> bool:
+        """Return True if a server accepts connections."""
         try:
-            self._connect(ANSWER_SECONDS).close()
+            self._connect(RESPONSE_SECONDS).close()
         except (ConnectionRefusedError, FileNotFoundError):
-            return False  # never started, stopped, or killed with its socket file left behind
+            return False  # never started, stopped, or killed without removing its socket
         return True
 
-    def vacant(self) -> bool:
-        """Whether no server has this home; one that no longer listens may still write to it."""
+    def is_unlocked(self) -> bool:
+        """Return True if no server has this home. A server that exits may still write to it."""
         import fcntl
 
         try:
@@ -385,20 +393,20 @@ class Caller:
         return True
 
     def start(self) -> None:
-        """Start a server and wait until one listens: ours, or that of a concurrent command."""
+        """Start a server and wait until it listens, or that of a concurrent command."""
         if not self._autostart:
             raise NoServer(f"no server runs in {self.home}")
         self._make_home()
         deadline = time.monotonic() + START_SECONDS
         child: Popen[bytes] | None = None
         with open(self.log, "ab", opener=_private) as log:
-            written = log.seek(0, os.SEEK_END)
+            log_start = log.seek(0, os.SEEK_END)
             try:
-                while not self.listens():
+                while not self.server_listens():
                     code = None if child is None else child.poll()
                     if code:
-                        last = _no_room(self.home) or _last_line(self.log, written)
-                        raise NoServer(f"the server ended as it started ({self.log}): {last}")
+                        reason = _full_disk_message(self.home) or _last_line(self.log, log_start)
+                        raise NoServer(f"the server failed to start ({self.log}): {reason}")
                     if time.monotonic() > deadline:
                         raise NoServer(
                             f"no server listens after {START_SECONDS:.0f} s; see {self.log}"
@@ -406,15 +414,15 @@ class Caller:
                     if child is None:
                         child = self._spawn(log)
                     elif code == 0:
-                        # Ours found the lock held and exited. If its holder was a server that is
-                        # exiting, none will listen: allow time for that, then try again.
+                        # This server exited because another one has the lock. If that one is
+                        # exiting, none will listen, so wait and try again.
                         time.sleep(0.2)
                         child = None
                     time.sleep(0.02)
             finally:
                 if child is not None and child.returncode is None:
-                    child.returncode = 0  # it is to outlive us, which Popen would warn about
-        self._warn = None  # the server that listens now has our own version
+                    child.returncode = 0  # or Popen would warn that the child outlives it
+        self._warn = None  # the server has the version of this client
 
     def _spawn(self, log: BinaryIO) -> "Popen[bytes]":
         import subprocess
@@ -422,14 +430,14 @@ class Caller:
         environ = {
             name: value
             for name, value in os.environ.items()
-            if re.fullmatch(_KEPT, name) and name not in self.withheld
+            if re.fullmatch(_INHERITED, name) and name not in self.withheld
         }
         return subprocess.Popen(
             SERVER_COMMAND,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Not the user's folder, which would come first on the server's import path.
+            # The user's folder would come first on the server's import path.
             cwd=self.home,
             env=environ | {"DRUMLINE_HOME": str(self.home)},
             start_new_session=True,
@@ -444,63 +452,65 @@ class Caller:
                     f"{self.home} belongs to another user; set DRUMLINE_HOME to your own"
                 )
             self.home.chmod(0o700)
-        except OSError as trouble:
-            raise NoServer(f"{self.home} cannot be used: {trouble.strerror}") from trouble
+        except OSError as error:
+            raise NoServer(f"{self.home} cannot be used: {error.strerror}") from error
 
 
 class _Window:
-    """Flow control: how many bytes may be sent ahead of what the other side has read."""
+    """Flow control: the number of bytes that may be sent ahead of the receiver's reads."""
 
     def __init__(self) -> None:
         from threading import Condition
 
-        self._room = WINDOW
+        self._available = WINDOW
         self._changed = Condition()
 
-    def open(self, taken: int) -> None:
-        """The other side has read this many bytes."""
+    def add(self, count: int) -> None:
+        """Allow more bytes, because the receiver has read this many."""
         with self._changed:
-            self._room += taken
+            self._available += count
             self._changed.notify()
 
-    def wait(self, most: int) -> int:
-        """Wait until bytes may be sent, and return how many."""
+    def wait(self, max_bytes: int) -> int:
+        """Wait until bytes may be sent. Return their number."""
         with self._changed:
-            while self._room <= 0:
+            while self._available <= 0:
                 self._changed.wait()
-            return min(self._room, most)
+            return min(self._available, max_bytes)
 
-    def sent(self, count: int) -> None:
-        """This many bytes were sent."""
+    def subtract(self, count: int) -> None:
+        """Allow fewer bytes, because this many were sent."""
         with self._changed:
-            self._room -= count
+            self._available -= count
 
 
-def _pour(head: bytes, source: BinaryIO, sock: socket.socket, window: _Window) -> None:
-    """Send bytes in the chunked encoding, as their length is not known."""
+def _send_chunks(head: bytes, source: BinaryIO, sock: socket.socket, window: _Window) -> None:
+    """Send bytes of unknown length in the chunked encoding."""
     try:
         sock.sendall(b"%x\r\n%b\r\n" % (len(head), head))
-        while piece := os.read(source.fileno(), window.wait(1 << 16)):
-            window.sent(len(piece))
-            sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        while data := os.read(source.fileno(), window.wait(1 << 16)):
+            window.subtract(len(data))
+            sock.sendall(b"%x\r\n%b\r\n" % (len(data), data))
         sock.sendall(b"0\r\n\r\n")
     except OSError:
-        return  # the answer has ended and the connection is closed
+        return  # the response has ended and the connection is closed
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _no_room(folder: Path) -> str:
-    """A sentence where the disk is full: then the log has none."""
+def _full_disk_message(folder: Path) -> str:
+    """Return a message if the disk is full, because then the log has none; else empty."""
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
-    return f"the disk that holds {folder} is full; make room" if free < LEAST_ROOM else ""
+    return (
+        f"the disk that holds {folder} is full; delete some files" if free < MIN_FREE_BYTES else ""
+    )
 
 
 def _last_line(path: Path, start: int) -> str:
     with open(path, "rb") as log:
         log.seek(start)
         lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it wrote nothing"
+    return lines[-1] if lines else "its log is empty"

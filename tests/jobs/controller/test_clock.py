@@ -129,14 +129,14 @@ def test_a_host_that_stays_silent_after_the_sleep_is_found_all_the_same(tmp_path
 def test_times_of_an_earlier_server_that_lie_in_the_future_are_drawn_back() -> None:
     story = Story().runs().program_fails().verdict()
     ahead = replace(story.job, not_before=story.now + 24 * HOUR)
-    mended = lifecycle.clamped(ahead, story.now)
+    mended = lifecycle.clamp_times(ahead, story.now)
     assert mended.not_before <= story.now + 120
     story.job = mended
     story.passes(121)
     assert story.job.attempts == 2
     kept = replace(mended, kept_until=story.now + 24 * HOUR)
-    assert lifecycle.clamped(kept, story.now).kept_until == story.now + kept.keep
-    early = lifecycle.clamped(Story().runs().job, 0.5)
+    assert lifecycle.clamp_times(kept, story.now).kept_until == story.now + kept.keep
+    early = lifecycle.clamp_times(Story().runs().job, 0.5)
     assert early.placement is not None
     assert early.attempt is not None
     assert (early.placement.asked_at, early.attempt.started_at) == (0.5, 0.5)

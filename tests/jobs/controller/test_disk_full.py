@@ -21,13 +21,13 @@ def fill_disk(office: Office) -> None:
 
     for name in WRITES:
         setattr(office.supervisor.store, name, full)
-    office.supervisor.store.metrics.put = full  # type: ignore[method-assign]
+    office.supervisor.store.metrics.save = full  # type: ignore[method-assign]
 
 
 def empty_disk(office: Office) -> None:
     for name in WRITES:
         delattr(office.supervisor.store, name)
-    del office.supervisor.store.metrics.put
+    del office.supervisor.store.metrics.save
 
 
 def test_a_full_disk_with_a_release_pending_ends_nothing_and_is_told(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from starlette.datastructures import QueryParams
 from drumline.cli.rendering.views import is_number, list_lines
 from drumline.hosts.agent.wire import decode
 from drumline.jobs.client import Client, Refused
-from drumline.jobs.controller.heartbeats import LogReader, plain
-from drumline.jobs.core.steps import number
+from drumline.jobs.controller.heartbeats import LogReader, clean
+from drumline.jobs.core.steps import to_number
 from drumline.jobs.server.api import search_of
 from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import Office, play
@@ -21,15 +21,15 @@ HUGE = int("9" * 500)
 
 @pytest.mark.parametrize("figure", [HUGE, -HUGE, 2**63, -(2**63), 2.0**63, float("nan"), 1e400])
 def test_a_figure_that_is_too_large_is_none(figure: float) -> None:
-    assert number(figure) is None
+    assert to_number(figure) is None
     assert not is_number(figure)
-    json.dumps(plain({"step": figure, "loss": 1.0}), allow_nan=False)
+    json.dumps(clean({"step": figure, "loss": 1.0}), allow_nan=False)
 
 
 def test_figures_up_to_the_limit_are_kept() -> None:
     for figure in (0, -1, 2**62, 1e18, -0.5):
-        assert number(figure) == figure
-        assert plain({"x": figure}) == {"x": figure}
+        assert to_number(figure) == figure
+        assert clean({"x": figure}) == {"x": figure}
 
 
 def test_a_job_that_tells_a_huge_step_takes_nothing_from_the_others(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_write_that_fails_for_one_job_is_made_for_the_others(
         for job in jobs:
             await office.reaches(job, "RUNNING")
         metrics = office.supervisor.store.metrics
-        put = metrics.put
+        put = metrics.save
 
         def broken(job_id: str, *rest: object) -> None:
             if job_id == jobs[0]:
@@ -85,7 +85,7 @@ def test_endless_digits_from_a_host_become_text() -> None:
 
 def test_endless_digits_in_a_log_are_no_number(tmp_path: Path) -> None:
     (tmp_path / "host-0.log").write_text(f"step 7\nstep {'9' * 480}\n")
-    told = LogReader(tmp_path, r"step (?P<step>\S+)").news()
+    told = LogReader(tmp_path, r"step (?P<step>\S+)").read_new()
     assert [type(one["step"]) for one in told] == [int, str]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from drumline.cloud.google.resources import Trouble
 from drumline.cloud.protocol import CloudError
-from drumline.jobs.core.state import Choice, EffectKind, Status, Zone
+from drumline.jobs.core.state import Candidate, EffectKind, Status, ZoneStatus
 from tests.jobs.pretend import HOUR, LOGIN_EXPIRED, UNAVAILABLE, Office, play
 from tests.jobs.story import PATIENCE, A, B, Story
 
@@ -64,9 +64,9 @@ def test_a_cloud_that_takes_every_request_back_is_asked_less_and_less(tmp_path: 
 
 def test_a_zone_that_refuses_for_no_known_reason_gives_way_to_the_next() -> None:
     story = Story().settle()
-    story.zones = {A: Zone(open=False, why="resting"), B: Zone()}
+    story.zones = {A: ZoneStatus(open=False, reason="resting"), B: ZoneStatus()}
     story.cloud_refuses(9, STRANGE)
-    assert story.did(EffectKind.SHORT) == ["dl-me-000001-1"]
+    assert story.did(EffectKind.NO_CAPACITY) == ["dl-me-000001-1"]
     story.settle()
     assert story.job.placement is not None
     assert story.job.placement.zone == B.zone
@@ -75,12 +75,12 @@ def test_a_zone_that_refuses_for_no_known_reason_gives_way_to_the_next() -> None
 
 
 def test_a_second_kind_of_slice_in_the_same_zone_is_tried() -> None:
-    first, second = Choice("v4-128", "us-central2-b"), Choice("v4-64", "us-central2-b")
+    first, second = Candidate("v4-128", "us-central2-b"), Candidate("v4-64", "us-central2-b")
     story = Story(job=replace(Story().job, choices=(first, second)))
-    story.zones = {first: Zone(), second: Zone()}
+    story.zones = {first: ZoneStatus(), second: ZoneStatus()}
     story.settle().cloud_takes_the_request()
     story.look("WAITING_FOR_RESOURCES", None)
-    story.zones = {first: Zone(open=False, why="short"), second: Zone()}
+    story.zones = {first: ZoneStatus(open=False, reason="short"), second: ZoneStatus()}
     story.passes(PATIENCE.waiting + 1)
     assert story.job.placement is not None
     assert story.job.placement.accelerator == "v4-64"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cloud.protocol import CloudError
-from drumline.jobs.controller.host_history import Hearing
+from drumline.jobs.controller.host_history import HealthMonitor
 from tests.jobs.pretend import Office, play
 
 VFIO = "open(/dev/vfio/0): Device or resource busy"
@@ -69,13 +69,15 @@ class Google:
 def test_what_the_witness_says_is_held_against_the_host_once(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         boss, google = office.supervisor, Google()
-        hearing = Hearing(google, boss.records, boss.sessions.reports, boss.memory, office.clock)
+        hearing = HealthMonitor(
+            google, boss.records, boss.sessions.reports, boss.host_history, office.clock
+        )
         job = await office.create()
         await office.reaches(job, "RUNNING")
-        await hearing.ask()
+        await hearing.query()
         google.says = {"i-1": "BAD_TPU_CHIP", "i-99": "BAD_TPU_CHIP"}
         for _ in range(3):
-            await hearing.ask()
+            await hearing.query()
         found = hosts(office)
         assert (found["machine-0"]["state"], found["machine-1"]["state"]) == ("good", "excluded")
         (said,) = found["machine-1"]["evidence"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.cloud.google.resources import ListedNode, ListedRequest
-from drumline.jobs.controller.slices import Owners
+from drumline.jobs.controller.slices import DatabaseIds
 from drumline.jobs.server.verbs import Mistake
 from tests.jobs.pretend import UNAVAILABLE, ZONE, Office, play
 
@@ -178,28 +178,28 @@ def test_the_ids_are_the_owners_alone_and_survive_a_file_that_cannot_be_read(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "owners.json"
-    Owners(path).remember("ab12", 7, ["z"])
+    DatabaseIds(path).update("ab12", 7, ["z"])
     assert path.stat().st_mode & 0o777 == 0o600
-    again = Owners(path)
+    again = DatabaseIds(path)
     assert (again.last_jobs, again.zones) == ({"ab12": 7}, {"z"})
-    again.remember("cd34")
+    again.update("cd34")
     assert set(json.loads(path.read_text())["last_jobs"]) == {"ab12", "cd34"}
     path.write_text("{")
-    broken = Owners(path)
-    broken.remember("ef56", 1)
-    assert Owners(path).last_jobs == {"ef56": 1}
+    broken = DatabaseIds(path)
+    broken.update("ef56", 1)
+    assert DatabaseIds(path).last_jobs == {"ef56": 1}
 
 
 def test_a_full_disk_keeps_nobody_from_a_job_and_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owners = Owners(tmp_path / "owners.json")
+    owners = DatabaseIds(tmp_path / "owners.json")
     with monkeypatch.context() as full:
 
-        def no_space(_: Owners) -> None:
+        def no_space(_: DatabaseIds) -> None:
             raise OSError(28, "No space left on device")
 
-        full.setattr(Owners, "_write", no_space)
-        owners.remember("ab12", 7)
-    owners.remember("ab12", 7)
-    assert Owners(tmp_path / "owners.json").last_jobs == {"ab12": 7}
+        full.setattr(DatabaseIds, "_write", no_space)
+        owners.update("ab12", 7)
+    owners.update("ab12", 7)
+    assert DatabaseIds(tmp_path / "owners.json").last_jobs == {"ab12": 7}

@@ -43,7 +43,7 @@ def test_heartbeats_are_heard_without_a_round_for_each(tmp_path: Path) -> None:
             session.tells(step=step, loss=1 / step)
             await asyncio.sleep(0.1)
             assert office.show(job)["progress"]["step"] == step
-        assert rounds() <= 60 / office.supervisor.config.look_seconds + 12
+        assert rounds() <= 60 / office.supervisor.config.poll_seconds + 12
 
     play(tmp_path, story)
 

@@ -28,7 +28,7 @@ def test_a_sigterm_that_we_did_not_send_counts_as_no_failure_on_a_slice_that_sta
     story.look("ACTIVE", "READY").everybody_is_heard()
     assert story.outcomes == [], "the host may be going down"
     story.passes(PATIENCE.shutdown + 1).verdict()
-    assert story.outcomes == [Outcome.LEFT]
+    assert story.outcomes == [Outcome.RESTARTED]
     assert (story.job.failures, story.job.preemptions) == (0, 0)
     assert "SIGTERM" in story.told[-1]
 
@@ -36,7 +36,7 @@ def test_a_sigterm_that_we_did_not_send_counts_as_no_failure_on_a_slice_that_sta
 def test_a_host_that_says_it_goes_down_is_not_started_on_again() -> None:
     story = Story().runs()
     for index in (0, 1):
-        story.host(index, HostPhase.EXITED, exit_code=143, error="", going_down="preempted")
+        story.host(index, HostPhase.EXITED, exit_code=143, error="", shutdown_reason="preempted")
     story.settle().passes(1)
     assert story.outcomes == [Outcome.PREEMPTED], "though the cloud still says READY"
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
@@ -46,7 +46,7 @@ def test_a_host_that_says_it_goes_down_is_not_started_on_again() -> None:
 def test_one_host_that_goes_down_takes_its_siblings_errors_with_it() -> None:
     story = Story().runs()
     story.host(0, HostPhase.EXITED, exit_code=134, error="closed by peer", error_at=story.now)
-    story.host(1, HostPhase.EXITED, exit_code=-15, error="", going_down="preempted")
+    story.host(1, HostPhase.EXITED, exit_code=-15, error="", shutdown_reason="preempted")
     story.settle().passes(1)
     assert story.outcomes == [Outcome.PREEMPTED]
 
@@ -54,7 +54,7 @@ def test_one_host_that_goes_down_takes_its_siblings_errors_with_it() -> None:
 def test_a_program_that_saves_its_work_on_a_host_that_goes_is_let_finish() -> None:
     story = Story().runs()
     for index in (0, 1):
-        story.host(index, HostPhase.RUNNING, going_down="preempted")
+        story.host(index, HostPhase.RUNNING, shutdown_reason="preempted")
     story.settle()
     assert story.outcomes == []
     assert story.job.reason == "host 0 is going down: preempted"

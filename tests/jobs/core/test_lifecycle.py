@@ -10,12 +10,12 @@ from drumline.cloud.google.resources import Trouble
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (
     Allowance,
+    DesiredState,
     EffectKind,
     Outcome,
     PlacementPhase,
     Status,
-    Wish,
-    Zone,
+    ZoneStatus,
 )
 from drumline.observed import Endpoint, HostPhase, ListedPlacement, ListedSlice, PlacementState
 from tests.jobs.story import NO_CAPACITY, PATIENCE, A, B, Story
@@ -42,8 +42,8 @@ def test_a_program_that_is_over_at_once_is_told_like_any_other() -> None:
 def test_the_name_of_a_slice_is_written_before_it_is_asked_for() -> None:
     story = Story().settle()
     assert story.job.placement is not None
-    assert story.job.placement.phase is PlacementPhase.ASKING
-    assert set(story.did(EffectKind.ASK)) == {story.job.placement.name}
+    assert story.job.placement.phase is PlacementPhase.REQUESTING
+    assert set(story.did(EffectKind.REQUEST)) == {story.job.placement.name}
 
 
 def test_one_host_that_is_done_early_does_not_end_the_job() -> None:
@@ -127,10 +127,12 @@ def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> No
     story.passes(1)
     assert story.status() is Status.STARTING
     slices = (ListedSlice("a", ends), ListedSlice("b", ends))
-    story.listed = replace(story.listed, state=PlacementState.READY, word="READY", slices=slices)
+    story.listed = replace(
+        story.listed, state=PlacementState.READY, cloud_state="READY", slices=slices
+    )
     story.passes(1)
-    assert set(story.did(EffectKind.DRIVE)) == {wanted.name}
-    lost = replace(story.listed, state=PlacementState.LOST, why_lost="node PREEMPTED")
+    assert set(story.did(EffectKind.RUN)) == {wanted.name}
+    lost = replace(story.listed, state=PlacementState.LOST, lost_reason="node PREEMPTED")
     story.listed = lost
     story.passes(1)
     assert story.did(EffectKind.RELEASE) == [wanted.name]
@@ -139,9 +141,12 @@ def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> No
 
 def test_no_capacity_moves_to_the_next_zone_and_says_why() -> None:
     story = Story().settle()
-    story.zones = {A: Zone(open=False, why="no capacity in us-central2-b"), B: Zone()}
+    story.zones = {
+        A: ZoneStatus(open=False, reason="no capacity in us-central2-b"),
+        B: ZoneStatus(),
+    }
     story.cloud_refuses(8, NO_CAPACITY.message)
-    assert story.did(EffectKind.SHORT) == ["dl-me-000001-1"]
+    assert story.did(EffectKind.NO_CAPACITY) == ["dl-me-000001-1"]
     assert "no capacity in us-central2-b" in story.job.reason
     story.settle()
     assert story.job.placement is not None
@@ -151,14 +156,14 @@ def test_no_capacity_moves_to_the_next_zone_and_says_why() -> None:
 
 def test_a_request_that_waits_too_long_moves_only_when_another_zone_is_open() -> None:
     story = Story().settle().cloud_takes_the_request()
-    story.zones = {A: Zone(), B: Zone(open=False, why="no capacity in local-b")}
+    story.zones = {A: ZoneStatus(), B: ZoneStatus(open=False, reason="no capacity in local-b")}
     story.look("WAITING_FOR_RESOURCES", None)
     story.passes(700)
     assert story.job.placement is not None
     assert story.job.placement.zone == A.zone
     assert story.status() is Status.WAITING
-    story.zones = {A: Zone(), B: Zone()}
-    story.zones[A] = Zone(open=False, why="short")
+    story.zones = {A: ZoneStatus(), B: ZoneStatus()}
+    story.zones[A] = ZoneStatus(open=False, reason="short")
     story.settle()
     assert story.job.placement is not None
     assert story.job.placement.zone == B.zone
@@ -166,7 +171,10 @@ def test_a_request_that_waits_too_long_moves_only_when_another_zone_is_open() ->
 
 def test_all_zones_short_says_so_and_asks_for_nothing() -> None:
     story = Story()
-    story.zones = {A: Zone(False, "no capacity in us-central2-b"), B: Zone(False, "quota used up")}
+    story.zones = {
+        A: ZoneStatus(False, "no capacity in us-central2-b"),
+        B: ZoneStatus(False, "quota used up"),
+    }
     story.passes(5)
     assert story.effects == []
     assert story.job.reason == "no capacity in us-central2-b; quota used up"
@@ -234,7 +242,7 @@ def test_silence_counts_only_while_we_listen() -> None:
     story = Story().runs()
     story.now += 3600
     story.listening_since = story.now
-    story.hosts = tuple(replace(report, heard=None) for report in story.hosts)
+    story.hosts = tuple(replace(report, heard_at=None) for report in story.hosts)
     story.settle().look("ACTIVE", "READY").passes(PATIENCE.first_contact - 10)
     assert story.outcomes == []
     story.passes(30).look("ACTIVE", "READY")
@@ -266,7 +274,7 @@ def test_a_chip_that_cannot_be_opened_is_a_bad_host_not_a_failure() -> None:
 
 def test_a_program_that_saved_and_left_is_started_again_and_nothing_is_counted() -> None:
     story = Story().runs().leaves()
-    assert story.outcomes == [Outcome.LEFT]
+    assert story.outcomes == [Outcome.RESTARTED]
     assert (story.job.failures, story.job.bad_hosts, story.job.preemptions) == (0, 0, 0)
     story.passes(PATIENCE.rest + 1)
     assert story.job.attempts == 2
@@ -275,7 +283,7 @@ def test_a_program_that_saved_and_left_is_started_again_and_nothing_is_counted()
 
 def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:
     story = Story().runs()
-    story.job = replace(story.job, wish=Wish.CANCEL)
+    story.job = replace(story.job, wish=DesiredState.CANCEL)
     story.settle()
     assert story.did(EffectKind.STOP)
     assert story.status() is Status.RUNNING
@@ -283,7 +291,7 @@ def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:
     story.settle()
     assert story.status() is Status.CANCELLED
     assert story.did(EffectKind.RELEASE) == []
-    story.job = lifecycle.resume(story.job)
+    story.job = lifecycle.reset_for_resume(story.job)
     story.settle()
     assert story.job.attempts == 2
     assert story.job.asks == 1
@@ -291,15 +299,15 @@ def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:
 
 def test_a_kept_slice_that_is_taken_is_released() -> None:
     story = Story().runs()
-    story.job = replace(story.job, wish=Wish.CANCEL)
+    story.job = replace(story.job, wish=DesiredState.CANCEL)
     story.stopped = True
     story.settle().look("SUSPENDED", "PREEMPTED")
     assert story.status() is Status.CANCELLED
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
-@pytest.mark.parametrize("wish", [Wish.CANCEL, Wish.DELETE])
-def test_a_job_ended_while_it_waits_leaves_nothing_behind(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
+def test_a_job_ended_while_it_waits_leaves_nothing_behind(wish: DesiredState) -> None:
     story = Story().settle().cloud_takes_the_request()
     story.job = replace(story.job, wish=wish)
     story.settle()
@@ -309,7 +317,7 @@ def test_a_job_ended_while_it_waits_leaves_nothing_behind(wish: Wish) -> None:
 
 def test_delete_stops_the_program_and_releases() -> None:
     story = Story().runs()
-    story.job = replace(story.job, wish=Wish.DELETE)
+    story.job = replace(story.job, wish=DesiredState.DELETE)
     story.settle()
     story.stopped = True
     story.settle()
@@ -367,7 +375,7 @@ def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[s
                 story.settle()
             case _:
                 continue
-    asked = set(story.did(EffectKind.ASK))
+    asked = set(story.did(EffectKind.REQUEST))
     released = set(story.did(EffectKind.RELEASE))
     held = {story.job.placement.name} if story.job.placement else set()
     assert asked - released == held
@@ -439,7 +447,7 @@ def test_a_host_that_ended_its_program_and_is_silent_since_is_a_bad_one() -> Non
     for index in range(2):
         story.host(index, HostPhase.EXITED, exit_code=-15, error_at=at, reported_at=at)
     story.settle()
-    hosts = tuple(replace(report, heard=at) for report in story.hosts)
+    hosts = tuple(replace(report, heard_at=at) for report in story.hosts)
     for _ in range(20):
         story.passes(60)
         story.hosts = hosts

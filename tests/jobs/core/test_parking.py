@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from drumline.jobs.core.host_history import Proof
-from drumline.jobs.core.state import Allowance, EffectKind, Outcome, Status, Wish
+from drumline.jobs.core.host_history import EvidenceKind
+from drumline.jobs.core.state import Allowance, DesiredState, EffectKind, Outcome, Status
 from drumline.observed import HostPhase
 from tests.jobs.story import NO_CAPACITY, PATIENCE, Story
 
@@ -28,7 +28,7 @@ def test_the_host_that_a_burn_in_names_is_blamed_whoever_reports_it() -> None:
     story = burnt(Story().runs())
     assert story.outcomes == [Outcome.BAD_HOST]
     assert story.job.cause is not None
-    assert (story.job.cause.host, story.job.cause.proof) == (1, Proof.BURN_IN)
+    assert (story.job.cause.host, story.job.cause.proof) == (1, EvidenceKind.BURN_IN)
     assert "chip 5 of host 1 computes wrong" in story.told[-2]
 
 
@@ -38,7 +38,7 @@ def test_a_training_that_names_a_chip_is_a_replay() -> None:
     fails(story, exit_code=1, error=error)
     assert story.outcomes == [Outcome.BAD_HOST]
     assert story.job.cause is not None
-    assert (story.job.cause.host, story.job.cause.proof) == (1, Proof.REPLAY)
+    assert (story.job.cause.host, story.job.cause.proof) == (1, EvidenceKind.REPLAY)
 
 
 def test_where_no_host_could_be_told_nobody_is_remembered() -> None:
@@ -95,11 +95,11 @@ def test_a_parked_slice_stays_until_the_program_runs_elsewhere() -> None:
     burnt(story.runs())
     assert story.did(EffectKind.RELEASE) == []
     assert [each.name for each in story.job.parked] == ["dl-me-000001-1"]
-    burnt(story.slice_is_there().all_hosts(HostPhase.RUNNING, examined="running"))
+    burnt(story.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running"))
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "there is room for one"
-    story.slice_is_there().all_hosts(HostPhase.RUNNING, examined="running")
+    story.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "this one may be bad as well"
-    story.all_hosts(HostPhase.RUNNING, examined="pass")
+    story.all_hosts(HostPhase.RUNNING, burn_in="pass")
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-2", "dl-me-000001-1"]
     assert story.job.parked == ()
 
@@ -107,15 +107,15 @@ def test_a_parked_slice_stays_until_the_program_runs_elsewhere() -> None:
 def test_a_slice_on_which_the_program_may_still_run_is_never_parked() -> None:
     story = Story()
     story.job = replace(story.job, parking=1)
-    story.runs().host(0, HostPhase.RUNNING, heard=story.now)
+    story.runs().host(0, HostPhase.RUNNING, heard_at=story.now)
     story.passes(PATIENCE.bad_silence + 1).look("ACTIVE", "READY")
     assert story.outcomes == [Outcome.BAD_HOST]
     assert story.job.parked == ()
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
-@pytest.mark.parametrize("wish", [Wish.CANCEL, Wish.DELETE])
-def test_nothing_stays_parked_when_the_job_is_over(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
+def test_nothing_stays_parked_when_the_job_is_over(wish: DesiredState) -> None:
     story = Story()
     story.job = replace(story.job, parking=2, keep=0.0)
     burnt(story.runs())
@@ -127,9 +127,9 @@ def test_nothing_stays_parked_when_the_job_is_over(wish: Wish) -> None:
 
 
 def test_a_burn_in_that_passes_is_told_once_and_proves_the_slice() -> None:
-    story = Story().slice_is_there().all_hosts(HostPhase.RUNNING, examined="running")
+    story = Story().slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
     assert (story.status(), story.job.reason) == (Status.STARTING, "burn-in of its chips")
-    story.all_hosts(HostPhase.RUNNING, examined="pass", examined_seconds=31.2)
+    story.all_hosts(HostPhase.RUNNING, burn_in="pass", burn_in_seconds=31.2)
     assert story.status() is Status.RUNNING
     assert story.job.placement is not None
     assert story.job.placement.proved
@@ -145,17 +145,17 @@ def parked(story: Story) -> Story:
 
 def test_a_host_that_runs_nothing_hinders_neither_the_proof_nor_the_release() -> None:
     story = parked(Story())
-    story.host(0, HostPhase.RUNNING, examined="running")
+    story.host(0, HostPhase.RUNNING, burn_in="running")
     story.host(1, HostPhase.EXITED, exit_code=0, rank=None).settle()
     assert story.job.parked
-    story.host(0, HostPhase.RUNNING, examined="pass").settle()
+    story.host(0, HostPhase.RUNNING, burn_in="pass").settle()
     assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
     assert story.job.placement is not None
     assert story.job.placement.proved
 
 
 def test_a_new_server_that_has_heard_of_no_host_releases_nothing() -> None:
-    story = parked(Story()).all_hosts(HostPhase.RUNNING, examined="running")
+    story = parked(Story()).all_hosts(HostPhase.RUNNING, burn_in="running")
     story.hosts = ()
     story.settle()
     assert story.did(EffectKind.RELEASE) == []
@@ -178,7 +178,7 @@ def test_what_is_parked_is_given_back_where_the_quota_allows_no_other_slice() ->
     burnt(story.runs()).settle()
     story.cloud_refuses(8, "Quota limit 'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded.")
     assert story.did(EffectKind.RELEASE).count("dl-me-000001-1") == 1
-    assert "no other slice is to be had" in story.told[-1]
+    assert "no other slice is available" in story.told[-1]
 
 
 def test_what_is_parked_is_given_back_when_no_choice_has_capacity() -> None:
@@ -216,7 +216,7 @@ def test_where_every_machine_is_refused_the_job_asks_less_and_less_and_says_why(
     pauses = [later - earlier for earlier, later in pairwise(asked)]
     assert pauses == sorted(pauses)
     assert 120 <= pauses[-1] <= 130, pauses
-    assert "8 slices in a row were refused" in story.job.reason
+    assert "(8 in a row)" in story.job.reason
     assert story.passes(120).runs().job.turned_down == 0
 
 
@@ -246,7 +246,7 @@ def test_the_accused_host_is_counted_among_those_that_run_the_program() -> None:
     story.host(1, HostPhase.EXITED, rank=0, exit_code=86, error_at=1.0, error=said)
     story.passes(PATIENCE.settle + 1).look("ACTIVE", "READY")
     assert story.job.cause is not None
-    assert (story.job.cause.host, story.job.cause.proof) == (1, Proof.BURN_IN)
+    assert (story.job.cause.host, story.job.cause.proof) == (1, EvidenceKind.BURN_IN)
 
 
 def test_a_program_that_accuses_chips_that_are_proved_uses_up_the_allowance() -> None:
@@ -254,7 +254,7 @@ def test_a_program_that_accuses_chips_that_are_proved_uses_up_the_allowance() ->
     story.job = replace(story.job, allowance=Allowance(bad_hosts=2))
     for _ in range(3):
         assert story.status() is not Status.FAILED
-        story.slice_is_there().all_hosts(HostPhase.RUNNING, examined="pass")
+        story.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="pass")
         story.tells(20, resumed=20, checkpoint=20).tells(30, resumed=20, checkpoint=20)
         fails(story, exit_code=1, error=LIES)
     assert story.status() is Status.FAILED
@@ -263,10 +263,10 @@ def test_a_program_that_accuses_chips_that_are_proved_uses_up_the_allowance() ->
 def test_a_long_burn_in_is_not_a_program_that_is_stuck() -> None:
     story = Story()
     story.job = replace(story.job, stuck_after=60.0, has_stepped=True)
-    story.slice_is_there().all_hosts(HostPhase.RUNNING, examined="running")
+    story.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
     story.hangs(1000)
     for index in range(2):
-        story.host(index, HostPhase.RUNNING, examined="pass")
+        story.host(index, HostPhase.RUNNING, burn_in="pass")
     story.settle().hangs(100)
     assert story.outcomes == []
     assert story.job.cause is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drumline.jobs.core.causes import GO_ON_LATER
+from drumline.jobs.core.causes import EXIT_FOR_RESTART
 from drumline.jobs.core.state import EffectKind, Outcome, Status
 from drumline.observed import HostPhase
 from tests.jobs.story import PATIENCE, Story
@@ -154,7 +154,7 @@ def test_the_preemption_says_how_far_it_came_and_what_is_saved() -> None:
 
 
 def test_one_that_leaves_because_its_slice_is_taken_is_preempted() -> None:
-    story = training().program_fails(code=GO_ON_LATER)
+    story = training().program_fails(code=EXIT_FOR_RESTART)
     story.look("ACTIVE", "READY").everybody_is_heard()
     assert story.did(EffectKind.STOP) == [], "the host may be going down"
     story.passes(20).look("SUSPENDED", "PREEMPTED")
@@ -174,7 +174,7 @@ def test_one_that_leaves_at_once_every_time_is_started_ever_more_slowly() -> Non
         story.all_hosts(HostPhase.RUNNING)
     assert rests == sorted(rests)
     assert rests[-1] == pytest.approx(60, abs=1)
-    assert set(story.outcomes) == {Outcome.LEFT}
+    assert set(story.outcomes) == {Outcome.RESTARTED}
     assert (story.job.failures, story.job.preemptions) == (0, 0)
 
 
@@ -190,14 +190,14 @@ def test_one_that_worked_for_a_while_before_it_left_is_started_at_once() -> None
 def test_siblings_that_the_signal_ended_before_they_could_save_change_nothing() -> None:
     story = Story().runs()
     story.host(0, HostPhase.EXITED, exit_code=143, error_at=story.now, error="terminated")
-    story.host(1, HostPhase.EXITED, exit_code=GO_ON_LATER, error_at=story.now + 1).settle()
+    story.host(1, HostPhase.EXITED, exit_code=EXIT_FOR_RESTART, error_at=story.now + 1).settle()
     story.passes(PATIENCE.shutdown + 1).verdict()
-    assert story.outcomes == [Outcome.LEFT]
+    assert story.outcomes == [Outcome.RESTARTED]
 
 
 def test_a_failure_beside_one_that_left_is_a_failure() -> None:
     story = Story().runs()
     story.host(0, HostPhase.EXITED, exit_code=1, error_at=story.now, error="ValueError: batch")
-    story.host(1, HostPhase.EXITED, exit_code=GO_ON_LATER, error_at=story.now + 1).settle()
+    story.host(1, HostPhase.EXITED, exit_code=EXIT_FOR_RESTART, error_at=story.now + 1).settle()
     story.passes(PATIENCE.shutdown + 1).verdict()
     assert story.outcomes == [Outcome.PROGRAM_FAILED]

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from drumline.hosts.kept_log import SMALLEST, KeptLog
-from drumline.jobs.core.state import Attempt, Choice, Job, Placement, PlacementPhase, Status
-from drumline.jobs.folders import Folders, trim
+from drumline.jobs.core.state import Attempt, Candidate, Job, Placement, PlacementPhase, Status
+from drumline.jobs.folders import Folders, trim_logs
 from drumline.jobs.server.logs import Wanted, stream_logs, wanted_of
 from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import Mistake
@@ -90,7 +90,7 @@ class Shelf:
         default_factory=lambda: Job(
             id="000001",
             owner="me",
-            choices=(Choice("v4-16", "local-a"),),
+            choices=(Candidate("v4-16", "local-a"),),
             created_at=0.0,
             status=Status.RUNNING,
             attempts=1,
@@ -339,13 +339,13 @@ def test_beyond_the_limit_the_first_and_the_newest_attempts_are_kept(shelf: Shel
     for number in range(1, 8):
         shelf.write(b"x" * 1000, attempt=number)
     folder = shelf.folders.logs("000001")
-    trim(folder, 8, most=4200)
+    trim_logs(folder, 8, max_bytes=4200)
     kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
     assert kept == [1, 5, 6, 7]
     shelf.attempt(8)
     with pytest.raises(Mistake, match="attempt 3 of 000001 were removed"):
         shelf.read(attempt="3")
-    trim(folder, 8, most=0)
+    trim_logs(folder, 8, max_bytes=0)
     kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
     assert kept == [1, 7]
 

@@ -167,7 +167,7 @@ class Remembering(Client):
         super().__init__(home)
         self.asked: dict[str, Any] = {}
         self._known = {"status": "FAILED", "spec": dumped(), "origin": None} | known
-        self._server.ask = self._ask  # type: ignore[method-assign]
+        self._server.call = self._ask  # type: ignore[method-assign]
 
     def _ask(self, method: str, path: str, body: Any = None, timeout: object = None) -> Any:
         del path, timeout

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from drumline.chips import LOCAL_ZONES
-from drumline.jobs.core.state import Choice
+from drumline.jobs.core.state import Candidate
 from drumline.jobs.spec import JobSpec, parse
 from drumline.jobs.spec.places import (
     bucket_uses,
@@ -22,9 +22,9 @@ MOUNT = "mounts: {/data: gs://lab-data}\n"
 def test_accelerators_come_before_zones_in_the_order_of_preference() -> None:
     spec = job("accelerator: [v6e-16, v4-8]\nzones: [europe-west4-a, us-central2-b]")
     assert candidates(spec, local=False) == (
-        Choice("v6e-16", "europe-west4-a"),
-        Choice("v6e-16", "us-central2-b"),
-        Choice("v4-8", "us-central2-b"),
+        Candidate("v6e-16", "europe-west4-a"),
+        Candidate("v6e-16", "us-central2-b"),
+        Candidate("v4-8", "us-central2-b"),
     )
 
 
@@ -36,7 +36,7 @@ def test_any_zone_begins_with_the_ones_open_to_everyone() -> None:
 
 def test_any_zone_of_the_local_cloud_is_one_of_its_own() -> None:
     found = candidates(job(V4), local=True)
-    assert found == tuple(Choice("v4-128", zone) for zone in LOCAL_ZONES)
+    assert found == tuple(Candidate("v4-128", zone) for zone in LOCAL_ZONES)
 
 
 def test_named_zones_exist_on_the_local_cloud_and_its_own_only_there() -> None:
@@ -72,7 +72,7 @@ def test_a_multi_region_that_holds_the_zone_is_still_elsewhere() -> None:
 def test_any_zone_narrows_to_the_region_of_the_data() -> None:
     spec = job("accelerator: [v4-8, v6e-16]\n" + MOUNT)
     found = region_conflicts(spec, candidates(spec, local=False), {"lab-data": "EUROPE-WEST4"})
-    assert found == ((Choice("v6e-16", "europe-west4-a"),), None)
+    assert found == ((Candidate("v6e-16", "europe-west4-a"),), None)
 
 
 def test_a_named_zone_elsewhere_is_refused_though_another_would_do() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (
-    Choice,
+    Candidate,
     Decision,
     Effect,
     EffectKind,
@@ -22,7 +22,7 @@ from drumline.jobs.core.state import (
 )
 from drumline.jobs.server.verbs import Mistake
 from drumline.jobs.store import pruning
-from drumline.jobs.store.records import Search, Store, Unreadable
+from drumline.jobs.store.records import JobFilter, Store, UnreadableJobError
 from tests.jobs.pretend import Office, play
 
 DAY = 86400.0
@@ -37,7 +37,7 @@ def add(
     store: Store, name: str = "a", user: str = "lab", ended: float | None = None, **facts: Any
 ) -> str:
     def make(job_id: str) -> Job:
-        return Job(job_id, "me", (Choice("v4-8", "local-a"),), created_at=1.0, **facts)
+        return Job(job_id, "me", (Candidate("v4-8", "local-a"),), created_at=1.0, **facts)
 
     job = store.add(user, name, {"run": "x"}, make).job
     if ended is not None:
@@ -99,32 +99,32 @@ def test_lists_are_filtered(store: Store) -> None:
     old = add(store, "sweep/1", ended=10.0)
     new = add(store, "sweep/2", ended=100.0)
     other = add(store, "llama[x]", user="ann")
-    assert store.find(Search()) == [old, new, other]
-    assert store.find(Search(since=50.0)) == [new, other]
-    assert store.find(Search(status=("SUCCEEDED",))) == [old, new]
-    assert store.find(Search(status=("QUEUED", "FAILED"))) == [other]
-    assert store.find(Search(name="sweep")) == [old, new]
-    assert store.find(Search(name="*/2")) == [new]
-    assert store.find(Search(name="ma[x")) == [other]
-    assert store.find(Search(name="%")) == []
-    assert store.find(Search(user="ann")) == [other]
+    assert store.find(JobFilter()) == [old, new, other]
+    assert store.find(JobFilter(since=50.0)) == [new, other]
+    assert store.find(JobFilter(status=("SUCCEEDED",))) == [old, new]
+    assert store.find(JobFilter(status=("QUEUED", "FAILED"))) == [other]
+    assert store.find(JobFilter(name="sweep")) == [old, new]
+    assert store.find(JobFilter(name="*/2")) == [new]
+    assert store.find(JobFilter(name="ma[x")) == [other]
+    assert store.find(JobFilter(name="%")) == []
+    assert store.find(JobFilter(user="ann")) == [other]
 
 
 def test_lists_come_in_pages(store: Store) -> None:
     jobs = [add(store, ended=1.0) for _ in range(5)]
-    first = store.find(Search(limit=2))
-    second = store.find(Search(limit=2, before=first[0]))
-    third = store.find(Search(limit=2, before=second[0]))
+    first = store.find(JobFilter(limit=2))
+    second = store.find(JobFilter(limit=2, before=first[0]))
+    third = store.find(JobFilter(limit=2, before=second[0]))
     assert [*third, *second, *first] == jobs
 
 
 def test_a_list_without_a_limit_leaves_out_no_job_that_lives(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.jobs.store.records.MOST_ENDED", 2)
+    monkeypatch.setattr("drumline.jobs.store.records.MAX_ENDED", 2)
     lives = add(store)
     ended = [add(store, ended=1.0) for _ in range(4)]
-    assert store.find(Search()) == [lives, *ended[-2:]]
+    assert store.find(JobFilter()) == [lives, *ended[-2:]]
 
 
 def damaged(home: Path, job: str, column: str = "state", text: str = '{"id": 3}') -> None:
@@ -148,15 +148,15 @@ def test_a_row_that_cannot_be_read_is_set_aside_and_the_others_go_on(
     damaged(tmp_path, bad, column, text)
     store = Store(tmp_path / "jobs.db")
     assert [record.name for record in store.living()] == ["good"]
-    (aside,) = store.set_aside()
+    (aside,) = store.unreadable_jobs()
     assert (aside.id, aside.name) == (bad, "bad")
     assert aside.reason
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableJobError):
         store.record(bad)
-    assert store.find(Search(since=1e12)) == [bad, good], "it is always listed"
+    assert store.find(JobFilter(since=1e12)) == [bad, good], "it is always listed"
     damaged(tmp_path, bad, column, before)
     assert [record.name for record in store.living()] == ["bad", "good"], "a newer version reads it"
-    assert store.set_aside() == []
+    assert store.unreadable_jobs() == []
 
 
 def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path: Path) -> None:
@@ -214,9 +214,9 @@ def test_a_dry_run_writes_no_archive(tmp_path: Path) -> None:
 def test_the_newest_events_of_a_job_stay_and_its_first(store: Store) -> None:
     job, old = add(store), add(store, ended=5.0)
     for number in range(1500):
-        store.note(job, Event("note", str(number)), 10.0)
+        store.add_event(job, Event("note", str(number)), 10.0)
         if number < 300:
-            store.note(old, Event("note", str(number)), 10.0)
+            store.add_event(old, Event("note", str(number)), 10.0)
     asyncio.run(pruning.prune_rows(store, 10.0))
     texts = [event["text"] for event in store.events(job)]
     assert texts == ["a", *map(str, range(500, 1500))]
@@ -274,7 +274,7 @@ def test_code_that_is_being_packed_stays_whatever_the_clock_says_until_the_next_
 def test_code_that_no_job_will_ask_for_takes_so_much_room_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "CODE_BYTES", 25)
+    monkeypatch.setattr(pruning, "MAX_ARCHIVE_BYTES", 25)
     now = 100 * DAY
     for hours in (0, 2, 3, 4):
         path = tmp_path / f"{hours}.tar.gz"
@@ -289,7 +289,7 @@ def test_the_server_prunes_of_itself(tmp_path: Path) -> None:
         office.cloud.given = ("WAITING_FOR_RESOURCES", None)
         job = await office.create()
         for number in range(1100):
-            office.desk.store.note(job, Event("note", str(number)), office.clock())
+            office.desk.store.add_event(job, Event("note", str(number)), office.clock())
         await asyncio.sleep(90)
         assert len(office.desk.store.events(job)) <= 1001 + 5
 

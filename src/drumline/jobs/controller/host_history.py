@@ -1,7 +1,4 @@
-"""The memory of hosts: takes in what is met and accused, and says who may be used.
-
-Kept in the database and, for the rounds of the supervisor, here. The rules are in `core.memory`.
-"""
+"""The history of hosts, in memory and in the job database. The rules are in `core.host_history`."""
 
 import logging
 import re
@@ -11,241 +8,257 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from drumline.cloud.protocol import CloudError
-from drumline.jobs.controller.actions import Actions
+from drumline.jobs.controller.tasks import BackgroundTasks
 from drumline.jobs.core import host_history as rules
 from drumline.jobs.core.host_history import (
     Evidence,
+    EvidenceKind,
     HostName,
+    HostRecord,
     HostState,
-    KnownHost,
-    Proof,
     Strength,
 )
-from drumline.jobs.core.state import Cause, Job, Placement
-from drumline.jobs.store.records import HostRows, Record
+from drumline.jobs.core.state import Cause, CauseKind, Job, Placement
+from drumline.jobs.store.records import HostTable, Record
 from drumline.observed import HostReport
 
 log = logging.getLogger(__name__)
 
-FORGOTTEN_AFTER = 30 * 24 * 3600.0
-"""Seconds after which a good host that no job met again is forgotten."""
+FORGET_SECONDS = 30 * 24 * 3600.0
+"""Seconds without a use after which a good host is forgotten."""
+HEALTH_SECONDS = 60.0
+"""Seconds between two queries of the health source, which has one value per minute."""
 _LOCATION = re.compile(r"Physical location: (\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Welcome:
-    """What is to be done with a host that a job was given."""
+class HostClearance:
+    """The decision on a host that a job was given: use it, test it first, or refuse it."""
 
-    refused: str = ""
-    """Why it is not to be used at all; empty where it may."""
-    examined: str = ""
-    """Why it has to pass a long burn-in first; empty where nothing is known against it."""
-
-
-NOTHING_KNOWN = Welcome()
+    refusal: str = ""
+    """The reason to refuse the host; empty if it may be used."""
+    burn_in_reason: str = ""
+    """The reason why the host must pass a long burn-in first; empty if it need not."""
 
 
-class HostMemory:
-    """All hosts that the jobs of this home have met."""
+class HostHistory:
+    """All hosts that the jobs of this home were given."""
 
-    def __init__(self, rows: HostRows, wall: Callable[[], float]) -> None:
-        """Read what is known; `wall` gives the times to save."""
-        self._rows = rows
+    def __init__(self, table: HostTable, wall: Callable[[], float]) -> None:
+        """Read the hosts of the database. `wall` is the clock for saved times."""
+        self._table = table
         self._wall = wall
         now = wall()
-        self._known = {identity: rules.by(host, now) for identity, host in rows.all().items()}
+        self._hosts = {
+            identity: rules.clamp_times(host, now) for identity, host in table.all().items()
+        }
         self._unsaved: set[str] = set()
-        """Hosts that could not be written: the disk was full."""
+        """Hosts that could not be saved because the disk was full."""
 
-    def all(self) -> list[KnownHost]:
-        """Every host, the least trusted first, then the one seen last."""
+    def all(self) -> list[HostRecord]:
+        """Return every host, the least trusted first, then the most recent one."""
         now, order = self._wall(), [HostState.EXCLUDED, HostState.SUSPECT, HostState.GOOD]
         return sorted(
-            self._known.values(), key=lambda host: (order.index(host.state(now)), -host.last_seen)
+            self._hosts.values(), key=lambda host: (order.index(host.state(now)), -host.last_seen)
         )
 
     def now(self) -> float:
-        """The time by which it judges."""
+        """Return the time of the clock that the history uses."""
         return self._wall()
 
-    def find(self, identity: str) -> KnownHost | None:
-        """The host of that identity."""
-        return self._known.get(identity)
+    def find(self, identity: str) -> HostRecord | None:
+        """Return the host of that identity; None if it is not known."""
+        return self._hosts.get(identity)
 
-    def mass_event(self) -> str:
-        """What to tell where too many hosts went bad at once; empty where they did not."""
-        return rules.mass_event(self._known.values(), self._wall())
+    def mass_failure_message(self) -> str:
+        """Return a message if too many hosts went bad at once; empty if not."""
+        return rules.mass_failure_message(self._hosts.values(), self._wall())
 
-    def met(self, index: int, told: Mapping[str, str], held: Placement, job: str) -> Welcome:
-        """A job was given a host, which told this about itself: may it be used?"""
-        now, name = self._wall(), name_of(index, told, held)
-        known = rules.met(self._known.get(name.identity), name, job, now)
-        self._save(known)
-        state, why = known.state(now), known.why(now)
-        if known.refused(now):
-            return Welcome(refused=f"{name.identity} is excluded: {why}")
+    def record_use(
+        self, index: int, identity: Mapping[str, str], placement: Placement, job_id: str
+    ) -> HostClearance:
+        """Record that a job was given a host with this identity, and decide on its use."""
+        now, name = self._wall(), name_of(index, identity, placement)
+        host = rules.record_use(self._hosts.get(name.identity), name, job_id, now)
+        self._save_if_possible(host)
+        state, reason = host.state(now), host.reason(now)
+        if host.refused(now):
+            return HostClearance(refusal=f"{name.identity} is excluded: {reason}")
         if state is HostState.GOOD:
-            return NOTHING_KNOWN
-        return Welcome(examined=f"{name.identity} is {state.value}: {why}")
+            return HostClearance()
+        return HostClearance(burn_in_reason=f"{name.identity} is {state.value}: {reason}")
 
-    def accuse(
-        self, cause: Cause, told: Mapping[str, str], held: Placement, job: str, attempt: int
-    ) -> KnownHost:
-        """Hold against a host that it made an attempt fail."""
-        now = self._wall()
-        found = _LOCATION.search("\n".join((cause.error, *cause.tail)))
-        proof = Proof(cause.proof) if cause.proof else Proof.START
-        evidence = Evidence(proof, cause.error, now, job, attempt, located=found is not None)
-        name = name_of(cause.host, told, held)
-        if found and name.strength is Strength.PLACE:
-            # Both: by the place it is known again within hours, by the location whenever the
-            # driver names it.
-            located = HostName(found[1], Strength.LOCATION, held.zone, held.accelerator)
-            self._accuse(located, evidence, job)
-        return self._accuse(name, evidence, job)
+    def record_failure(
+        self,
+        cause: Cause,
+        identity: Mapping[str, str],
+        placement: Placement,
+        job_id: str,
+        attempt: int,
+    ) -> HostRecord:
+        """Record evidence against a host that made an attempt fail."""
+        location = _LOCATION.search("\n".join((cause.error, *cause.tail)))
+        kind = EvidenceKind(cause.proof) if cause.proof else EvidenceKind.START
+        evidence = Evidence(
+            kind, cause.error, self._wall(), job_id, attempt, located=location is not None
+        )
+        name = name_of(cause.host, identity, placement)
+        if location and name.strength is Strength.POSITION:
+            # Both names: the position recognizes the host within hours, and the location whenever
+            # the driver reports it.
+            chip = HostName(location[1], Strength.LOCATION, placement.zone, placement.accelerator)
+            self._add_evidence(chip, evidence)
+        return self._add_evidence(name, evidence)
 
-    def _accuse(self, name: HostName, evidence: Evidence, job: str) -> KnownHost:
-        known = self._known.get(name.identity) or rules.met(None, name, job, evidence.at)
-        others = [host for host in self._known.values() if host.name != name]
-        judged = rules.accused(known, evidence, others)
-        self._save(judged)
-        if evidence.proof is Proof.START:
-            self._acquit_where_the_job_is_at_fault(job)
-        return self._known[name.identity]
+    def _add_evidence(self, name: HostName, evidence: Evidence) -> HostRecord:
+        host = self._hosts.get(name.identity)
+        host = host or rules.record_use(None, name, evidence.job, evidence.at)
+        others = [other for other in self._hosts.values() if other.name != name]
+        self._save_if_possible(rules.add_evidence(host, evidence, others))
+        if evidence.proof is EvidenceKind.START:
+            self._clear_if_job_is_at_fault(evidence.job)
+        return self._hosts[name.identity]
 
-    def _acquit_where_the_job_is_at_fault(self, job: str) -> None:
-        accused = [
+    def _clear_if_job_is_at_fault(self, job_id: str) -> None:
+        hosts = [
             host
-            for host in self._known.values()
-            if any(rules.failed_start_of(evidence, job) for evidence in host.evidence)
+            for host in self._hosts.values()
+            if any(rules.is_failed_start(evidence, job_id) for evidence in host.evidence)
         ]
-        if len(accused) >= rules.HOSTS_THAT_ACQUIT:
-            for host in accused:
-                self._save(rules.withdrawn(host, job))
+        if len(hosts) >= rules.HOSTS_TO_CLEAR:
+            for host in hosts:
+                self._save_if_possible(rules.withdraw_failed_starts(host, job_id))
 
-    def passed(
-        self, index: int, told: Mapping[str, str], held: Placement, job: str, text: str
+    def record_pass(
+        self, index: int, identity: Mapping[str, str], placement: Placement, job_id: str
     ) -> None:
-        """A host passed a long burn-in: what was measured earlier no longer excludes it."""
+        """Record that a suspect host passed a long burn-in, which ends its exclusion."""
         now = self._wall()
-        known = self._known.get(name_of(index, told, held).identity)
-        if known is not None and known.state(now) is not HostState.GOOD:
-            self._save(rules.passed(known, job, text, now))
+        host = self._hosts.get(name_of(index, identity, placement).identity)
+        if host is not None and host.state(now) is not HostState.GOOD:
+            text = f"passed the burn-in of job {job_id}"
+            self._save_if_possible(rules.add_pass(host, job_id, text, now))
 
-    def exclude(self, identity: str, why: str, seconds: float | None) -> KnownHost:
-        """A person excludes a host, for so long or until it is forgiven."""
+    def exclude(self, identity: str, reason: str, seconds: float | None) -> HostRecord:
+        """Exclude a host for a person, for a number of seconds or until it is forgiven."""
         now = self._wall()
-        unmet = HostName(identity, Strength.MACHINE, "", "")
-        known = self._known.get(identity) or rules.not_met(unmet, now)
-        judged = rules.excluded(known, why, None if seconds is None else now + seconds, now)
-        self._keep(judged)
-        return judged
+        name = HostName(identity, Strength.MACHINE, "", "")
+        host = self._hosts.get(identity) or rules.unused_host(name, now)
+        until = None if seconds is None else now + seconds
+        host = rules.exclude(host, reason, until, now)
+        self._save(host)
+        return host
 
-    def forgive(self, identity: str) -> KnownHost | None:
-        """A person forgives a host; None where none of that identity is known."""
-        known = self._known.get(identity)
-        if known is None:
+    def forgive(self, identity: str) -> HostRecord | None:
+        """Remove all evidence against a host for a person; None if it is not known."""
+        host = self._hosts.get(identity)
+        if host is None:
             return None
-        forgiven = rules.forgiven(known)
-        self._keep(forgiven)
-        return forgiven
+        host = rules.forgive(host)
+        self._save(host)
+        return host
 
     def prune(self) -> None:
-        """Forget good hosts that nobody met for long; write what could not be written before."""
-        self.write()
+        """Forget good hosts that were not used for long, and save unsaved ones."""
+        self.save_unsaved()
         now = self._wall()
-        for identity, host in list(self._known.items()):
-            old = host.last_seen < now - FORGOTTEN_AFTER
+        for identity, host in list(self._hosts.items()):
+            old = host.last_seen < now - FORGET_SECONDS
             if old and host.state(now) is HostState.GOOD:
-                del self._known[identity]
-                self._rows.remove(identity)
+                del self._hosts[identity]
+                self._table.remove(identity)
 
-    def write(self) -> None:
-        """Write what could not be written while the disk was full."""
+    def save_unsaved(self) -> None:
+        """Save the hosts that could not be saved while the disk was full."""
         for identity in list(self._unsaved):
-            self._rows.save(self._known[identity])
+            self._table.save(self._hosts[identity])
             self._unsaved.discard(identity)
 
-    def _keep(self, known: KnownHost) -> None:
-        """For a person, who is told where it cannot be written, and that nothing was done."""
-        self._rows.save(known)
-        self._known[known.name.identity] = known
+    def _save(self, host: HostRecord) -> None:
+        """Save a change by a person, who gets an error if it cannot be saved."""
+        self._table.save(host)
+        self._hosts[host.name.identity] = host
 
-    def _save(self, known: KnownHost) -> None:
-        """For a job, which a full disk of ours is no reason to end."""
-        self._known[known.name.identity] = known
-        self._unsaved.add(known.name.identity)
+    def _save_if_possible(self, host: HostRecord) -> None:
+        """Save a change by a job, which does not fail because the disk is full."""
+        self._hosts[host.name.identity] = host
+        self._unsaved.add(host.name.identity)
         try:
-            self.write()
-        except sqlite3.OperationalError as trouble:
-            log.warning("host %s is not written down yet: %s", known.name.identity, trouble)
+            self.save_unsaved()
+        except sqlite3.OperationalError as error:
+            log.warning("host %s is not saved yet: %s", host.name.identity, error)
 
 
-def name_of(index: int, told: Mapping[str, str], held: Placement) -> HostName:
-    """What a host is called, by the strongest name that it told, or by its place."""
-    machine = told.get("physical_host", "")
+def name_of(index: int, identity: Mapping[str, str], placement: Placement) -> HostName:
+    """Return the most specific name of a host: the machine that it reports, or its position."""
+    zone, accelerator = placement.zone, placement.accelerator
+    machine = identity.get("physical_host", "")
     if machine:
-        return HostName(machine, Strength.MACHINE, held.zone, held.accelerator)
-    place = f"{held.zone}/{held.accelerator}/{index}"
-    return HostName(place, Strength.PLACE, held.zone, held.accelerator)
+        return HostName(machine, Strength.MACHINE, zone, accelerator)
+    return HostName(f"{zone}/{accelerator}/{index}", Strength.POSITION, zone, accelerator)
 
 
-EVERY = 60.0
-"""Seconds between two questions: the metric has a point a minute."""
-
-
-class Witness(Protocol):
-    """Somebody who knows which hosts are unhealthy."""
+class HealthSource(Protocol):
+    """A source of the health of hosts, such as a metric of the cloud."""
 
     async def unhealthy(self) -> dict[str, str]:
-        """Why, by the id of the instance. May raise CloudError."""
+        """Return the reasons by instance id. May raise CloudError."""
 
 
-class Hearing:
-    """Asks the witness now and then, and remembers what it says of the hosts of jobs."""
+class HealthMonitor:
+    """Queries the health source regularly and records its reports in the host history.
+
+    A program on an unhealthy host continues. The next job there is warned.
+    """
 
     def __init__(
         self,
-        witness: Witness,
+        source: HealthSource,
         records: Mapping[str, Record],
         reports: Callable[[Job], Sequence[HostReport]],
-        memory: HostMemory,
+        host_history: HostHistory,
         clock: Callable[[], float],
     ) -> None:
-        """Nothing is asked yet."""
-        self._witness = witness
+        """`reports` returns the reports of a job's hosts."""
+        self._source = source
         self._records = records
         self._reports = reports
-        self._memory = memory
+        self._host_history = host_history
         self._clock = clock
-        self._next = clock()
-        self._told: set[tuple[str, str]] = set()
-        """Instances and jobs of which it has been said before."""
+        self._next_at = clock()
+        self._recorded: set[tuple[str, str]] = set()
+        """The pairs of an instance and a job that were recorded before."""
 
-    def ask_if_due(self, actions: Actions) -> None:
-        """Ask, if the last time was long enough ago and there is anybody to ask about."""
-        if self._records and self._clock() >= self._next:
-            self._next = self._clock() + EVERY
-            actions.start("witness", self.ask)
+    def start_if_due(self, tasks: BackgroundTasks) -> None:
+        """Start a query if one is due and there are jobs."""
+        if self._records and self._clock() >= self._next_at:
+            self._next_at = self._clock() + HEALTH_SECONDS
+            tasks.start("witness", self.query)
 
-    async def ask(self) -> None:
-        """Hold against hosts what the witness says of them."""
+    async def query(self) -> None:
+        """Query the source and record evidence against unhealthy hosts of jobs."""
         try:
-            unhealthy = await self._witness.unhealthy()
-        except CloudError as trouble:
-            log.info("the health of hosts cannot be read: %s", trouble)
+            unhealthy = await self._source.unhealthy()
+        except CloudError as error:
+            log.info("the health of hosts cannot be read: %s", error)
             return
         if not unhealthy:
             return
         for record in list(self._records.values()):
-            held = record.job.placement
-            for report in self._reports(record.job) if held else ():
+            job = record.job
+            placement = job.placement
+            for report in self._reports(job) if placement else ():
                 instance = report.identity.get("instance_id", "")
-                said = unhealthy.get(instance)
-                if held is None or said is None or (instance, record.job.id) in self._told:
+                reason = unhealthy.get(instance)
+                if placement is None or reason is None or (instance, job.id) in self._recorded:
                     continue
-                self._told.add((instance, record.job.id))
-                text = f"the cloud calls it unhealthy: {said}"
-                cause = Cause("bad host", report.index, held.hosts, text, proof=Proof.WITNESS)
-                number = record.job.attempt.number if record.job.attempt else 0
-                self._memory.accuse(cause, report.identity, held, record.job.id, number)
+                self._recorded.add((instance, job.id))
+                cause = Cause(
+                    CauseKind.BAD_HOST,
+                    report.index,
+                    placement.hosts,
+                    f"the cloud calls it unhealthy: {reason}",
+                    proof=EvidenceKind.HEALTH_SOURCE,
+                )
+                number = job.attempt.number if job.attempt else 0
+                self._host_history.record_failure(cause, report.identity, placement, job.id, number)

@@ -1,123 +1,122 @@
-"""Which zones are worth asking now. Pure: times come in as arguments.
+"""The zones that are open for requests now. Times come in as arguments or from a given clock.
 
-A zone without capacity is left alone for a while, longer each time (multiplicative increase), and
-comes back in steps (additive decrease) as requests are filled there. A preemption closes nothing:
-a zone that preempts slices also grants them, and closing it would make capacity oscillate.
+A zone without capacity gets a backoff, which doubles with each shortage (multiplicative increase)
+and shrinks in steps as requests are filled there (additive decrease). A preemption closes no zone,
+because a zone that preempts slices also grants them, and closing it would make capacity oscillate.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from drumline.jobs.core.state import Choice, Job, PlacementPhase, Zone
+from drumline.jobs.core.state import Candidate, Job, PlacementPhase, ZoneStatus
 
 FIRST_BACKOFF = 30.0
-"""Seconds that a zone is left alone after its first shortage."""
+"""Seconds without requests after the first shortage of a zone."""
 LONGEST_BACKOFF = 900.0
-"""The most seconds: a zone that was empty all day is still asked four times an hour."""
+"""The longest backoff in seconds. A zone that is empty all day still gets four requests an hour."""
 RECOVERY = 60.0
-"""Seconds taken off the backoff for each request that was filled."""
+"""Seconds subtracted from the backoff for each request that was filled."""
 PENDING_LIMIT = 8
-"""The most requests that wait in one zone for one kind of slice. The cloud fills them one by one; a
-longer queue there gains nothing and costs quota and calls, so the other jobs wait here."""
+"""The most requests that wait in one zone for one accelerator. The cloud fills them one by one. A
+longer queue gains nothing and costs quota and calls, so the other jobs wait here."""
+
+Zones = Mapping[Candidate, ZoneStatus]
 
 
 @dataclass
 class _Backoff:
     seconds: float = 0.0
     until: float = 0.0
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass
 class ZoneBackoff:
-    """The backoff of each zone and kind of slice."""
+    """The backoff of each zone and accelerator."""
 
     scale: float = 1.0
-    """Factor on each backoff: the emulator's time runs faster."""
-    _backoffs: dict[Choice, _Backoff] = field(default_factory=dict)
+    """Factor on each backoff. The emulator uses a small one."""
+    _backoffs: dict[Candidate, _Backoff] = field(default_factory=dict)
 
-    def short(self, choice: Choice, why: str, now: float) -> None:
-        """A request there was not filled."""
-        backoff = self._backoffs.setdefault(choice, _Backoff())
+    def record_shortage(self, candidate: Candidate, reason: str, now: float) -> None:
+        """Increase the backoff after a request that was not filled."""
+        backoff = self._backoffs.setdefault(candidate, _Backoff())
         if now >= backoff.until:
-            longer = backoff.seconds * 2 or FIRST_BACKOFF
-            backoff.seconds = min(longer, LONGEST_BACKOFF)
+            backoff.seconds = min(backoff.seconds * 2 or FIRST_BACKOFF, LONGEST_BACKOFF)
         backoff.until = now + backoff.seconds * self.scale
-        backoff.why = why
+        backoff.reason = reason
 
-    def filled(self, choice: Choice) -> None:
-        """A request there was filled."""
-        backoff = self._backoffs.get(choice)
+    def record_grant(self, candidate: Candidate) -> None:
+        """Decrease the backoff after a request that was filled."""
+        backoff = self._backoffs.get(candidate)
         if backoff is None:
             return
         backoff.seconds -= RECOVERY
         backoff.until = 0.0
         if backoff.seconds <= 0:
-            del self._backoffs[choice]
+            del self._backoffs[candidate]
 
-    def zone(self, choice: Choice, pending: int, now: float) -> Zone:
-        """Whether to ask there now, while `pending` requests of ours wait there already."""
-        backoff = self._backoffs.get(choice)
+    def status(self, candidate: Candidate, pending: int, now: float) -> ZoneStatus:
+        """Return the status of a zone in which `pending` requests of this database wait."""
+        backoff = self._backoffs.get(candidate)
         if backoff is not None and now < backoff.until:
-            return Zone(open=False, why=backoff.why)
+            return ZoneStatus(open=False, reason=backoff.reason)
         if pending >= PENDING_LIMIT:
-            return Zone(
+            return ZoneStatus(
                 open=False,
-                why=f"behind {pending} requests for {choice.accelerator} in {choice.zone}",
+                reason=f"behind {pending} requests for {candidate.accelerator} in {candidate.zone}",
             )
-        return Zone()
-
-
-Zones = Mapping[Choice, Zone]
+        return ZoneStatus()
 
 
 class Availability:
-    """The zones as they are in one round of the loop."""
+    """The zones in one round of the supervisor."""
 
     def __init__(self, scale: float, clock: Callable[[], float]) -> None:
         """`scale` is a factor on each backoff."""
-        self._book = ZoneBackoff(scale=scale)
+        self._backoff = ZoneBackoff(scale=scale)
         self._clock = clock
-        self._pending: Counter[Choice] = Counter()
-        """The number of our requests that wait in the cloud."""
-        self._known: dict[tuple[Choice, ...], Zones] = {}
-        self._before: dict[tuple[Choice, ...], Zones] = {}
+        self._pending: Counter[Candidate] = Counter()
+        """The number of requests that wait in the cloud."""
+        self._zones: dict[tuple[Candidate, ...], Zones] = {}
+        self._last_zones: dict[tuple[Candidate, ...], Zones] = {}
 
     def begin_round(self, jobs: Iterable[Job]) -> None:
         """Count the waiting requests again."""
         self._pending = Counter(
-            Choice(job.placement.accelerator, job.placement.zone)
+            Candidate(job.placement.accelerator, job.placement.zone)
             for job in jobs
             if job.placement
-            and job.placement.phase in {PlacementPhase.ASKING, PlacementPhase.QUEUED}
+            and job.placement.phase in {PlacementPhase.REQUESTING, PlacementPhase.QUEUED}
         )
-        self._known.clear()
+        self._zones.clear()
 
-    def zones(self, choices: tuple[Choice, ...]) -> Zones:
-        """Where a job may ask now; jobs with the same choices share the answer until one asks."""
-        found = self._known.get(choices)
-        if found is None:
+    def zones(self, candidates: tuple[Candidate, ...]) -> Zones:
+        """Return the status of a job's zones. Jobs with the same candidates share the result."""
+        zones = self._zones.get(candidates)
+        if zones is None:
             now = self._clock()
-            found = {
-                choice: self._book.zone(choice, self._pending[choice], now) for choice in choices
+            zones = {
+                candidate: self._backoff.status(candidate, self._pending[candidate], now)
+                for candidate in candidates
             }
-            before = self._before.get(choices)
-            # The same object for the same answer, so that comparing two answers is quick.
-            found = before if before is not None and before == found else found
-            self._known[choices] = self._before[choices] = found
-        return found
+            # An equal result is the same object, so that comparing two of them is quick.
+            if (last := self._last_zones.get(candidates)) == zones and last is not None:
+                zones = last
+            self._zones[candidates] = self._last_zones[candidates] = zones
+        return zones
 
-    def requested(self, choice: Choice) -> None:
-        """One more request waits there."""
-        self._pending[choice] += 1
-        self._known.clear()
+    def record_request(self, candidate: Candidate) -> None:
+        """Count one more waiting request."""
+        self._pending[candidate] += 1
+        self._zones.clear()
 
-    def short(self, choice: Choice, why: str) -> None:
-        """A request there was not filled."""
-        self._book.short(choice, why, self._clock())
-        self._known.clear()
+    def record_shortage(self, candidate: Candidate, reason: str) -> None:
+        """Increase the backoff after a request that was not filled."""
+        self._backoff.record_shortage(candidate, reason, self._clock())
+        self._zones.clear()
 
-    def filled(self, choice: Choice) -> None:
-        """A request there was filled."""
-        self._book.filled(choice)
+    def record_grant(self, candidate: Candidate) -> None:
+        """Decrease the backoff after a request that was filled."""
+        self._backoff.record_grant(candidate)

@@ -1,21 +1,22 @@
-"""What is remembered of hosts: who is accused of what, for how long, and what follows. Pure.
+"""The history of hosts: the evidence against each, and the hosts to test or to refuse. Pure.
 
-Nobody can tell the cloud to take a bad host away, and it will be granted again. So every host that
-a job met is remembered, by the strongest name there is for it, with the evidence against it:
+The cloud offers no way to return a bad host for repair, and will grant it again. So every host that
+a job was given is remembered, under its most specific name, with the evidence against it:
 
-- A *measured* fault, found by a burn-in or a replay, excludes the host for a week. Granted again,
-  it has to pass a long burn-in before it is used.
-- A failure at the *start* of a program makes it suspect, for it may have been the program. If that
-  happens to two jobs within a day it is excluded, and refused without another try: a burn-in may
-  well pass on a host that no program can start on.
-- Steps that differ again after such a burn-in was passed are what it does not show: then the host
-  is refused as well.
-- What a person excludes is refused until that person forgives.
+- A *measured* fault, found by a burn-in or a replay, excludes the host for a week. If it is granted
+  again, it must pass a long burn-in before it is used.
+- A failure at the *start* of a program makes the host suspect, because the program may be the
+  cause. If that happens to two jobs within a day, the host is excluded and refused without a test:
+  a burn-in may pass on a host where no program can start.
+- A host is also refused if training steps differ again after it passed such a burn-in, because the
+  burn-in does not detect its fault.
+- A host that a person excluded is refused until a person clears it.
 
-Many hosts that go bad at once are a bad version of something, or a bad day of the zone. Then nobody
-is excluded: jobs would run out of hosts, and the trouble would have the wrong name.
+If many hosts go bad at once, the cause is a bad software version or an outage of the zone. Then
+none is excluded, because jobs would run out of hosts.
 
-Times are those of the wall clock: they outlive servers.
+Times are those of the wall clock, because they outlive servers. `HostRecord` is saved as JSON, so
+field names and enum values do not change.
 """
 
 from collections.abc import Iterable
@@ -23,26 +24,26 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 HOUR = 3600.0
-EXCLUDED_FOR = 7 * 24 * HOUR
-"""Seconds that an exclusion lasts: repairs take 3 to 14 days, and a chip does not heal."""
-SUSPECT_FOR = 24 * HOUR
-WEAK_FOR = 6 * HOUR
-"""Seconds that anything is held against a place instead of a machine: after that, another machine
-may well stand there."""
-JOBS_THAT_EXCLUDE = 2
-"""Jobs that fail to start on a host within a day, after which no third one tries."""
-HOSTS_THAT_ACQUIT = 3
-"""Hosts on which one job fails to start, after which it is the job's own doing: a program that dies
-as it is imported does so everywhere."""
-MOST_SHARE, MOST_HOSTS = 0.2, 2
-"""The share of the hosts seen within a day that may be excluded by themselves, and the number that
-may whatever the share is. Beyond both it is no longer about hosts."""
-MOST_EVIDENCE = 20
+EXCLUSION_SECONDS = 7 * 24 * HOUR
+"""Duration of an exclusion. Repairs take 3 to 14 days, and a chip does not heal."""
+SUSPICION_SECONDS = 24 * HOUR
+POSITION_SECONDS = 6 * HOUR
+"""The longest time that evidence counts against a position instead of a machine. After that,
+another machine may have the position."""
+JOBS_TO_EXCLUDE = 2
+"""Jobs that fail to start on a host within a day, after which the host is excluded."""
+HOSTS_TO_CLEAR = 3
+"""Hosts on which one job fails to start, after which the job is the cause: a program that fails at
+an import does so everywhere."""
+MAX_EXCLUDED_SHARE, MAX_EXCLUDED_HOSTS = 0.2, 2
+"""The share of the hosts seen within a day that may be excluded automatically, and the number that
+may be at any share. Beyond both, the cause is not the hosts."""
+MAX_EVIDENCE = 20
 """The newest pieces of evidence that are kept for a host."""
 
 
 class HostState(StrEnum):
-    """How much a host is trusted."""
+    """The trust in a host."""
 
     GOOD = "good"
     SUSPECT = "suspect"
@@ -50,54 +51,54 @@ class HostState(StrEnum):
 
 
 class Strength(StrEnum):
-    """What a host's name stands for, from the strongest on."""
+    """The kind of a host's name, from the most specific on."""
 
     LOCATION = "physical location"
-    """The chip's own place in the data centre, which only an error of the driver names."""
+    """The position of the chip in the data centre, which only an error of the driver reports."""
     MACHINE = "physical host"
-    PLACE = "place"
-    """A zone, a kind of slice and a host's number in it: all that is known of most spot hosts."""
+    POSITION = "place"
+    """A zone, an accelerator and a host index. Most spot hosts have no other name."""
 
 
-class Proof(StrEnum):
-    """How something was found out."""
+class EvidenceKind(StrEnum):
+    """The source of a piece of evidence."""
 
     START = "start"
-    """A program could not start there, or the host fell silent under it."""
+    """A program failed to start on the host, or the host fell silent under it."""
     BURN_IN = "burn-in"
     REPLAY = "replay"
-    """A step of a training gave other bits the second time, on this host alone."""
-    WITNESS = "witness"
-    """The cloud itself calls the host unhealthy."""
-    HAND = "hand"
-    """A person said so."""
+    """A repeated training step gave different bits, on this host alone."""
+    HEALTH_SOURCE = "witness"
+    """The cloud reports the host as unhealthy."""
+    MANUAL = "hand"
+    """A person excluded the host."""
     PASSED = "passed"
-    """In its favour: it passed a long burn-in."""
+    """In favour of the host: it passed a long burn-in."""
 
 
-_MEASURED = frozenset({Proof.BURN_IN, Proof.REPLAY, Proof.WITNESS})
+_MEASURED = frozenset({EvidenceKind.BURN_IN, EvidenceKind.REPLAY, EvidenceKind.HEALTH_SOURCE})
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One thing that speaks against a host, or for it."""
+    """One piece of evidence against a host, or in its favour."""
 
-    proof: Proof
+    proof: EvidenceKind
     text: str
     at: float
     job: str = ""
     attempt: int = 0
     located: bool = False
-    """Whether the error named the physical chip: such an accusation needs no second."""
+    """True if the error named the physical chip. Then one failed start suffices to exclude it."""
     mass: bool = False
-    """Whether so many hosts went bad with it that it was held against none of them."""
+    """True if so many hosts went bad at once that the evidence counts against none of them."""
     until: float | None = None
-    """When what a person said ends; None is never."""
+    """When an exclusion by a person ends; None is never."""
 
 
 @dataclass(frozen=True)
 class HostName:
-    """What a host is called, by the strongest name there is for it."""
+    """The most specific name of a host."""
 
     identity: str
     strength: Strength
@@ -106,8 +107,8 @@ class HostName:
 
 
 @dataclass(frozen=True)
-class KnownHost:
-    """A host that was met, and what is known of it."""
+class HostRecord:
+    """A host that a job was given, and the evidence about it."""
 
     name: HostName
     first_seen: float
@@ -117,202 +118,205 @@ class KnownHost:
     evidence: tuple[Evidence, ...] = field(default=())
 
     def state(self, now: float) -> HostState:
-        """How much it is trusted now."""
-        return self._judged(now)[0]
+        """Return the trust in the host now."""
+        return self._state_and_expiry(now)[0]
 
     def expires(self, now: float) -> float | None:
-        """When it is good again if nothing more comes; None for never, or if it is good."""
-        return self._judged(now)[1]
+        """Return when the host is good again without new evidence; None for never or if good."""
+        return self._state_and_expiry(now)[1]
 
     def refused(self, now: float) -> bool:
-        """Whether it is not even examined again: a burn-in would not show what is held against it.
+        """Return True if jobs refuse the host without a test, which would not detect its fault.
 
-        Never for a place, which another machine may have taken.
+        Positions are refused only if a person excluded them: another machine may have taken them.
         """
-        by_hand = self._by_hand(now)
-        if by_hand is not None:
+        if self._manual_exclusion(now) is not None:
             return True
-        strong = self.name.strength is not Strength.PLACE
-        hidden = self._excluded_by_starts(now) is not None or self._fooled_a_burn_in(now)
-        return strong and hidden
+        undetectable = self._excluded_by_starts(now) is not None or self._misled_a_burn_in(now)
+        return undetectable and self.name.strength is not Strength.POSITION
 
-    def why(self, now: float) -> str:
-        """The newest that speaks against it; empty where nothing does."""
+    def reason(self, now: float) -> str:
+        """Return the newest evidence against the host; empty if there is none."""
         return next((e.text for e in reversed(self.evidence) if self._counts(e, now)), "")
 
-    def _judged(self, now: float) -> tuple[HostState, float | None]:
+    def _state_and_expiry(self, now: float) -> tuple[HostState, float | None]:
         if not self.evidence:
-            return HostState.GOOD, None  # nearly always, and thousands are judged at once
-        by_hand = self._by_hand(now)
-        if by_hand is not None:
-            return HostState.EXCLUDED, by_hand.until
-        since = self.evidence[self._passed_at() + 1 :]
-        measured = [e for e in since if e.proof in _MEASURED and not e.mass]
-        ends = [e.at + self._life(EXCLUDED_FOR) for e in measured]
-        starts = self._excluded_by_starts(now)
-        if starts is not None:
-            ends.append(starts)
+            return HostState.GOOD, None  # nearly always, and thousands are checked at once
+        manual = self._manual_exclusion(now)
+        if manual is not None:
+            return HostState.EXCLUDED, manual.until
+        since_pass = self.evidence[self._last_pass() + 1 :]
+        measured = [e for e in since_pass if e.proof in _MEASURED and not e.mass]
+        ends = [e.at + self._duration(EXCLUSION_SECONDS) for e in measured]
+        by_starts = self._excluded_by_starts(now)
+        if by_starts is not None:
+            ends.append(by_starts)
         if ends and max(ends) > now:
             return HostState.EXCLUDED, max(ends)
-        # What a passed burn-in answered, and what was held against nobody, still makes one careful.
-        lasting = [self._end(e) for e in self.evidence if self._counts(e, now)]
-        return (HostState.SUSPECT, max(lasting)) if lasting else (HostState.GOOD, None)
+        # Evidence from before a passed burn-in or a mass failure still makes the host suspect.
+        suspicions = [self._end(e) for e in self.evidence if self._counts(e, now)]
+        return (HostState.SUSPECT, max(suspicions)) if suspicions else (HostState.GOOD, None)
 
-    def _passed_at(self) -> int:
-        """Where among the evidence it last passed; -1 for never. By order: clocks are set back."""
-        proofs = [e.proof for e in self.evidence]
-        return max((i for i, proof in enumerate(proofs) if proof is Proof.PASSED), default=-1)
+    def _last_pass(self) -> int:
+        """Return the index of the last passed burn-in; -1 for none. Clocks may go back."""
+        passes = [i for i, e in enumerate(self.evidence) if e.proof is EvidenceKind.PASSED]
+        return max(passes, default=-1)
 
-    def _fooled_a_burn_in(self, now: float) -> bool:
-        """Whether steps differed there, a burn-in found nothing, and steps differed again."""
-        passed = self._passed_at()
-        before, since = self.evidence[: max(passed, 0)], self.evidence[passed + 1 :]
+    def _misled_a_burn_in(self, now: float) -> bool:
+        """Return True if steps differed both before and after the host passed a burn-in."""
+        last_pass = self._last_pass()
+        before, after = self.evidence[: max(last_pass, 0)], self.evidence[last_pass + 1 :]
         return all(
-            any(e.proof is Proof.REPLAY and not e.mass and self._end(e) > now for e in part)
-            for part in (before, since)
+            any(e.proof is EvidenceKind.REPLAY and not e.mass and self._end(e) > now for e in part)
+            for part in (before, after)
         )
 
-    def _by_hand(self, now: float) -> Evidence | None:
-        said = [e for e in self.evidence if e.proof is Proof.HAND]
-        return next((e for e in said if e.until is None or e.until > now), None)
+    def _manual_exclusion(self, now: float) -> Evidence | None:
+        manual = [e for e in self.evidence if e.proof is EvidenceKind.MANUAL]
+        return next((e for e in manual if e.until is None or e.until > now), None)
 
     def _excluded_by_starts(self, now: float) -> float | None:
-        """Until when failed starts exclude it: those of two jobs in a day, or one that named it."""
-        starts = [e for e in self.evidence if e.proof is Proof.START and not e.mass]
+        """Return until when failed starts exclude the host: two jobs in a day, or a named chip."""
+        starts = [e for e in self.evidence if e.proof is EvidenceKind.START and not e.mass]
         for newest in reversed(starts):
-            end = newest.at + self._life(EXCLUDED_FOR)
-            near = [e for e in starts if abs(newest.at - e.at) <= SUSPECT_FOR]
+            end = newest.at + self._duration(EXCLUSION_SECONDS)
             if end <= now:
                 return None
-            if newest.located or len({e.job for e in near}) >= JOBS_THAT_EXCLUDE:
+            same_day = [e for e in starts if abs(newest.at - e.at) <= SUSPICION_SECONDS]
+            if newest.located or len({e.job for e in same_day}) >= JOBS_TO_EXCLUDE:
                 return end
         return None
 
     def _counts(self, evidence: Evidence, now: float) -> bool:
-        against = evidence.proof not in {Proof.PASSED, Proof.HAND}
-        return (against and self._end(evidence) > now) or (
-            evidence.proof is Proof.HAND and (evidence.until is None or evidence.until > now)
-        )
+        if evidence.proof is EvidenceKind.PASSED:
+            return False
+        if evidence.proof is EvidenceKind.MANUAL:
+            return evidence.until is None or evidence.until > now
+        return self._end(evidence) > now
 
     def _end(self, evidence: Evidence) -> float:
         measured = evidence.proof in _MEASURED
-        return evidence.at + self._life(EXCLUDED_FOR if measured else SUSPECT_FOR)
+        seconds = EXCLUSION_SECONDS if measured else SUSPICION_SECONDS
+        return evidence.at + self._duration(seconds)
 
-    def _life(self, seconds: float) -> float:
-        return min(seconds, WEAK_FOR) if self.name.strength is Strength.PLACE else seconds
+    def _duration(self, seconds: float) -> float:
+        is_position = self.name.strength is Strength.POSITION
+        return min(seconds, POSITION_SECONDS) if is_position else seconds
 
 
-def met(known: KnownHost | None, name: HostName, job: str, now: float) -> KnownHost:
-    """The host after a job was given it once more."""
-    if known is None:
-        return KnownHost(name, first_seen=now, last_seen=now, last_job=job)
+def record_use(host: HostRecord | None, name: HostName, job: str, now: float) -> HostRecord:
+    """Return the host after a job was given it once more."""
+    if host is None:
+        return HostRecord(name, first_seen=now, last_seen=now, last_job=job)
     return replace(
-        known,
+        host,
         name=name,
-        last_seen=max(now, known.last_seen),
-        times_seen=known.times_seen + 1,
+        last_seen=max(now, host.last_seen),
+        times_seen=host.times_seen + 1,
         last_job=job,
     )
 
 
-def not_met(name: HostName, now: float) -> KnownHost:
-    """A host that a person names before any job was given it."""
-    return KnownHost(name, first_seen=now, last_seen=now, times_seen=0)
+def unused_host(name: HostName, now: float) -> HostRecord:
+    """Return a host that a person names before any job was given it."""
+    return HostRecord(name, first_seen=now, last_seen=now, times_seen=0)
 
 
-def by(known: KnownHost, now: float) -> KnownHost:
-    """The host as an earlier server knew it, whose clock may have been ahead: nothing after `now`.
+def clamp_times(host: HostRecord, now: float) -> HostRecord:
+    """Move times in the future to `now`, because the clock of an earlier server may differ.
 
-    Otherwise it would be excluded until then, and a week more.
+    Otherwise an exclusion would last until then, and a week more.
     """
-    ahead = known.last_seen > now or any(e.at > now for e in known.evidence)
-    if not ahead:
-        return known
+    if host.last_seen <= now and all(e.at <= now for e in host.evidence):
+        return host
     return replace(
-        known,
-        first_seen=min(known.first_seen, now),
-        last_seen=min(known.last_seen, now),
-        evidence=tuple(replace(e, at=min(e.at, now)) for e in known.evidence),
+        host,
+        first_seen=min(host.first_seen, now),
+        last_seen=min(host.last_seen, now),
+        evidence=tuple(replace(e, at=min(e.at, now)) for e in host.evidence),
     )
 
 
-def accused(known: KnownHost, evidence: Evidence, others: Iterable[KnownHost]) -> KnownHost:
-    """The host with this against it, unless too many went bad at once: then it is only noted."""
-    noted = _with(known, evidence)
-    if noted.state(evidence.at) is HostState.EXCLUDED and too_many([*others, noted], evidence.at):
-        return _with(known, replace(evidence, mass=True))
-    return noted
+def add_evidence(host: HostRecord, evidence: Evidence, others: Iterable[HostRecord]) -> HostRecord:
+    """Return the host with evidence against it, which does not count if too many went bad."""
+    updated = _append(host, evidence)
+    excluded = updated.state(evidence.at) is HostState.EXCLUDED
+    if excluded and too_many_excluded([*others, updated], evidence.at):
+        return _append(host, replace(evidence, mass=True))
+    return updated
 
 
-def passed(known: KnownHost, job: str, text: str, now: float) -> KnownHost:
-    """The host after it passed a long burn-in; what it passed right before makes room."""
-    last = known.evidence[-1:]
-    kept = known.evidence[:-1] if last and last[0].proof is Proof.PASSED else known.evidence
-    return _with(replace(known, evidence=kept), Evidence(Proof.PASSED, text, now, job))
+def add_pass(host: HostRecord, job: str, text: str, now: float) -> HostRecord:
+    """Return the host after it passed a long burn-in, in place of a pass right before."""
+    last = host.evidence[-1:]
+    kept = host.evidence[:-1] if last and last[0].proof is EvidenceKind.PASSED else host.evidence
+    passed = Evidence(EvidenceKind.PASSED, text, now, job)
+    return _append(replace(host, evidence=kept), passed)
 
 
-def excluded(known: KnownHost, why: str, until: float | None, now: float) -> KnownHost:
-    """The host after a person excluded it."""
-    kept = tuple(e for e in known.evidence if e.proof is not Proof.HAND)
-    return _with(replace(known, evidence=kept), Evidence(Proof.HAND, why, now, until=until))
+def exclude(host: HostRecord, reason: str, until: float | None, now: float) -> HostRecord:
+    """Return the host after a person excluded it."""
+    kept = tuple(e for e in host.evidence if e.proof is not EvidenceKind.MANUAL)
+    exclusion = Evidence(EvidenceKind.MANUAL, reason, now, until=until)
+    return _append(replace(host, evidence=kept), exclusion)
 
 
-def withdrawn(known: KnownHost, job: str) -> KnownHost:
-    """The host without the failed starts of a job, save those that named the chip itself."""
-    kept = tuple(e for e in known.evidence if not failed_start_of(e, job))
-    return replace(known, evidence=kept)
+def withdraw_failed_starts(host: HostRecord, job: str) -> HostRecord:
+    """Return the host without the failed starts of a job, unless they named the chip."""
+    return replace(host, evidence=tuple(e for e in host.evidence if not is_failed_start(e, job)))
 
 
-def failed_start_of(evidence: Evidence, job: str) -> bool:
-    """Whether it is a start of this job that failed, and may have been the job's own fault."""
-    return evidence.proof is Proof.START and evidence.job == job and not evidence.located
+def is_failed_start(evidence: Evidence, job: str) -> bool:
+    """Return True for a failed start of this job that the job itself may have caused."""
+    return evidence.proof is EvidenceKind.START and evidence.job == job and not evidence.located
 
 
-def forgiven(known: KnownHost) -> KnownHost:
-    """The host after a person forgave it: nothing is held against it."""
-    return replace(known, evidence=())
+def forgive(host: HostRecord) -> HostRecord:
+    """Return the host without any evidence, after a person cleared it."""
+    return replace(host, evidence=())
 
 
-def too_many(hosts: Iterable[KnownHost], now: float) -> bool:
-    """Whether more hosts are excluded than can be bad by themselves; people's word is not counted.
+def too_many_excluded(hosts: Iterable[HostRecord], now: float) -> bool:
+    """Return True if more hosts are excluded automatically than can be bad by themselves.
 
-    Counted are hosts of which something was heard within a day.
+    Only hosts that were used or reported within a day count.
     """
-    recent = [host for host in hosts if host.last_seen > now - SUSPECT_FOR]
-    bad = sum(
-        1 for host in recent if host.state(now) is HostState.EXCLUDED and host._by_hand(now) is None
+    recent = [host for host in hosts if host.last_seen > now - SUSPICION_SECONDS]
+    excluded = sum(
+        1
+        for host in recent
+        if host.state(now) is HostState.EXCLUDED and host._manual_exclusion(now) is None
     )
-    return bad > max(MOST_HOSTS, MOST_SHARE * len(recent))
+    return excluded > max(MAX_EXCLUDED_HOSTS, MAX_EXCLUDED_SHARE * len(recent))
 
 
-def mass_event(hosts: Iterable[KnownHost], now: float) -> str:
-    """What to tell where many went bad within a day and it was held against none; else empty."""
-    recent = [host for host in hosts if host.last_seen > now - SUSPECT_FOR]
-    noted = [h for h in recent if any(e.mass and e.at > now - SUSPECT_FOR for e in h.evidence)]
-    if not noted:
+def mass_failure_message(hosts: Iterable[HostRecord], now: float) -> str:
+    """Return a message if many hosts went bad within a day and none was excluded; else empty."""
+    day_ago = now - SUSPICION_SECONDS
+    recent = [host for host in hosts if host.last_seen > day_ago]
+    affected = [h for h in recent if any(e.mass and e.at > day_ago for e in h.evidence)]
+    if not affected:
         return ""
-    bad = [h for h in recent if any(_went_bad(e, now) for e in h.evidence)]
-    zones = sorted({host.name.zone for host in noted})
+    bad = [h for h in recent if any(_went_bad(e) and e.at > day_ago for e in h.evidence)]
+    zones = sorted({host.name.zone for host in affected})
     return (
-        f"{len(bad)} of {len(recent)} hosts went bad within a day, in {', '.join(zones)}: that is "
-        "a bad version of something or a bad day of the zone, not so many bad hosts; no more are "
-        "excluded"
+        f"{len(bad)} of {len(recent)} hosts went bad within a day, in {', '.join(zones)}; the "
+        "cause is probably a software version or an outage of the zone, so no "
+        "more hosts are excluded"
     )
 
 
-def _went_bad(evidence: Evidence, now: float) -> bool:
-    """Whether this was found within a day, by no person."""
-    return evidence.proof not in {Proof.PASSED, Proof.HAND} and evidence.at > now - SUSPECT_FOR
+def _went_bad(evidence: Evidence) -> bool:
+    return evidence.proof not in {EvidenceKind.PASSED, EvidenceKind.MANUAL}
 
 
-def _with(known: KnownHost, evidence: Evidence) -> KnownHost:
-    """With one more piece of evidence; the oldest goes, but never what a person said."""
-    every = (*known.evidence, evidence)
-    newest = set(range(len(every)))
-    old = [i for i, each in enumerate(every) if each.proof is not Proof.HAND]
-    newest -= set(old[: max(0, len(every) - MOST_EVIDENCE)])
+def _append(host: HostRecord, evidence: Evidence) -> HostRecord:
+    """Add evidence and drop the oldest beyond the limit, but never an exclusion by a person."""
+    entries = (*host.evidence, evidence)
+    removable = [i for i, e in enumerate(entries) if e.proof is not EvidenceKind.MANUAL]
+    removed = set(removable[: max(0, len(entries) - MAX_EVIDENCE)])
     return replace(
-        known,
-        last_seen=max(known.last_seen, evidence.at),
-        evidence=tuple(each for i, each in enumerate(every) if i in newest),
+        host,
+        last_seen=max(host.last_seen, evidence.at),
+        evidence=tuple(e for i, e in enumerate(entries) if i not in removed),
     )

@@ -21,14 +21,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drumline import __version__
-from drumline.jobs.connection import STRAYS, VERSION
-from drumline.jobs.controller.actions import is_about_storage
+from drumline.jobs.connection import ORPHANS_HEADER, VERSION_HEADER
+from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Status
 from drumline.jobs.server.exchange import Exchange, LinesResponse
 from drumline.jobs.server.logs import stream_logs, wanted_of
 from drumline.jobs.server.service import MOST_DIGITS, RECENT, JobService
 from drumline.jobs.server.verbs import Mistake
-from drumline.jobs.store.records import UNREADABLE, Search
+from drumline.jobs.store.records import UNREADABLE, JobFilter
 
 LONGEST_POLL = 30.0
 
@@ -206,7 +206,7 @@ def _number_of(request: Request, key: str) -> float:
     return number
 
 
-def search_of(query: QueryParams) -> Search:
+def search_of(query: QueryParams) -> JobFilter:
     """What `GET /jobs` asks for: all, status, name, user, limit, before."""
     numbers = {}
     for key in ("limit", "before"):
@@ -221,7 +221,7 @@ def search_of(query: QueryParams) -> Search:
         known = ", ".join([*Status, UNREADABLE])
         raise Mistake(f"status: {min(unknown)!r} is none; there are {known}")
     everything = query.get("all") == "1" or bool(status) or numbers["before"] is not None
-    return Search(
+    return JobFilter(
         since=None if everything else time.time() - RECENT,
         status=tuple(dict.fromkeys(status)),
         name=query.get("name"),
@@ -244,8 +244,8 @@ class ServerHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers[VERSION] = __version__
-                headers[STRAYS] = str(len(self._service.lost.seen()))
+                headers[VERSION_HEADER] = __version__
+                headers[ORPHANS_HEADER] = str(len(self._service.lost.seen()))
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -262,7 +262,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 async def _no_room(_: Request, error: Exception) -> Response:
-    if not is_about_storage(error):
+    if not is_disk_error(error):
         raise error
     text = f"nothing can be written to this home: {error}; make room, then try again"
     return JSONResponse({"error": text}, status_code=507)

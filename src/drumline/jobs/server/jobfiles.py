@@ -13,9 +13,9 @@ from drumline.hosts import code
 from drumline.hosts.companion import Companion, companion
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
-from drumline.jobs.billing import beyond_quota
+from drumline.jobs.billing import quota_warnings
 from drumline.jobs.config import Config
-from drumline.jobs.core.state import Choice
+from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import Mistake
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class JobFiles:
         except SpecError as wrong:
             raise Mistake(str(wrong)) from None
 
-    async def checked(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Choice, ...]]":
+    async def checked(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Candidate, ...]]":
         """The job that this JSON describes, and the slices here that it can run on."""
         from drumline.jobs.spec.places import (
             bucket_uses,
@@ -76,10 +76,12 @@ class JobFiles:
             raise Mistake(f"zones: none of your zones has {wanted}; drumline chips says which do")
         return spec, left
 
-    def warnings(self, spec: "JobSpec", choices: tuple[Choice, ...], along: Companion) -> list[str]:
+    def warnings(
+        self, spec: "JobSpec", choices: tuple[Candidate, ...], along: Companion
+    ) -> list[str]:
         """What may go wrong with a job though its file is valid."""
         config = self._config
-        short = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        short = [] if config.local else quota_warnings(choices, spec.capacity, config.quota)
         return [*short, along.warning] if along.warning else short
 
     async def companion(self, spec: "JobSpec") -> Companion:

@@ -53,7 +53,7 @@ def connect(config: Config) -> Cloud:
 
 def witness_of(config: Config) -> InfraHealth | None:
     """Who else is believed about hosts, if the settings name somebody and the cloud is Google's."""
-    if config.witness is None or config.local:
+    if config.health_source is None or config.local:
         return None
     from drumline.cloud.google.credentials import GoogleCredentials
 
@@ -114,7 +114,9 @@ async def serve(config: Config, stay: bool = False) -> None:
     folders = Folders(config.home)
     store = Store(folders.database)
     cloud = await asyncio.to_thread(connect, config)
-    supervisor = Supervisor(store, cloud, config, ssh_key(folders), witness=witness_of(config))
+    supervisor = Supervisor(
+        store, cloud, config, ssh_key(folders), health_source=witness_of(config)
+    )
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(

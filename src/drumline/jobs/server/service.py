@@ -15,7 +15,7 @@ from typing import Any
 
 from drumline.hosts.messages import working_copy
 from drumline.hosts.packing.rules import left_out_line
-from drumline.jobs.controller.sessions import run_of
+from drumline.jobs.controller.sessions import attempt_key
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
@@ -24,7 +24,7 @@ from drumline.jobs.server.jobfiles import JobFiles
 from drumline.jobs.server.known.lost import LostSlices
 from drumline.jobs.server.known.remembered import RememberedHosts
 from drumline.jobs.server.verbs import Mistake
-from drumline.jobs.store.records import Record, Search, SetAside, Unreadable
+from drumline.jobs.store.records import JobFilter, Record, UnreadableJob, UnreadableJobError
 from drumline.jobs.store.specs import StoredSpec
 from drumline.observed import HostPhase
 
@@ -32,7 +32,7 @@ __all__ = ["JobService", "Mistake"]
 
 RECENT = 24 * 3600.0
 """Seconds an ended job stays in the plain list."""
-EVERYTHING = Search()
+EVERYTHING = JobFilter()
 
 MOST_DIGITS = 15
 """The most digits of a job's number; the database takes no more."""
@@ -48,7 +48,7 @@ class JobService:
         self.folders = supervisor.folders
         self.files = JobFiles(supervisor.config, supervisor.cloud, self.folders.code)
         self.lost = LostSlices(supervisor, self.files)
-        self.remembered = RememberedHosts(supervisor.memory)
+        self.remembered = RememberedHosts(supervisor.host_history)
 
     # --- views ------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class JobService:
             raise self._no_job(full[:40])
         try:
             record = self.supervisor.record(full)
-        except Unreadable as wrong:
+        except UnreadableJobError as wrong:
             raise Mistake(
                 f"the row of {full} in jobs.db cannot be read ({wrong}); a newer drumline may;"
                 f" drumline delete {full} releases its slices, clean removes it",
@@ -72,14 +72,14 @@ class JobService:
     def _no_job(self, job_id: str) -> Mistake:
         return Mistake(f"there is no job {job_id}; drumline list --all shows all", 404)
 
-    def overview(self, search: Search = EVERYTHING) -> list[dict[str, Any]]:
+    def overview(self, search: JobFilter = EVERYTHING) -> list[dict[str, Any]]:
         """The jobs that match, oldest first."""
         found = []
         for job_id in self.store.find(search):
             try:
                 record = self.supervisor.record(job_id)
-            except Unreadable as wrong:
-                found.append(views.unreadable(wrong.aside))
+            except UnreadableJobError as wrong:
+                found.append(views.unreadable(wrong.job))
             else:
                 assert record is not None
                 found.append(views.summary(self.supervisor, record))
@@ -122,7 +122,7 @@ class JobService:
             "project": config.project,
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
-            "unreadable": [asdict(aside) for aside in self.store.set_aside()],
+            "unreadable": [asdict(aside) for aside in self.store.unreadable_jobs()],
             "strays": [stray.as_json() for stray in self.lost.seen()],
             "trouble": self._trouble(),
         }
@@ -130,9 +130,9 @@ class JobService:
     def _trouble(self) -> dict[str, str]:
         """What is wrong, by place: a zone, a slice that cannot be released, or the disk."""
         supervisor = self.supervisor
-        disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
-        mass = {"hosts": event} if (event := supervisor.memory.mass_event()) else {}
-        return {**disk, **mass, **supervisor.polls.trouble, **supervisor.releases.trouble}
+        disk = {"disk": supervisor.tasks.disk_error} if supervisor.tasks.disk_error else {}
+        mass = {"hosts": event} if (event := supervisor.host_history.mass_failure_message()) else {}
+        return {**disk, **mass, **supervisor.polls.errors, **supervisor.releases.errors}
 
     # --- new jobs ---------------------------------------------------------------------------
 
@@ -175,13 +175,13 @@ class JobService:
             self._require_unused(kept_origin["checkpoint"], "")
         with until_written:
             record = self.store.add(user or getpass.getuser(), spec.name, kept, make)
-        self.supervisor.take_in(record)
+        self.supervisor.add(record)
         warnings = self.files.warnings(spec, choices, along)
         for warning in warnings:
-            self.store.note(record.job.id, Event("warning", warning), now)
+            self.store.add_event(record.job.id, Event("warning", warning), now)
         left_out = left_out_of(archive)
         if line := left_out_line(left_out):
-            self.store.note(record.job.id, Event("note", line), now)
+            self.store.add_event(record.job.id, Event("note", line), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings} | left_out
 
@@ -237,9 +237,9 @@ class JobService:
         job_id = job_id.zfill(6)
         try:
             self.supervisor.record(job_id)
-        except Unreadable as wrong:
+        except UnreadableJobError as wrong:
             if verb in {"delete", "clean"}:
-                return self._let_go(wrong.aside, verb)
+                return self._let_go(wrong.job, verb)
         self.record(job_id)
         match verb:
             case "resume":
@@ -254,7 +254,7 @@ class JobService:
                 raise Mistake(f"{verb!r} is nothing one can do to a job", 404)
         return self._answer(self.record(job_id), text)
 
-    def _let_go(self, aside: SetAside, verb: str) -> dict[str, Any]:
+    def _let_go(self, aside: UnreadableJob, verb: str) -> dict[str, Any]:
         """Release, and with `clean` remove, a job whose row cannot be read."""
         count = self.store.release_all(aside.id, time.time())
         self.supervisor.wake()
@@ -300,7 +300,7 @@ class JobService:
         goes_on = verbs.resumable(asked)
         if goes_on is not None:
             return self._answer(record, goes_on)
-        origin = record.spec.given.get("origin")
+        origin = record.spec.document.get("origin")
         adopted = record.spec.origin is not None and record.spec.origin.adopted
         if adopted and body.get("spec") is None:
             raise Mistake(
@@ -327,7 +327,7 @@ class JobService:
         if after["checkpoint"] == before.get("checkpoint"):
             owner = record.spec.checkpoint_owner
         ours = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
-        kept = StoredSpec.of(after | ours)
+        kept = StoredSpec.from_json(after | ours)
         settings = verbs.JobTerms.of(spec, choices)
         # From here on nothing is awaited: the job is read again and changed at once.
         folder = kept.checkpoints_of(job_id)
@@ -338,7 +338,7 @@ class JobService:
             text = self._change(job_id, verb, kept)
         left_out = left_out_of(archive)
         if line := left_out_line(left_out):
-            self.store.note(job_id, Event("note", line), time.time())
+            self.store.add_event(job_id, Event("note", line), time.time())
         return self._answer(self.record(job_id), text) | {"changes": changed} | left_out
 
     def _may_change_now(
@@ -374,7 +374,7 @@ class JobService:
     ) -> Execution:
         """A command to be run on one host or all; each gets all of `stdin`."""
         record = self.record(job_id)
-        session = self.supervisor.sessions.get(run_of(record.job))
+        session = self.supervisor.sessions.get(attempt_key(record.job))
         if session is None:
             raise Mistake(f"{record.job.id} is {record.job.status}: no host is connected", 409)
         count = len(session.reports())

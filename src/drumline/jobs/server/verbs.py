@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from drumline.jobs.billing import per_hour
-from drumline.jobs.controller.slices import Stray
+from drumline.jobs.billing import price_per_hour
+from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.outcomes import in_minutes
+from drumline.jobs.core.outcomes import format_duration
 from drumline.jobs.core.state import (
     Allowance,
-    Choice,
+    Candidate,
     Decision,
+    DesiredState,
     Event,
     Job,
     Placement,
     PlacementPhase,
     Status,
-    Wish,
 )
 from drumline.jobs.store.records import Record
 
@@ -51,7 +51,7 @@ class VerbResult:
 class JobTerms:
     """The keys of a job file that `decide` depends on."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[Candidate, ...]
     allowance: Allowance
     grace: float
     keep: float
@@ -59,7 +59,7 @@ class JobTerms:
     parking: int = 0
 
     @classmethod
-    def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "JobTerms":
+    def of(cls, spec: "JobSpec", choices: tuple[Candidate, ...]) -> "JobTerms":
         """The terms of a job file, with the slices that it can run on."""
         retry = spec.retry
         counts = (retry.failures, retry.bad_hosts, retry.preemptions)
@@ -91,19 +91,21 @@ def cancel(record: Record) -> VerbResult:
     job = record.job
     if job.status.ended:
         return VerbResult(f"{job.id} is {job.status} already")
-    if job.wish is Wish.DELETE:
+    if job.wish is DesiredState.DELETE:
         return VerbResult(f"{job.id} is being deleted already; its slice is not kept")
-    decision = Decision(replace(job, wish=Wish.CANCEL), events=(Event("note", "cancel asked for"),))
+    decision = Decision(
+        replace(job, wish=DesiredState.CANCEL), events=(Event("note", "cancel asked for"),)
+    )
     if job.placement is None or job.placement.ready_at is None:
         return VerbResult(f"{job.id} is cancelled; it held no slice", decision)
     chips = job.placement.chips
-    rate = per_hour(job.placement.accelerator, job.placement.zone, record.spec.capacity)
+    rate = price_per_hour(job.placement.accelerator, job.placement.zone, record.spec.capacity)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
     of_it = f"its slice ({chips} chips in {job.placement.zone})"
     becomes = f"{of_it} is released"
     if job.keep > 0:
         becomes = (
-            f"{of_it} is kept {in_minutes(job.keep)} for a resume{cost};"
+            f"{of_it} is kept {format_duration(job.keep)} for a resume{cost};"
             f" drumline delete {job.id} releases it now"
         )
     return VerbResult(f"{job.id} is being stopped; {becomes}", decision)
@@ -113,9 +115,9 @@ def delete(record: Record) -> VerbResult:
     """End the program and release the slice."""
     job = record.job
     decision = None
-    if job.wish is not Wish.DELETE:
+    if job.wish is not DesiredState.DELETE:
         event = Event("note", "delete asked for")
-        decision = Decision(replace(job, wish=Wish.DELETE), events=(event,))
+        decision = Decision(replace(job, wish=DesiredState.DELETE), events=(event,))
     if job.placement is None:
         return VerbResult(f"{job.id} holds no slice", decision)
     chips = job.placement.chips
@@ -128,14 +130,14 @@ def resumable(job: Job) -> str | None:
     """None where a job can be resumed, else a sentence that says that it goes on anyway."""
     if job.status is Status.SUCCEEDED:
         raise Mistake(f"{job.id} has succeeded; create it again to run it again", 409)
-    if job.status.ended or job.wish is Wish.CANCEL:
+    if job.status.ended or job.wish is DesiredState.CANCEL:
         return None
-    if job.wish is Wish.DELETE:
+    if job.wish is DesiredState.DELETE:
         raise Mistake(
             f"{job.id} is being deleted; once drumline wait {job.id} returns, it can be resumed",
             409,
         )
-    if job.wish is Wish.RESTART:
+    if job.wish is DesiredState.RESTART:
         return f"{job.id} is resumed already; it goes on once its program has stopped"
     return f"{job.id} is {job.status} already"
 
@@ -149,7 +151,7 @@ def resume(
     `changed` are the lines of the job file that are different.
     """
     job = record.job
-    if job.wish is Wish.DELETE and asked.wish is not Wish.DELETE:
+    if job.wish is DesiredState.DELETE and asked.wish is not DesiredState.DELETE:
         raise Mistake(f"{job.id} was deleted meanwhile; it is not resumed", 409)
     goes_on = resumable(job)
     if goes_on is not None:
@@ -161,12 +163,12 @@ def resume(
     if stopping and job.placement and job.placement.phase is PlacementPhase.READY:
         where = _where(job)
         event = Event("note", "resume asked for; it goes on once its program has stopped")
-        later = Decision(replace(job, wish=Wish.RESTART), events=(*notes, event))
+        later = Decision(replace(job, wish=DesiredState.RESTART), events=(*notes, event))
         return VerbResult(
             f"{job.id} goes on {where}, with the code as it is now, once its program has stopped",
             later,
         )
-    decision = lifecycle.resumed(job)
+    decision = lifecycle.resume_job(job)
     noted = replace(decision, events=(*notes, *decision.events))
     return VerbResult(f"{job.id} goes on {_where(job)}, with the code as it is now", noted)
 
@@ -174,13 +176,13 @@ def resume(
 def _where(job: Job) -> str:
     if job.placement is None:
         return "on a new slice"
-    if not lifecycle.fits(job):
+    if not lifecycle.placement_fits(job):
         return f"on a new slice (that in {job.placement.zone} is not what the job file asks for)"
     kept = "kept" if job.placement.phase is PlacementPhase.READY else "asked for"
     return f"on the slice {kept} in {job.placement.zone}"
 
 
-def adopted(settings: JobTerms, stray: Stray, owner: str, now: float) -> Job:
+def adopted(settings: JobTerms, stray: Orphan, owner: str, now: float) -> Job:
     """A job that holds a slice of a lost database, as a cancelled job does."""
     held = Placement(
         stray.name, stray.zone, stray.accelerator, stray.hosts,
@@ -190,7 +192,7 @@ def adopted(settings: JobTerms, stray: Stray, owner: str, now: float) -> Job:
     reason = f"slice {stray.accelerator} in {stray.zone} adopted, kept for a resume"
     return replace(
         begun,
-        wish=Wish.CANCEL,
+        wish=DesiredState.CANCEL,
         status=Status.CANCELLED,
         reason=reason,
         placement=held,
@@ -200,6 +202,6 @@ def adopted(settings: JobTerms, stray: Stray, owner: str, now: float) -> Job:
 
 def removable(job: Job) -> bool:
     """Whether a job that `clean` deletes has ended and holds nothing."""
-    if job.wish is not Wish.DELETE:
+    if job.wish is not DesiredState.DELETE:
         raise Mistake(f"{job.id} was resumed meanwhile; nothing was removed", 409)
     return job.status.ended and job.placement is None

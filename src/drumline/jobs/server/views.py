@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from drumline import __version__
 from drumline.chips import slice_of
-from drumline.jobs.billing import cost, cost_lost, per_hour
-from drumline.jobs.core.outcomes import in_minutes
-from drumline.jobs.core.state import Choice, Job
-from drumline.jobs.core.steps import steps_again
-from drumline.jobs.store.records import UNREADABLE, Record, SetAside
+from drumline.jobs.billing import cost_of_lost_steps, cost_of_slices, price_per_hour
+from drumline.jobs.core.outcomes import format_duration
+from drumline.jobs.core.state import Candidate, Job
+from drumline.jobs.core.steps import count_repeated_steps
+from drumline.jobs.store.records import UNREADABLE, Record, UnreadableJob
 from drumline.jobs.store.specs import StoredSpec
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     job = record.job
     held = job.placement if job.placement and job.placement.ready_at is not None else None
     listed = supervisor.polls.listed(held) if held else None
-    rate = per_hour(held.accelerator, held.zone, record.spec.capacity) if held else None
+    rate = price_per_hour(held.accelerator, held.zone, record.spec.capacity) if held else None
     return {
         "id": job.id,
         "user": record.user,
@@ -46,7 +46,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
                 "name": each.name,
                 "zone": each.zone,
                 "accelerator": each.accelerator,
-                "per_hour": per_hour(each.accelerator, each.zone, record.spec.capacity),
+                "per_hour": price_per_hour(each.accelerator, each.zone, record.spec.capacity),
             }
             for each in job.parked
         ],
@@ -55,7 +55,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     }
 
 
-def unreadable(aside: SetAside) -> dict[str, Any]:
+def unreadable(aside: UnreadableJob) -> dict[str, Any]:
     """The line of a job whose row cannot be read."""
     known = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
     nothing = dict.fromkeys(
@@ -70,11 +70,11 @@ def unreadable(aside: SetAside) -> dict[str, Any]:
 
 def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
     """Why a job waits. What blocks every job comes first: the disk, the cloud, our own errors."""
-    trouble = supervisor.actions.unwritable
+    trouble = supervisor.tasks.disk_error
     if job.placement and not trouble:
-        trouble = supervisor.polls.trouble.get(job.placement.zone, "")
-    trouble = trouble or supervisor.actions.trouble(job.id)
-    unreleased = supervisor.releases.trouble_of(job.id)
+        trouble = supervisor.polls.errors.get(job.placement.zone, "")
+    trouble = trouble or supervisor.tasks.error_of(job.id)
+    unreleased = supervisor.releases.error_of(job.id)
     if job.status.ended and unreleased:
         return f"{job.reason}; {unreleased}" if job.reason else unreleased
     if trouble and not job.status.ended:
@@ -82,10 +82,10 @@ def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
         return f"{trouble}; last seen: {job.reason}" if seen else trouble
     left = supervisor.kept_for(job)
     if left is not None and job.placement is not None:
-        rate = per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
+        rate = price_per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
-        return f"{job.reason}, {in_minutes(left)} left{cost}"
-    return job.reason or supervisor.heartbeats.trouble.get(job.id, "")
+        return f"{job.reason}, {format_duration(left)} left{cost}"
+    return job.reason or supervisor.heartbeats.warnings.get(job.id, "")
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
@@ -99,7 +99,9 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             {key: attempt[key] for key in keys} for attempt in supervisor.store.attempts(job_id)
         ],
         "points": [asdict(point) for point in points],
-        "steps_again": steps_again(supervisor.store.metrics.steps_by_attempt(job_id).values()),
+        "steps_again": count_repeated_steps(
+            supervisor.store.metrics.steps_by_attempt(job_id).values()
+        ),
     }
 
 
@@ -130,8 +132,8 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     held, slices = job.placement, store.slices(job.id)
     return summary(supervisor, record) | {
         "spec": record.spec.file,
-        "code": record.spec.given.get("archive"),
-        "origin": record.spec.given.get("origin"),
+        "code": record.spec.document.get("archive"),
+        "origin": record.spec.document.get("origin"),
         "checkpoint": record.spec.checkpoints_of(job.id),
         "cloud": supervisor.config.cloud,
         "cause": asdict(job.cause) if job.cause else None,
@@ -144,23 +146,23 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             "state": held.phase.value,
             "held_since": held.ready_at,
             "kept_for": supervisor.kept_for(job),
-            "per_hour": per_hour(held.accelerator, held.zone, record.spec.capacity),
+            "per_hour": price_per_hour(held.accelerator, held.zone, record.spec.capacity),
         }
         if held
         else None,
-        "steps_again": steps_again(steps.values()),
-        "cost": cost(slices, record.spec, time.time()),
-        "cost_lost": cost_lost(attempts, steps, slices, record.spec),
+        "steps_again": count_repeated_steps(steps.values()),
+        "cost": cost_of_slices(slices, record.spec, time.time()),
+        "cost_lost": cost_of_lost_steps(attempts, steps, slices, record.spec),
     }
 
 
 def plan_lines(
-    spec: "JobSpec", choices: tuple[Choice, ...], archive: Mapping[str, Any] | None
+    spec: "JobSpec", choices: tuple[Candidate, ...], archive: Mapping[str, Any] | None
 ) -> list[str]:
     """What `create --dry-run` prints."""
     first = choices[0]
     wanted = slice_of(first.accelerator)
-    rate = per_hour(first.accelerator, first.zone, spec.capacity)
+    rate = price_per_hour(first.accelerator, first.zone, spec.capacity)
     money = f", about ${rate:,.0f} an hour" if rate else ""
     zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
     others = list(dict.fromkeys(c.accelerator for c in choices[1:]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
-from drumline.jobs.patterns import backtracks
+from drumline.jobs.patterns import find_slow_line
 from drumline.jobs.spec.yaml_lines import Path, Written
 
 In = TypeVar("In")
@@ -317,7 +317,7 @@ def progress(value: object) -> str:
             raise Wrong(f"{shown(pattern)} is no regular expression: {why}") from None
     if "step" not in compiled.groupindex:
         raise Wrong(f"{shown(pattern)} has no group called step, like (?P<step>\\d+)")
-    slow = backtracks(compiled)
+    slow = find_slow_line(compiled)
     if slow is not None:
         raise Wrong(
             f"{shown(pattern)} tries too many ways to match a line of {len(slow)} {slow[0]!r};"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from drumline import chips
-from drumline.jobs.core.state import Choice
+from drumline.jobs.core.state import Candidate
 from drumline.jobs.spec import JobSpec
 from drumline.jobs.spec.storage import SCHEME, bucket_of, mount_over
 from drumline.jobs.spec.zones import ANY
@@ -29,12 +29,12 @@ class BucketUse:
 class RegionCheck(NamedTuple):
     """The choices that read and write within their region, and why the job cannot go on."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[Candidate, ...]
     refusal: str | None
     """Two lines for the user if the job may not run anywhere, else None."""
 
 
-def candidates(spec: JobSpec, *, local: bool) -> tuple[Choice, ...]:
+def candidates(spec: JobSpec, *, local: bool) -> tuple[Candidate, ...]:
     """Every possible slice, in order of preference: by accelerator, then by zone.
 
     Empty when a job names only the emulator's zones and runs on Google.
@@ -46,7 +46,7 @@ def candidates(spec: JobSpec, *, local: bool) -> tuple[Choice, ...]:
             zones: Sequence[str] = chips.LOCAL_ZONES if local else there
         else:
             zones = [z for z in spec.zones if z in there or (local and z in chips.LOCAL_ZONES)]
-        found += [Choice(accelerator, zone) for zone in zones]
+        found += [Candidate(accelerator, zone) for zone in zones]
     return tuple(found)
 
 
@@ -59,7 +59,7 @@ def bucket_uses(spec: JobSpec) -> tuple[BucketUse, ...]:
 
 
 def region_conflicts(
-    spec: JobSpec, choices: Sequence[Choice], locations: Mapping[str, str | None]
+    spec: JobSpec, choices: Sequence[Candidate], locations: Mapping[str, str | None]
 ) -> RegionCheck:
     """Keep the choices in the region of every bucket whose location is known.
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from drumline.jobs.controller.host_history import HostMemory
-from drumline.jobs.core.host_history import KnownHost, Proof
+from drumline.jobs.controller.host_history import HostHistory
+from drumline.jobs.core.host_history import EvidenceKind, HostRecord
 from drumline.jobs.server.verbs import Mistake
 
 LONGEST_NAME = 200
@@ -16,7 +16,7 @@ LONGEST = 10 * 365 * 86_400.0
 class RememberedHosts:
     """What a caller can ask of the memory of hosts."""
 
-    def __init__(self, memory: HostMemory) -> None:
+    def __init__(self, memory: HostHistory) -> None:
         """`memory` is that of the supervisor."""
         self._memory = memory
 
@@ -51,7 +51,7 @@ class RememberedHosts:
                 return self._told(found)
         raise Mistake(f"{verb!r} is nothing one can do to a host", 404)
 
-    def _told(self, host: KnownHost) -> dict[str, Any]:
+    def _told(self, host: HostRecord) -> dict[str, Any]:
         now = self._memory.now()
         return {
             "identity": host.name.identity,
@@ -59,7 +59,7 @@ class RememberedHosts:
             "zone": host.name.zone,
             "accelerator": host.name.accelerator,
             "state": host.state(now).value,
-            "why": host.why(now),
+            "why": host.reason(now),
             "evidence": [
                 {
                     "proof": each.proof.value,
@@ -67,7 +67,7 @@ class RememberedHosts:
                     "job": each.job,
                     "attempt": each.attempt,
                     "at": each.at,
-                    "held_against": not each.mass and each.proof is not Proof.PASSED,
+                    "held_against": not each.mass and each.proof is not EvidenceKind.PASSED,
                 }
                 for each in host.evidence
             ],
