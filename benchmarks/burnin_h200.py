@@ -1,9 +1,9 @@
-"""The burn-in on one GPU: every test's time and rate beside the catalogue, and a bit that flips.
+"""The burn-in on one GPU: the time and rate of each test, the catalogue's peak, and bit flips.
 
     python benchmarks/burnin_h200.py [--seconds 20]
 
-First a sound burn-in, then for each test one with a single bit flipped in what the device computed
-(on the host, after it was read back), which has to be found.
+First a burn-in without a fault, then one for each test with a single bit flipped in the device's
+output (on the host, after it was read back). Each flip must be found.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import jax
 import numpy as np
 
 from drumline.health import burnin
-from drumline.health.bench import Bench
 from drumline.health.burnin import burn_in
-from drumline.health.emulated import changed, flip_bit
+from drumline.health.emulated import flip_bit, modify_shard
+from drumline.health.runner import ChipRunner
 
 FLIPPED = {"matmul_bf16": 3, "matmul_int8": 1, "functions": 1, "memory": 2}
-"""The programs, and in which of their runs a bit flips."""
+"""The programs, with the run in which a bit flips."""
 
 
-class FlippingBench(Bench):
-    """A bench on which one program once has one wrong bit in its output."""
+class FlippingRunner(ChipRunner):
+    """A runner that flips one bit in the output of one run of one program."""
 
     program = ""
 
     def __init__(self, devices: Any) -> None:
-        """Nothing has run yet."""
+        """Start with no runs."""
         super().__init__(devices)
         self.runs = 0
 
-    def computed(self, name: str, outputs: Any) -> Any:
-        """What the chip computed, but for one bit of it."""
+    def computed_outputs(self, name: str, outputs: Any) -> Any:
+        """Return the outputs, with one bit flipped in one run."""
         if name != self.program:
             return outputs
         self.runs += 1
         if self.runs - 1 != FLIPPED[name]:
             return outputs
         leaves, structure = jax.tree.flatten(outputs)
-        leaves[0] = changed(leaves[0], self.local[0], _flip)
+        leaves[0] = modify_shard(leaves[0], self.local_devices[0], _flip)
         return jax.tree.unflatten(structure, leaves)
 
 
@@ -50,32 +50,34 @@ def _flip(values: np.ndarray) -> None:
 
 
 def main() -> None:
-    """Print both."""
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--seconds", type=float, default=20)
-    asked = words.parse_args()
+    """Print the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20)
+    options = parser.parse_args()
     devices = jax.devices()[:1]
-    report = burn_in(devices, seconds=asked.seconds)
+    report = burn_in(devices, seconds=options.seconds)
     chip = report.devices[0]
     print(f"{chip.kind}, jax {jax.__version__}: {report.verdict} in {report.seconds:.1f} s")
-    print(report.said)
+    print(report.message)
     print(f"{'test':<14}{'verdict':>8}{'seconds':>9}{'rate':>9}{'catalogue':>11}{'share':>7}")
     for name, test in chip.tests.items():
         rate, unit = (test.tflops, "TFLOP/s") if test.tflops else (test.gb_per_s, "GB/s")
-        shown = [
+        columns = [
             "–" if test.seconds is None else f"{test.seconds:.2f}",
             "–" if not rate else f"{rate:,.0f}",
             "–" if not test.peak else f"{test.peak:,.0f}",
             "–" if test.share is None else f"{test.share:.0%}",
         ]
-        print("{:<14}{:>8}{:>9}{:>9}{:>11}{:>7}".format(name, test.verdict, *shown), end="")
-        print(f"  {unit if rate else ''} {test.said}".rstrip())
-    burnin.Bench = FlippingBench  # type: ignore[attr-defined]
+        print("{:<14}{:>8}{:>9}{:>9}{:>11}{:>7}".format(name, test.verdict, *columns), end="")
+        print(f"  {unit if rate else ''} {test.message}".rstrip())
+    burnin.ChipRunner = FlippingRunner  # type: ignore[attr-defined]
     for program in FLIPPED:
-        FlippingBench.program = program
-        found = burn_in(devices, seconds=0.1)
-        blamed = [accusation.chip for accusation in found.accusations] == [chip.id]
-        print(f"one bit flipped in {program}: {'found' if blamed else 'MISSED'}: {found.said}")
+        FlippingRunner.program = program
+        flipped = burn_in(devices, seconds=0.1)
+        is_found = [fault.chip for fault in flipped.faults] == [chip.id]
+        print(
+            f"one bit flipped in {program}: {'found' if is_found else 'MISSED'}: {flipped.message}"
+        )
 
 
 if __name__ == "__main__":

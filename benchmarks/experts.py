@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from drumline.parallel.experts.matmul import expert_matmul
-from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.experts.rounds import default_buffer_rows, round_count
 from drumline.parallel.grouped.blocks import blocked_matmul, rows_per_block
 
 P: Any = PartitionSpec
@@ -121,7 +121,7 @@ def bytes_table() -> None:
         # A device sends its tokens out and the answers of its experts back.
         least = (away.sum(1) * D + away.sum(0) * F).max() // Y * 4
         dense, packed = (
-            int(rounds_needed(jnp.asarray(counts), X, capacity, packed=p)) for p in (False, True)
+            int(round_count(jnp.asarray(counts), X, capacity, packed=p)) for p in (False, True)
         )
         padded = dense * capacity * (X - 1) * width
         print(

@@ -216,7 +216,7 @@ def ours(shape: Shape) -> None:
     dout = normal(2, shape.tokens, shape.f)
     group = partial(group_rows, groups=shape.experts, alignment=hopper.ROWS)
     groups = jax.jit(group)(b.reshape(-1))
-    x, dy = groups.spread(a, shape.k), groups.spread(dout, shape.k)
+    x, dy = groups.to_rows(a, shape.k), groups.to_rows(dout, shape.k)
     flat_x, flat_dy = normal(3, shape.rows, shape.d), normal(4, shape.rows, shape.f)
     padding = int(groups.sizes.sum()) / shape.rows - 1
     print(f"\n== {shape.name}; {100 * padding:.1f} % padding")
@@ -246,11 +246,11 @@ def ours(shape: Shape) -> None:
     y, dx = runs["kernel x @ w"](), runs["kernel dy @ wᵀ"]()
     pieces: Variants = {
         "sort into groups": (group, b.reshape(-1)),
-        "spread of tokens": (lambda g, a: g.spread(a, shape.k), groups, a),
+        "spread of tokens": (lambda g, a: g.to_rows(a, shape.k), groups, a),
         "weighted sum": (lambda g, y, gates: g.weighted_sum(y, gates), groups, y, gates),
-        "spread of the output's gradient": (lambda g, d: g.spread(d, shape.k), groups, dout),
+        "spread of the output's gradient": (lambda g, d: g.to_rows(d, shape.k), groups, dout),
         "spread of tokens times gates": (
-            lambda g, a, gates: g.spread(a, shape.k, gates),
+            lambda g, a, gates: g.to_rows(a, shape.k, gates),
             groups,
             a,
             gates,

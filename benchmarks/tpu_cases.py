@@ -25,7 +25,7 @@ from drumline.parallel import (
     matmul_reducescatter,
     overlap_options,
 )
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import trace_for
 
 # XLA's own collective matmul, off.
 NO_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
@@ -116,7 +116,7 @@ def cases(on: str, ring: int, *, every_way: bool) -> Iterator[Case]:
 
     Where the compiler begins hops late, each ring comes once more with `overlap_options`.
     """
-    with written_for("tpu", f"TPU {slice_of(on).generation}"):
+    with trace_for("tpu", f"TPU {slice_of(on).generation}"):
         early = overlap_options()
     for case in _cases(mesh_of(on, ring), every_way):
         yield case

@@ -34,8 +34,8 @@ from drumline.errors import UserError
 from drumline.inspect.compiling.programs import InspectedProgram, compile_for
 from drumline.inspect.cost.machines import parse_machine
 from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
-from drumline.parallel.fused.scattering import pieces_of
-from drumline.parallel.fused.tours import Tour
+from drumline.parallel.fused.kernels import piece_count
+from drumline.parallel.fused.ring import KernelRing
 
 MIB = 1 << 20
 KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
@@ -99,12 +99,12 @@ class Case:
     def model(self) -> float:
         """Seconds, by our model: see above."""
         chip, size, n = self.chips.chip, self.size, self.ring
-        tour = Tour("Y", n, "both", ("X", "Y"))
+        tour = KernelRing("Y", n, "both", ("X", "Y"))
         height = size.rows // n
         product = 2 * height * size.model * size.hidden / n / chip.peak_bf16_flops
         hop = height * size.model / chip.link_bandwidth
         gather = _gather_seconds(tour, product, 2 * hop)
-        scatter = _scatter_seconds(tour, product, 4 * hop, pieces_of(height, 16))
+        scatter = _scatter_seconds(tour, product, 4 * hop, piece_count(height, 16))
         first = FIRST_BLOCKS / chip.hbm_bandwidth
         forward = first + (gather if self.gathers else scatter)
         if not self.gradients:
@@ -114,19 +114,19 @@ class Case:
         return forward + others
 
 
-def _gather_seconds(tour: Tour, product: float, hop: float) -> float:
+def _gather_seconds(tour: KernelRing, product: float, hop: float) -> float:
     """Own product, then those of each step's arrivals, beside what travels on meanwhile."""
-    ways = len(tour.ways)
-    steps = [product, *[ways * product] * tour.hops, *[product] * tour.halves]
-    beside = [*[hop] * tour.hops, *[hop / 2] * tour.halves, 0.0]
+    ways = len(tour.directions)
+    steps = [product, *[ways * product] * tour.hops, *[product] * tour.has_opposite]
+    beside = [*[hop] * tour.hops, *[hop / 2] * tour.has_opposite, 0.0]
     return sum(max(pair) for pair in zip(steps, beside, strict=True))
 
 
-def _scatter_seconds(tour: Tour, product: float, hop: float, pieces: int) -> float:
+def _scatter_seconds(tour: KernelRing, product: float, hop: float, pieces: int) -> float:
     """The same steps backwards; a sum sets out when its piece's product is there."""
-    ways = len(tour.ways)
-    steps = [*[product] * tour.halves, *[ways * product] * tour.hops, product]
-    beside = [0.0, *[hop / 2] * tour.halves, *[hop] * tour.hops]
+    ways = len(tour.directions)
+    steps = [*[product] * tour.has_opposite, *[ways * product] * tour.hops, product]
+    beside = [0.0, *[hop / 2] * tour.has_opposite, *[hop] * tour.hops]
     delay = product / pieces
     return sum(
         max(work, travel + delay) if travel else work

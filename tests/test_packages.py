@@ -11,15 +11,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "drumline"
 LONGEST_FILE = 700
 FULLEST_ROOM = 20
 ALONE = {
-    "drumline.chips": (),
+    "drumline.chips": ("drumline.deprecated", "drumline.errors"),
     "drumline.parallel": (),
     "drumline.cloud.model": ("drumline.chips",),
     "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.observed"),
     "drumline.observed": (),
-    "drumline.jobs.core": ("drumline.chips", "drumline.observed", "drumline.health.accusation"),
+    "drumline.jobs.core": ("drumline.chips", "drumline.observed", "drumline.health.fault_report"),
     "drumline.models": ("drumline.parallel",),
     "drumline.cli.rendering": (),
-    "drumline.health": ("drumline.chips", "drumline.distributed", "drumline.heartbeat"),
+    "drumline.health": (
+        "drumline.chips",
+        "drumline.deprecated",
+        "drumline.distributed",
+        "drumline.heartbeat",
+    ),
 }
 """Rooms that know little: beside themselves only these."""
 

@@ -2,13 +2,13 @@
 
     python examples/chapter/collective_matmul.py
 
-What to see: plain jit holds one all-gather; the chapter's ring and `allgather_matmul` hold
-permutes in its place, three for three hops, and six (half as large) when both directions are
-used. All three are equally exact, and `drumline.parallel.einsum` finds the ring by itself.
+What to see: plain jit has one all-gather. The chapter's ring and `allgather_matmul` have
+permutes instead, three in one direction, or six of half the size in both directions. All three are
+equally exact, and `drumline.parallel.einsum` picks the ring itself.
 
-As printed the snippet is refused: the sum starts as zeros that are the same on every device and
-becomes something that is not, which `jax.lax.pcast` has to say. Its `arange` operands
-are int32, whose products wrap around: equal wrong numbers compare equal. Here they are floats.
+The printed snippet raises an error: its sum starts as zeros that are equal on every device and
+becomes a value that is not, which `jax.lax.pcast` must declare. Its `arange` operands are int32,
+whose matmuls overflow, and equal wrong numbers compare equal. Here they are floats.
 """
 
 # mypy: allow-untyped-calls

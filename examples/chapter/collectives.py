@@ -1,4 +1,4 @@
-"""What the examples of this folder print: the collectives of a program, bytes, errors, times."""
+"""Helpers of the examples in this folder: count collectives and measure bytes, errors and times."""
 
 # mypy: allow-untyped-calls
 

@@ -1,12 +1,12 @@
-"""The chapter's first snippet: a sharded matmul that `jax.jit` adds an all-reduce to.
+"""The chapter's first snippet: a sharded matmul to which `jax.jit` adds an all-reduce.
 
     python examples/chapter/first_jit_matmul.py
 
-What to see: as printed in the chapter it is refused, because `jax.make_mesh` gives Explicit axes
-now, on which a product over a sharded dimension has to say where its result goes. Said at the
-einsum, or on Auto axes as the chapter had them, the program holds one all-reduce.
+What to see: the printed snippet raises an error, because `jax.make_mesh` now creates Explicit
+axes, on which a matmul over a sharded dimension must declare the sharding of its result. With that
+declaration, or on Auto axes as in the chapter, the program has one all-reduce.
 
-The chapter's text says W[D_X, F]; its code, and what happens, is W[D_Y, F].
+The chapter's text says W[D_X, F]. Its code, and the actual program, is W[D_Y, F].
 """
 
 # mypy: allow-untyped-calls

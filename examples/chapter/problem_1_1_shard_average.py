@@ -2,8 +2,8 @@
 
     python examples/chapter/problem_1_1_shard_average.py
 
-What to see: neither program communicates, and both are right. The question whether XLA adds
-communication of its own is answered by the program's text.
+What to see: neither program communicates, and both are right. The text of the program shows
+that XLA adds no communication.
 """
 
 # mypy: allow-untyped-calls

@@ -2,10 +2,9 @@
 
     python examples/chapter/problem_1_2_shard_roll.py
 
-What to see: no communication, since no shard looks beyond itself, and the exact result.
+What to see: no communication, because no shard needs data from outside, and the exact result.
 
-The chapter's worked answer forgets the `- x`, in both of its versions alike, so that its own
-comparison holds all the same.
+The chapter's answer omits the `- x` in both of its versions, so its own comparison succeeds.
 """
 
 # mypy: allow-untyped-calls

@@ -2,9 +2,9 @@
 
     python examples/chapter/problem_2_1_local.py
 
-What to see: right, with nothing sent, and with no array of [S, D, F] nor of [E, S, D]. The chapter
-hints at the latter with masks, S long since one expert may get every token. Sorting the tokens by
-expert needs only [S, D]: each expert's tokens become one run of rows.
+What to see: the right values without communication, and without an array of [S, D, F] or [E, S,
+D]. The chapter suggests the latter with masks of length S, because one expert may get every token.
+Sorting the tokens by expert needs only [S, D]: the tokens of each expert become contiguous.
 """
 
 # mypy: allow-untyped-calls

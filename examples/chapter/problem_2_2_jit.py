@@ -2,8 +2,8 @@
 
     python examples/chapter/problem_2_2_jit.py
 
-What to see: jit cannot know where a token will be wanted, so every device gets all of W's experts
-and all of the sorted tokens: memory that no longer shrinks with more devices.
+What to see: jit cannot know which device needs a token, so every device gets all experts of W
+and all sorted tokens. The memory does not shrink with more devices.
 """
 
 # mypy: allow-untyped-calls

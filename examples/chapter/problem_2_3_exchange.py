@@ -1,14 +1,14 @@
-"""Problem 2.3: the experts with `shard_map` and explicit communication, in two passes.
+"""Problem 2.3: the experts with `shard_map` and explicit communication, in two versions.
 
     python examples/chapter/problem_2_3_exchange.py
 
-What to see: the first pass brings every token to every device, which applies its own experts; the
-answers are added and shared out. The second sends tokens to their experts with `all_to_all` inside
-a `while_loop`: a round moves a fixed buffer, and there are as many rounds as the fullest pair of
-devices needs. It holds a fraction of the memory, the same for an even assignment and for one that
-sends everything to one expert: skew costs rounds, and no token is dropped. On CPU devices, whose
-messages are copies in one memory, the gather is the faster where much must travel; times there
-say nothing about links.
+What to see: the first version gathers every token on every device, which applies its own
+experts, and scatters the sum of the answers. The second sends tokens to their experts with
+`all_to_all` inside a `while_loop`. A round moves a fixed buffer, and the fullest pair of devices
+determines the number of rounds. It needs a fraction of the memory, the same for an even assignment
+and for one with all tokens on one expert: a skew costs rounds, and no token is dropped. On CPU
+devices, whose messages are copies in one memory, the gather is faster if much must be sent. These
+times say nothing about links.
 """
 
 # mypy: allow-untyped-calls

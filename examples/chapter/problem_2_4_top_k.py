@@ -1,10 +1,10 @@
-"""Problem 2.4: k experts a token, B[S, k], weighted by a router, with gradients.
+"""Problem 2.4: k experts per token, B[S, k], weighted by a router, with gradients.
 
     python examples/chapter/problem_2_4_top_k.py
 
-What to see: a token travels once for each of its experts, and the answers are summed where it
-lives. The loss and the gradients of tokens, experts and gates, whose backward sends by the same
-rounds, are those of computing every expert for every token.
+What to see: a token is sent once to each of its experts, and the answers are summed on its own
+device. The loss and the gradients of tokens, experts and gates (which use the same rounds) equal
+those of applying every expert to every token.
 """
 
 # mypy: allow-untyped-calls

@@ -2,10 +2,10 @@
 
     python examples/chapter/problem_3_1_allreduce_matmul.py
 
-What to see: the naive version has one all-reduce, which waits for the whole product. So has the
-chapter's hint, a `psum` for each of four tiles: XLA merges them again. `matmul_allreduce`
-is a ring reduce-scatter and a ring all-gather; its program has permutes alone, and the sums
-travel while the next block is multiplied.
+What to see: the naive version has one all-reduce, which waits for the full matmul. So has the
+chapter's hint, a `psum` for each of four tiles, because XLA merges them. `matmul_allreduce` is a
+ring reduce-scatter and a ring all-gather. Its program has only permutes, and the sums are sent
+while the next block is multiplied.
 """
 
 # mypy: allow-untyped-calls

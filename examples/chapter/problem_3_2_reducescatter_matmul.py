@@ -2,10 +2,10 @@
 
     python examples/chapter/problem_3_2_reducescatter_matmul.py
 
-What to see: plain jit never makes a reduce-scatter of this, it makes an all-reduce of the whole
-product and slices it. `psum_scatter` sends half of that, but waits for the product.
-`matmul_reducescatter` hands each owner's sum round the ring, and each device adds its term as
-it passes: permutes alone, of nothing but sums that are still needed.
+What to see: plain jit makes an all-reduce of the full matmul and slices it. `psum_scatter`
+sends half of that, but waits for the matmul. `matmul_reducescatter` moves the sum of each owner
+around the ring, and each device adds its term: only permutes, and only of sums that are still
+needed.
 """
 
 # mypy: allow-untyped-calls

@@ -1,11 +1,11 @@
-"""Problem 3.3: In[B_X, D_Y] · W_in[D, F_Y] · W_out[F_Y, D] → Out[B_X, D_Y], overlapped end to end.
+"""Problem 3.3: In[B_X, D_Y] · W_in[D, F_Y] · W_out[F_Y, D] → Out[B_X, D_Y], fully overlapped.
 
     python examples/chapter/problem_3_3_transformer_block.py
 
 What to see: plain jit has an all-gather and an all-reduce around the two matmuls, `feedforward`
-has permutes alone, and both give the same. The times beside them are those of CPU devices, whose
-collectives and matmuls take turns on the same cores: they say nothing about what overlap gains
-on a TPU (docs/overlap.md).
+has only permutes, and both give the same values. The times are of CPU devices, whose collectives
+and matmuls share the same cores. They say nothing about the gain of overlap on a TPU
+(docs/overlap.md).
 """
 
 # mypy: allow-untyped-calls

@@ -1,11 +1,11 @@
-"""Problem 4: the all-reduce and the reduce-scatter matmul, sending both ways round the ring.
+"""Problem 4: the all-reduce and the reduce-scatter matmul, in both directions of the ring.
 
     python examples/chapter/problem_4_both_directions.py
 
-What to see: with `direction="both"` there are two streams of half the bytes in place of one,
-each going its own way, so a link whose two directions work at once needs half the time. Emulated
-devices have no links: the times are there for the record. On a GPU promise no gain either, for
-there two permutes in opposite directions run one after the other.
+What to see: with `direction="both"` there are two streams of half the bytes instead of one, in
+opposite directions, so a link with two independent directions needs half the time. Emulated devices
+have no links, and the times are for the record only. On a GPU expect no gain, because permutes in
+opposite directions run one after the other.
 """
 
 # mypy: allow-untyped-calls

@@ -2,11 +2,11 @@
 
     python examples/chapter/sharding_constraint.py
 
-What to see: the constraint changes where XLA cuts the product, and with it the collectives. On
-Explicit axes a sharding is part of the type, and `with_sharding_constraint` cannot change it:
-there the einsum's own `out_sharding` says the same.
+What to see: the constraint changes how XLA shards the matmul, and with it the collectives. On
+Explicit axes a sharding is part of the type, and `with_sharding_constraint` cannot change it. There
+the einsum's own `out_sharding` has the same effect.
 
-As printed, the chapter's constraint names axes 'x' and 'y' of a mesh that has 'X' and 'Y'.
+The chapter's constraint names axes 'x' and 'y' of a mesh that has 'X' and 'Y'.
 """
 
 # mypy: allow-untyped-calls

@@ -1,11 +1,11 @@
-"""The chapter's third snippet: `shard_map` shows a function one device's part of an array.
+"""The chapter's third snippet: a function of one device's part of an array, with `shard_map`.
 
     python examples/chapter/slice_and_average.py
 
-What to see: four numbers, each the mean of eight that lie 64 apart, made with one all-reduce.
+What to see: four numbers, each the mean of eight elements that are 64 apart, from one all-reduce.
 
-The chapter imports `jax.experimental.shard_map` and calls `jax.sharding.set_mesh`; both are
-`jax.shard_map` and `jax.set_mesh` now.
+The chapter imports `jax.experimental.shard_map` and calls `jax.sharding.set_mesh`. Both are now
+`jax.shard_map` and `jax.set_mesh`.
 """
 
 # mypy: allow-untyped-calls

@@ -1,10 +1,10 @@
-"""The losses of PyTorch, Drumline and JAX from the same weights over the same batches.
+"""Compare the losses of PyTorch, Drumline and JAX with the same weights and batches.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python examples/from_pytorch/compare.py
 
-What to see: in float32, PyTorch on one device and Drumline on eight are at most 9.2e-06 apart over
-50 steps. In float64, PyTorch and jax_mlp.py are at most 2.1e-15 apart: they compute the same. With
-a number of seeds behind the command, the first weights of each are tried.
+What to see: in float32, the losses of PyTorch on one device and Drumline on eight differ by at most
+9.2e-06 over 50 steps. In float64, those of PyTorch and jax_mlp.py differ by at most 2.1e-15, so
+both compute the same. An argument is the number of seeds to run.
 """
 
 import json
@@ -26,27 +26,27 @@ from drumline.train.__main__ import main as drumline_train
 
 STEPS = 50
 FLOAT32_BOUND = 1e-3
-"""Ten times the worst of ten seeds, 8.9e-05. It leaves room for a ReLU that rounding turns on in
-one program and not in the other, which is another one on another processor: however small the
-gradient of such a unit is, Adam takes a whole step with it."""
+"""Ten times the largest difference of ten seeds, 8.9e-05. Rounding may activate a ReLU in only one
+program, at a seed that depends on the processor, and Adam takes a full step even with a tiny
+gradient."""
 FLOAT64_BOUND = 1e-12
-"""Some hundred times the worst of ten seeds; no ReLU is as close to zero as rounding is here."""
+"""Several hundred times the largest difference of ten seeds. No ReLU is within rounding of zero."""
 
 
 @dataclass(frozen=True)
 class Losses:
     """The losses of two programs, step by step."""
 
-    of_torch: np.ndarray
-    of_other: np.ndarray
+    torch: np.ndarray
+    other: np.ndarray
 
-    def apart(self) -> float:
-        """The largest difference."""
-        return float(np.abs(self.of_torch - self.of_other).max())
+    def max_difference(self) -> float:
+        """Return the largest difference."""
+        return float(np.abs(self.torch - self.other).max())
 
 
-def torch_and_drumline(seed: int) -> Losses:
-    """In float32, as the two files are."""
+def compare_drumline(seed: int) -> Losses:
+    """Train with PyTorch and Drumline in float32, as in the two files."""
     model = torch_mlp.init(seed)
     with TemporaryDirectory() as folder:
         save(f"{folder}/weights.npz", from_torch(model.state_dict()))
@@ -54,30 +54,35 @@ def torch_and_drumline(seed: int) -> Losses:
         with redirect_stdout(sys.stderr):
             drumline_train([drumline_mlp.__file__, *settings, "--checkpoint", f"{folder}/run"])
         lines = Path(f"{folder}/run/metrics.jsonl").read_text().splitlines()
-    told = [json.loads(line) for line in lines]
-    of_torch = torch_mlp.train(model, batches(digits("train"), STEPS))
-    return Losses(np.array(of_torch), np.array([one["loss"] for one in told if "loss" in one]))
+    metrics = [json.loads(line) for line in lines]
+    torch_losses = torch_mlp.train(model, batches(digits("train"), STEPS))
+    return Losses(
+        np.array(torch_losses), np.array([step["loss"] for step in metrics if "loss" in step])
+    )
 
 
-def torch_and_jax(seed: int) -> Losses:
-    """In float64, where rounding hides no difference."""
+def compare_jax(seed: int) -> Losses:
+    """Train with PyTorch and JAX in float64, where rounding hides no difference."""
     model = torch_mlp.init(seed).double()
     weights, rows = from_torch(model.state_dict()), digits("train")
     with jax.enable_x64(True):
-        _, of_jax = jax_mlp.train(jax_mlp.MLP(HIDDEN_SIZES), weights, batches(rows, STEPS))
-    # JAX widens the images where they meet the weights; PyTorch has to be told.
+        _, jax_losses = jax_mlp.train(jax_mlp.MLP(HIDDEN_SIZES), weights, batches(rows, STEPS))
+    # JAX converts the images to float64 when it multiplies them; PyTorch does not.
     rows["image"] = rows["image"].astype(np.float64)
-    of_torch = torch_mlp.train(model, batches(rows, STEPS))
-    return Losses(np.array(of_torch), np.array(of_jax))
+    torch_losses = torch_mlp.train(model, batches(rows, STEPS))
+    return Losses(np.array(torch_losses), np.array(jax_losses))
 
 
 def main(seeds: int = 1) -> None:
-    """Print how far the losses are apart, and the last ones side by side."""
+    """Print the largest differences and the last losses."""
     print("seed  float32  float64  last loss: PyTorch  Drumline")
     for seed in range(seeds):
-        narrow, wide = torch_and_drumline(seed), torch_and_jax(seed)
-        last = f"{narrow.of_torch[-1]:18.5f}  {narrow.of_other[-1]:8.5f}"
-        print(f"{seed:4}  {narrow.apart():7.1e}  {wide.apart():7.1e}  {last}", flush=True)
+        float32, float64 = compare_drumline(seed), compare_jax(seed)
+        last = f"{float32.torch[-1]:18.5f}  {float32.other[-1]:8.5f}"
+        print(
+            f"{seed:4}  {float32.max_difference():7.1e}  {float64.max_difference():7.1e}  {last}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The digits in batches, as NumPy arrays, and the sizes: the same for PyTorch and for JAX.
+"""The digits in batches of NumPy arrays, and the sizes of the model, for PyTorch and JAX.
 
-They lie in the file in random order, so they are taken as they lie there, and at the end from the
-front again.
+The file has the digits in random order. The batches follow this order and start again at the end.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ Rows = dict[str, np.ndarray]
 
 
 def digits(part: str) -> Rows:
-    """The part `train` or `test`: "image", floats from -1 to 1, and "label"."""
+    """Return the part `train` or `test`: "image" with floats from -1 to 1, and "label"."""
     with np.load(Path(__file__).parents[1] / "data" / "digits.npz") as file:
         images, labels = file[f"{part}_images"], file[f"{part}_labels"]
     images = images.reshape(len(images), PIXELS).astype(np.float32) / 127.5 - 1
@@ -25,7 +24,7 @@ def digits(part: str) -> Rows:
 
 
 def batches(rows: Rows, steps: int) -> Iterator[Rows]:
-    """One batch for each step."""
+    """Yield a batch for each step."""
     for step in range(steps):
-        numbers = (step * BATCH + np.arange(BATCH)) % len(rows["label"])
-        yield {name: column[numbers] for name, column in rows.items()}
+        indices = (step * BATCH + np.arange(BATCH)) % len(rows["label"])
+        yield {name: column[indices] for name, column in rows.items()}

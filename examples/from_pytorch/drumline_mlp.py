@@ -1,10 +1,10 @@
-"""The MLP and its training in Drumline: the loop that torch_mlp.py and jax_mlp.py write is `fit`.
+"""The MLP and its training in Drumline. `fit` replaces the loops of torch_mlp.py and jax_mlp.py.
 
     python -m drumline.train examples/from_pytorch/drumline_mlp.py --set weights=/tmp/weights.npz
 
     done: step 50  loss 0.3022  accuracy 0.9531  eval accuracy 0.9226  eval loss 0.3147
 
-The file has the first weights of torch_mlp.py; without it they are drawn here, and are others.
+The file has the initial weights of torch_mlp.py. Without it, the recipe draws others.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from digit_batches import BATCH, HIDDEN_SIZES, PIXELS, digits
 from first_weights import Weights, load
 
 from drumline import models
-from drumline.train import Evaluation, Mistake, Recipe, Settings, data
+from drumline.errors import UserError
+from drumline.train import Evaluation, Recipe, Settings, data
 
 STEPS = 50
 LEARNING_RATE = 1e-3
@@ -25,19 +26,19 @@ WEIGHT_DECAY = 1e-2
 
 @dataclass(frozen=True)
 class MLP(models.MLP):
-    """Linear layers with ReLU between them, that can begin with given weights."""
+    """Linear layers with ReLU between them. The initial weights may come from a file."""
 
     weights: Path | None = None
 
     def init(self, key: jax.Array) -> Weights:
-        """The weights in the file, or new ones."""
+        """Return the weights in the file, or draw new ones."""
         return load(self.weights) if self.weights else super().init(key)
 
 
 def recipe(*, steps: int = STEPS, seed: int = 0, weights: Path | None = None) -> Recipe:
     """Train on the digits, from the weights in a file if there is one."""
     if weights and not weights.is_file():
-        raise Mistake(f"weights: there is no file {weights}; torch_mlp.py leaves one")
+        raise UserError(f"weights: there is no file {weights}; torch_mlp.py writes one")
     return Recipe(
         model=MLP(PIXELS, HIDDEN_SIZES, weights=weights),
         optimizer=optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY),

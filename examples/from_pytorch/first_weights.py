@@ -1,8 +1,8 @@
-"""The MLP's weights on their way from PyTorch to JAX and back.
+"""Convert the MLP's weights from PyTorch to JAX and back.
 
-`nn.Linear` keeps a weight as `[outputs, inputs]` and multiplies by its transpose; JAX code keeps
-`[inputs, outputs]` and multiplies as it is. And `nn.Sequential` counts the ReLUs too, so the layers
-are `net.0`, `net.2`, `net.4` there and `layer0`, `layer1`, `layer2` here.
+`nn.Linear` stores a weight as `[outputs, inputs]` and multiplies by its transpose. JAX code stores
+`[inputs, outputs]`. `nn.Sequential` numbers the ReLUs too, so PyTorch's layers are `net.0`, `net.2`
+and `net.4`, and JAX's are `layer0`, `layer1` and `layer2`.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ Weights = dict[str, dict[str, np.ndarray]]
 
 
 def from_torch(state: Mapping[str, Any]) -> Weights:
-    """The weights in a PyTorch model's `state_dict()`, as JAX takes them.
+    """Return the weights in a PyTorch model's `state_dict()` for JAX.
 
-    They are copied, because PyTorch goes on to write into its own.
+    They are copies, because PyTorch updates its weights in place.
     """
     return {
         f"layer{i}": {
@@ -29,7 +29,7 @@ def from_torch(state: Mapping[str, Any]) -> Weights:
 
 
 def to_torch(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """The way back: what `load_state_dict` takes, with `torch.from_numpy` of each."""
+    """Return the arrays of a `state_dict()`, as NumPy arrays."""
     state = {}
     for i in range(len(weights)):
         layer = weights[f"layer{i}"]
@@ -39,13 +39,13 @@ def to_torch(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def save(path: str | Path, weights: Weights) -> None:
-    """Write them into an `.npz` file."""
+    """Write weights to an `.npz` file."""
     flat = {f"{name}.{kind}": w for name, layer in weights.items() for kind, w in layer.items()}
     np.savez(path, **flat)
 
 
 def load(path: str | Path) -> Weights:
-    """Read them again."""
+    """Read weights from an `.npz` file."""
     weights: Weights = {}
     with np.load(path) as file:
         for name, array in file.items():

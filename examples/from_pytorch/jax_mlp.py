@@ -4,8 +4,8 @@
 
 What to see: loss 2.317 at first, 0.302 in step 50; test accuracy 92.3 %
 
-The file has the first weights of torch_mlp.py; without it they are drawn here, and are others.
-Over eight devices, each with its rows of every batch, the same comes out; emulated ones come with
+The file has the initial weights of torch_mlp.py. Without it, the program draws others. On eight
+devices, which each get their rows of every batch, the result is the same. For emulated devices, set
 `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
 """
 
@@ -49,7 +49,7 @@ class MLP:
         return params
 
     def forward(self, params: Params, x: jax.Array) -> jax.Array:
-        """The logits of each row."""
+        """Return the logits of each row."""
         for i in range(len(self.hidden_sizes)):
             x = jax.nn.relu(x @ params[f"layer{i}"]["weight"] + params[f"layer{i}"]["bias"])
         last = params[f"layer{len(self.hidden_sizes)}"]
@@ -57,7 +57,7 @@ class MLP:
 
 
 def init(model: MLP, seed: int) -> Params:
-    """A model's first weights."""
+    """Draw a model's initial weights."""
     key = jax.random.key(seed)
     x = jnp.zeros((1, PIXELS))
     return jax.jit(model.init)(key, x)
@@ -67,7 +67,7 @@ def init(model: MLP, seed: int) -> Params:
 def train_step(
     model: MLP, params: Params, opt_state: optax.OptState, batch: dict[str, jax.Array]
 ) -> tuple[Params, optax.OptState, jax.Array]:
-    """Weights and optimizer state one step later; the loss is the one before it."""
+    """Return the weights and optimizer state after a step, and the loss before it."""
 
     def loss_fn(params: Params) -> jax.Array:
         logits = model.forward(params, batch["image"])
@@ -80,14 +80,14 @@ def train_step(
 
 
 def shard(batch: Rows) -> dict[str, jax.Array]:
-    """The whole batch, each device's rows on that device."""
+    """Place the batch, with each device's rows on that device."""
     return jax.device_put(batch, P("data"))
 
 
 def train(model: MLP, params: Params, rows: Iterable[Rows]) -> tuple[Params, list[float]]:
-    """Train on one batch after another; the last weights, and the losses."""
+    """Train on the batches. Return the final weights and the losses."""
     with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("data",))):
-        # Copies of the first weights: the steps give the memory of theirs away.
+        # Copies, because the steps donate their weights.
         params = jax.device_put(params, P(), may_alias=False)
         opt_state = jax.device_put(optimizer.init(params), P())
         losses = []
@@ -98,7 +98,7 @@ def train(model: MLP, params: Params, rows: Iterable[Rows]) -> tuple[Params, lis
 
 
 def accuracy(model: MLP, params: Params, rows: Rows) -> float:
-    """The share of rows whose class the model finds."""
+    """Return the share of rows that the model classifies correctly."""
     logits = model.forward(params, rows["image"])
     return float((logits.argmax(1) == rows["label"]).mean())
 

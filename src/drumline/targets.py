@@ -36,7 +36,7 @@ class Target:
     inputs: tuple[Any, ...]
 
 
-@deprecated.renamed_parameters(given="name")
+@deprecated.renamed_keywords(given="name")
 def load_function(name: str) -> Callable[..., Any]:
     """Load the function that `MODULE:FUNCTION` names.
 
@@ -46,7 +46,7 @@ def load_function(name: str) -> Callable[..., Any]:
     return _load_named(name)[1]
 
 
-@deprecated.renamed_parameters(given="name")
+@deprecated.renamed_keywords(given="name")
 def load_target(name: str, inputs: str | None = None, *, hint: str = "") -> Target:
     """Load the function that `MODULE:FUNCTION` names, and its arguments.
 

@@ -9,27 +9,27 @@ from drumline.chips import Slice, UnknownName, slice_of, slices
 EVERY_SLICE = slices()
 
 
-@pytest.mark.parametrize("one", EVERY_SLICE, ids=lambda one: one.name)
-def test_the_parts_of_a_slice_add_up(one: Slice) -> None:
-    assert slice_of(one.name) == one
-    assert one.hosts * one.chips_per_host == one.chips
-    assert math.prod(one.topology) == one.chips
-    assert one.cores == one.chips * (one.chip.cores or 0)
-    assert len(one.wraps) == len(one.topology) == one.chip.torus_dimensions
-    assert one.hbm_bytes == one.chips * one.chip.hbm_bytes
-    assert one.peak_bf16_flops == one.chips * one.chip.peak_bf16_flops
-    assert (one.runtime_image is None) == (one.generation == "7x")
+@pytest.mark.parametrize("tpu_slice", EVERY_SLICE, ids=lambda tpu_slice: tpu_slice.name)
+def test_the_figures_of_a_slice_are_consistent(tpu_slice: Slice) -> None:
+    assert slice_of(tpu_slice.name) == tpu_slice
+    assert tpu_slice.hosts * tpu_slice.chips_per_host == tpu_slice.chips
+    assert math.prod(tpu_slice.topology) == tpu_slice.chips
+    assert tpu_slice.cores == tpu_slice.chips * (tpu_slice.chip.cores or 0)
+    assert len(tpu_slice.wraps) == len(tpu_slice.topology) == tpu_slice.chip.torus_dimensions
+    assert tpu_slice.hbm_bytes == tpu_slice.chips * tpu_slice.chip.hbm_bytes
+    assert tpu_slice.peak_bf16_flops == tpu_slice.chips * tpu_slice.chip.peak_bf16_flops
+    assert (tpu_slice.runtime_image is None) == (tpu_slice.generation == "7x")
 
 
-@pytest.mark.parametrize("one", EVERY_SLICE, ids=lambda one: one.name)
-def test_the_cost_model_gets_each_axis_with_its_length_and_wrap(one: Slice) -> None:
-    axes = one.mesh_axes()
-    assert tuple(axis.length for axis in axes) == one.topology
-    assert tuple(axis.wraps for axis in axes) == one.wraps
-    assert {axis.link_bandwidth for axis in axes} == {one.chip.link_bandwidth}
+@pytest.mark.parametrize("tpu_slice", EVERY_SLICE, ids=lambda tpu_slice: tpu_slice.name)
+def test_mesh_axes_match_the_topology(tpu_slice: Slice) -> None:
+    axes = tpu_slice.mesh_axes()
+    assert tuple(axis.length for axis in axes) == tpu_slice.topology
+    assert tuple(axis.wraps for axis in axes) == tpu_slice.wraps
+    assert {axis.link_bandwidth for axis in axes} == {tpu_slice.chip.link_bandwidth}
 
 
-# Read from the configuration tables of Google's documentation, not computed.
+# Copied from the configuration tables of Google's documentation, not computed.
 DOCUMENTED = [
     # name, chips, hosts, topology, wraps
     ("v2-8", 4, 1, "2x2", "--"),
@@ -65,22 +65,22 @@ DOCUMENTED = [
 
 
 @pytest.mark.parametrize(("name", "chips", "hosts", "topology", "wraps"), DOCUMENTED)
-def test_slices_are_as_google_documents_them(
+def test_slices_match_googles_documentation(
     name: str, chips: int, hosts: int, topology: str, wraps: str
 ) -> None:
-    one = slice_of(name)
-    assert (one.chips, one.hosts) == (chips, hosts)
-    assert "x".join(map(str, one.topology)) == topology
-    assert one.wraps == tuple(mark == "w" for mark in wraps)
+    tpu_slice = slice_of(name)
+    assert (tpu_slice.chips, tpu_slice.hosts) == (chips, hosts)
+    assert "x".join(map(str, tpu_slice.topology)) == topology
+    assert tpu_slice.wraps == tuple(mark == "w" for mark in wraps)
 
 
 @pytest.mark.parametrize("typed", ["v5e-16", "v5litepod-16", "V5E-16", " v5e-16\n"])
-def test_one_slice_under_its_spellings_has_the_name_the_cloud_takes(typed: str) -> None:
+def test_every_spelling_gives_the_name_of_the_cloud_api(typed: str) -> None:
     assert slice_of(typed).name == "v5litepod-16"
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         ("v5p-12", "v5p comes in 8, 16, .*; nearest: v5p-8, v5p-16$"),
         ("v5e-12", "nearest: v5e-8, v5e-16$"),
@@ -98,15 +98,15 @@ def test_one_slice_under_its_spellings_has_the_name_the_cloud_takes(typed: str) 
         ("h100-8", "names a GPU"),
     ],
 )
-def test_a_wrong_name_gets_one_sentence_with_the_mend(typed: str, said: str) -> None:
-    with pytest.raises(UnknownName, match=said):
+def test_an_unknown_slice_is_an_error_with_a_suggestion(typed: str, message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
         slice_of(typed)
 
 
 @given(st.text(max_size=20) | st.from_regex(r"\A\s?[vV]?[0-9a-z]{1,4}-?[0-9]{0,12}\Z"))
-def test_any_text_is_a_slice_or_one_sentence(typed: str) -> None:
+def test_any_text_is_a_slice_or_an_error_of_one_line(typed: str) -> None:
     try:
-        said = slice_of(typed).name
-    except UnknownName as mistake:
-        said = str(mistake)
-    assert len(said.splitlines()) == 1
+        text = slice_of(typed).name
+    except UnknownName as error:
+        text = str(error)
+    assert len(text.splitlines()) == 1

@@ -5,24 +5,24 @@ from drumline.chips import (
     Slice,
     UnknownName,
     generations_in,
-    places,
     price,
     region_of,
     same_region,
     slice_of,
     slices,
+    zone_offers,
     zones,
 )
 
 
-@pytest.mark.parametrize("one", slices(), ids=lambda one: one.name)
-def test_every_slice_is_to_be_had_somewhere(one: Slice) -> None:
-    there = places(one)
-    assert there
-    assert len({place.zone for place in there}) == len(there)
-    for place in there:
-        assert region_of(place.zone)
-        assert one.generation in generations_in(place.zone)
+@pytest.mark.parametrize("tpu_slice", slices(), ids=lambda tpu_slice: tpu_slice.name)
+def test_some_zone_offers_every_slice(tpu_slice: Slice) -> None:
+    offers = zone_offers(tpu_slice)
+    assert offers
+    assert len({offer.zone for offer in offers}) == len(offers)
+    for offer in offers:
+        assert region_of(offer.zone)
+        assert tpu_slice.generation in generations_in(offer.zone)
 
 
 @pytest.mark.parametrize(
@@ -37,27 +37,27 @@ def test_every_slice_is_to_be_had_somewhere(one: Slice) -> None:
         ("v6e-64", "us-east1-d"),
     ],
 )
-def test_the_zones_of_the_research_grants_are_known(name: str, zone: str) -> None:
-    assert zone in {place.zone for place in places(slice_of(name))}
+def test_the_zones_of_research_grants_are_listed(name: str, zone: str) -> None:
+    assert zone in {offer.zone for offer in zone_offers(slice_of(name))}
 
 
-def test_a_pod_slice_is_not_offered_where_only_single_devices_are() -> None:
-    assert "us-central1-b" not in {place.zone for place in places(slice_of("v2-32"))}
+def test_zones_with_single_hosts_only_do_not_offer_pod_slices() -> None:
+    assert "us-central1-b" not in {offer.zone for offer in zone_offers(slice_of("v2-32"))}
 
 
 @pytest.mark.parametrize("zone", zones())
-def test_a_zone_lies_in_its_region(zone: str) -> None:
+def test_the_name_of_a_zone_starts_with_its_region(zone: str) -> None:
     assert zone.startswith(f"{region_of(zone)}-")
 
 
-def test_a_region_in_place_of_a_zone_gets_its_zones() -> None:
-    with pytest.raises(UnknownName, match=r"'us-central2' is a region; zones there: us-central2-b"):
+def test_the_error_for_a_region_lists_its_zones() -> None:
+    with pytest.raises(UnknownName, match=r"'us-central2' is a region; its zones: us-central2-b"):
         region_of("us-central2")
 
 
 @pytest.mark.parametrize("typed", ["", "nowhere", "us-central2-", "US-CENTRAL2-B", "us central2-b"])
-def test_what_is_no_zone_is_said_to_be_none(typed: str) -> None:
-    with pytest.raises(UnknownName, match="is no zone"):
+def test_an_unknown_zone_is_an_error(typed: str) -> None:
+    with pytest.raises(UnknownName, match="is not a zone"):
         region_of(typed)
 
 
@@ -74,30 +74,30 @@ def test_what_is_no_zone_is_said_to_be_none(typed: str) -> None:
         ("", False),
     ],
 )
-def test_a_multi_region_bucket_is_not_in_the_slices_region(location: str, same: bool) -> None:
+def test_a_multi_region_bucket_is_not_in_the_region_of_a_zone(location: str, same: bool) -> None:
     assert same_region("us-central2-b", location) is same
 
 
-def test_a_v4_8_on_demand_costs_what_the_slides_say() -> None:
-    found = price(slice_of("v4-8"), "us-central2-b", "on-demand")
-    assert found is not None
-    assert round(found.per_chip_hour * 4, 2) == 12.88
-    assert found.as_of
-    assert found.source
+def test_the_on_demand_price_of_a_v4_8() -> None:
+    on_demand = price(slice_of("v4-8"), "us-central2-b", "on-demand")
+    assert on_demand is not None
+    assert round(on_demand.per_chip_hour * 4, 2) == 12.88
+    assert on_demand.as_of
+    assert on_demand.source
 
 
-@pytest.mark.parametrize("one", slices(), ids=lambda one: one.name)
-def test_spot_is_never_dearer_than_on_demand(one: Slice) -> None:
-    for place in places(one):
-        on_demand = price(one, place.zone, "on-demand")
-        spot = price(one, place.zone, "spot")
+@pytest.mark.parametrize("tpu_slice", slices(), ids=lambda tpu_slice: tpu_slice.name)
+def test_spot_costs_less_than_on_demand(tpu_slice: Slice) -> None:
+    for offer in zone_offers(tpu_slice):
+        on_demand = price(tpu_slice, offer.zone, "on-demand")
+        spot = price(tpu_slice, offer.zone, "spot")
         if on_demand and spot:
             assert 0 < spot.per_chip_hour < on_demand.per_chip_hour
 
 
-def test_a_price_nobody_published_is_none_and_a_wrong_tier_a_mistake() -> None:
+def test_an_unpublished_price_is_none_and_an_unknown_tier_an_error() -> None:
     assert price(slice_of("tpu7x-64"), "us-central1-c", "spot") is None
-    with pytest.raises(UnknownName, match="no tier"):
+    with pytest.raises(UnknownName, match="is not a tier"):
         price(slice_of("v4-8"), "us-central2-b", "cheap")
 
 

@@ -8,9 +8,9 @@ from drumline.cli import main
 
 
 def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         main(list(arguments))
-    code = ended.value.code
+    code = caught.value.code
     return code if isinstance(code, int) else 0
 
 
@@ -52,7 +52,7 @@ def test_a_slice_as_json(
     assert {key: facts[key] for key in expected} == expected
 
 
-def test_a_slice_says_where_it_is_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slice_lists_its_zones_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("chips", "v4-8") == 0
     out = capsys.readouterr().out
     assert "1 host with 4 chips" in out
@@ -60,7 +60,7 @@ def test_a_slice_says_where_it_is_and_what_it_costs(capsys: pytest.CaptureFixtur
     assert "$12.88" in out
 
 
-def test_a_chip_comes_with_its_sources_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chip_lists_its_sources_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("chips", "v3") == 0
     out = capsys.readouterr().out
     assert "SOURCE" in out
@@ -68,7 +68,7 @@ def test_a_chip_comes_with_its_sources_and_notes(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("typed", ["v5p-12", "", "v4-x", "nvidia", "h100-8", "v4-8\nv4-16"])
-def test_a_wrong_name_is_one_sentence_and_exit_code_2(
+def test_an_unknown_name_is_one_line_and_exit_code_2(
     typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("chips", typed) == 2
@@ -88,5 +88,5 @@ def test_no_heavy_library_is_imported(arguments: list[str]) -> None:
         "sys.exit(str(sorted(heavy & set(sys.modules))) if heavy & set(sys.modules) else 0)\n"
     )
     command = [sys.executable, "-c", script, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr

@@ -91,7 +91,7 @@ def test_a_login_that_does_not_work_is_told_and_the_settings_stay(
         (["--project", "lab-tpu"], "no zones given: drumline init --zones"),
         (["--project", "Lab TPU", "--zones", "us-central2-b"], "is not a project id"),
         (["--project", "lab-tpu", "--zones", "us-central2"], "'us-central2' is a region"),
-        (["--project", "lab-tpu", "--zones", "nowhere"], "'nowhere' is no zone"),
+        (["--project", "lab-tpu", "--zones", "nowhere"], "'nowhere' is not a zone"),
         (["--project", "lab-tpu", "--quota", "lots"], "'lots' is not like '64 spot v6e chips"),
         (["--project", "lab-tpu", "--quota", "1 spot v99 chip in us-central2-b"], "v99"),
     ],

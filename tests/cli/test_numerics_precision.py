@@ -1,4 +1,4 @@
-"""`drumline numerics precision`, as a user types it."""
+"""`drumline numerics precision`."""
 
 import json
 import sys
@@ -29,9 +29,9 @@ def sums(x, scale):
 
 
 def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_error:
         main(["numerics", "precision", *arguments])
-    code = ended.value.code
+    code = exit_error.value.code
     return code if isinstance(code, int) else 0
 
 
@@ -44,37 +44,37 @@ def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "sampler.py"
 
 
-def test_a_change_is_shown_with_its_first_operation_and_what_to_set(
+def test_a_change_is_printed_with_its_first_operation_and_the_setting(
     sampler: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(f"{sampler}:rounded") == 1
     out = capsys.readouterr().out
     assert "sampler.py:rounded · " in out
-    assert "no excess precision parts at operation 4 of 5: convert_element_type at " in out
+    assert "no excess precision first differs at operation 4 of 5: convert_element_type at " in out
     assert "at sampler.py:12\n" in out
     assert "bfloat16[8,512] → float32[8,512]" in out
     assert "the rounding at sampler.py:11 never happened" in out
     assert "compiler_options={'xla_allow_excess_precision': False}" in out
 
 
-def test_the_same_as_json(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{sampler}:rounded", "--json", "--argmax", "--output", "scores") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["function"] == "sampler.py:rounded"
-    strict = report["variants"][0]
-    assert strict["variant"] == "no excess precision"
-    assert strict["changes"] == strict["outputs"][0]["change"]["differing"] > 0
-    assert strict["first_operation"]["operation"]["line"] == 12
-    assert strict["flips"][0]["decisions"] == 8
+    no_excess = report["variants"][0]
+    assert no_excess["variant"] == "no excess precision"
+    assert no_excess["changes"] == no_excess["outputs"][0]["change"]["differing"] > 0
+    assert no_excess["first_operation"]["operation"]["line"] == 12
+    assert no_excess["flips"][0]["decisions"] == 8
 
 
-def test_nothing_to_see_is_exit_code_0(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_change_is_exit_code_0(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{sampler}:sums", "--inputs", "few") == 0
     assert "nothing changes on this device" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["nowhere.py:rounded"], "there is no such file"),
         (["sampler.py:sums", "--inputs", "many"], "has no many"),
@@ -82,12 +82,12 @@ def test_nothing_to_see_is_exit_code_0(sampler: str, capsys: pytest.CaptureFixtu
         (["sampler.py:rounded", "--argmax", "--output", "shape"], "argmax takes rows of floats"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    sampler: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    sampler: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del sampler
-    assert run(*words) == 2
+    assert run(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
-    assert said in captured.err
+    assert message in captured.err

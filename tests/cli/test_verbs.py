@@ -79,9 +79,9 @@ def test_create_as_json(
 def test_a_dry_run_prints_the_plan_and_creates_nothing(
     server: Any, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:
-    server.answers["POST /plan"] = {"lines": ["would ask for v4-8", "would run: python train.py"]}
+    server.answers["POST /plan"] = {"lines": ["would request v4-8", "would run: python train.py"]}
     assert drumline("create", str(job_file), "--dry-run") == 0
-    assert capsys.readouterr().out == "would ask for v4-8\nwould run: python train.py\n"
+    assert capsys.readouterr().out == "would request v4-8\nwould run: python train.py\n"
     assert [path for _, path, _ in server.asked] == ["/plan"]
     assert "s3cret" not in json.dumps(server.asked)
 

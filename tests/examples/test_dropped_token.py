@@ -13,7 +13,7 @@ import pytest
 
 from drumline.cli import main
 from drumline.numerics import precision
-from drumline.numerics.rounding.variants import Way
+from drumline.numerics.rounding.execution import ExecutionMode
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "numerics"
@@ -61,7 +61,7 @@ def test_the_command_in_its_docstring_names_the_flips_and_the_line(
 
 def test_every_flip_is_a_token_that_changed(sampler: Any) -> None:
     report = precision(sampler.sample, *sampler.inputs(), argmax=True)
-    strict = next(variant for variant in report.variants if variant.way is Way.NO_EXCESS)
+    strict = next(variant for variant in report.variants if variant.mode is ExecutionMode.NO_EXCESS)
     [flips] = strict.flips
     tokens = strict.outputs[1].change
     assert flips.flipped == tokens.differing > 0

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from drumline import models
-from drumline.train import Mistake
+from drumline.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "from_pytorch"
@@ -55,51 +55,49 @@ def in_float32(compare: Any) -> tuple[Any, str]:
     """PyTorch's losses and Drumline's, and what Drumline's command printed."""
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed):
-        losses = compare.torch_and_drumline(seed=0)
+        losses = compare.compare_drumline(seed=0)
     return losses, printed.getvalue()
 
 
 @pytest.fixture(scope="module")
 def in_float64(compare: Any) -> Any:
-    return compare.torch_and_jax(seed=0)
+    return compare.compare_jax(seed=0)
 
 
 # The comparison -----------------------------------------------------------------------------------
 
 
-def test_pytorch_and_drumline_have_the_same_losses(
-    compare: Any, in_float32: tuple[Any, str]
-) -> None:
+def test_pycompare_drumline_have_the_same_losses(compare: Any, in_float32: tuple[Any, str]) -> None:
     losses, _ = in_float32
-    assert losses.of_torch.shape == losses.of_other.shape == (compare.STEPS,)
-    assert losses.of_torch[-1] < losses.of_torch[0] / 5
-    assert losses.apart() < compare.FLOAT32_BOUND
+    assert losses.torch.shape == losses.other.shape == (compare.STEPS,)
+    assert losses.torch[-1] < losses.torch[0] / 5
+    assert losses.max_difference() < compare.FLOAT32_BOUND
 
 
-def test_pytorch_and_jax_compute_the_same(compare: Any, in_float64: Any) -> None:
-    assert in_float64.of_torch.shape == in_float64.of_other.shape == (compare.STEPS,)
-    assert in_float64.of_other[-1] < in_float64.of_other[0] / 5
-    assert in_float64.apart() < compare.FLOAT64_BOUND
+def test_pycompare_jax_compute_the_same(compare: Any, in_float64: Any) -> None:
+    assert in_float64.torch.shape == in_float64.other.shape == (compare.STEPS,)
+    assert in_float64.other[-1] < in_float64.other[0] / 5
+    assert in_float64.max_difference() < compare.FLOAT64_BOUND
 
 
 def test_float32_losses_are_those_of_float64_but_for_rounding(
     compare: Any, in_float32: tuple[Any, str], in_float64: Any
 ) -> None:
     losses, _ = in_float32
-    for narrow in (losses.of_torch, losses.of_other):
-        assert np.abs(narrow - in_float64.of_torch).max() < compare.FLOAT32_BOUND
+    for narrow in (losses.torch, losses.other):
+        assert np.abs(narrow - in_float64.torch).max() < compare.FLOAT32_BOUND
 
 
 def test_the_other_weight_decay_would_be_noticed(
     torch_mlp: Any, example: Example, in_float64: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each library has a default of its own, a hundred times apart."""
-    batches, steps = example("digit_batches"), len(in_float64.of_torch)
+    batches, steps = example("digit_batches"), len(in_float64.torch)
     monkeypatch.setattr(torch_mlp, "WEIGHT_DECAY", 1e-4)
     rows = batches.digits("train")
     rows["image"] = rows["image"].astype(np.float64)
     losses = torch_mlp.train(torch_mlp.init(0).double(), batches.batches(rows, steps))
-    assert np.abs(losses - in_float64.of_other).max() > 1e-4
+    assert np.abs(losses - in_float64.other).max() > 1e-4
 
 
 # The examples -------------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ def test_without_a_file_jax_draws_weights_of_the_shapes_drumline_has(example: Ex
 
 def test_a_missing_file_of_weights_is_one_sentence(example: Example, tmp_path: Path) -> None:
     recipe = example("drumline_mlp").recipe
-    with pytest.raises(Mistake, match=r"^weights: there is no file .*none\.npz; torch_mlp\.py"):
+    with pytest.raises(UserError, match=r"^weights: there is no file .*none\.npz; torch_mlp\.py"):
         recipe(weights=tmp_path / "none.npz")
 
 

@@ -1,10 +1,10 @@
-"""A thousand faults, each planted on one of eight devices, and each to be blamed on the right one.
+"""Inject a thousand faults, one at a time, and check that the burn-in names the right device.
 
     python -m tests.health.seeds --seeds 1000 [--first 1]
 
-A seed is one burn-in with one fault in it, or for one seed in six with none: a bit that flips in
-what a device computed, in any test and any repeat; a word of memory; a link, once or always; a
-device that is missing; one that is slow. Nobody else may be blamed, and without a fault nobody.
+Each seed is one burn-in of eight devices with one fault, or for one seed in six with none: a bit
+flip in the output of any test and repeat, a wrong word of memory, a bad link, once or always, a
+missing device, or a slow one. No other device may be named, and without a fault none at all.
 """
 
 # mypy: allow-untyped-calls
@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.compiling import quick_flags
@@ -26,190 +26,190 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-from drumline.health.bench import Bench
-from drumline.health.burnin import CHECKS, burn
-from drumline.health.checks.sizes import Sizes
-from drumline.health.emulated import changed, flip_bit
-from drumline.health.report import FAIL, PASS, WARN, BurnIn
+from drumline.health.burnin import CHIP_TESTS, run_burn_in
+from drumline.health.emulated import flip_bit, modify_shard
+from drumline.health.inputs import Sizes
+from drumline.health.report import FAIL, PASS, WARN, HealthReport
+from drumline.health.runner import ChipRunner
 
 DEVICES = 8
-SMALL = Sizes(side=16, chain=2, inner=32, memory=2**13, block=2**12, words=64, numbers=512)
+SMALL = Sizes(
+    matmul_size=16,
+    chain=2,
+    inner=32,
+    memory=2**13,
+    block=2**12,
+    link_buffer=64,
+    numbers=512,
+)
 FAULTS = ("none", "flip", "memory", "link", "missing", "slow")
 
 
 @dataclass
-class Plant:
+class InjectedFault:
     """The fault of one seed."""
 
     seed: int
-    fault: str
+    kind: str
     chip: int
-    """Its place among the devices; of a link, where it leads to."""
+    """The index of the faulty device; for a link, of its receiver."""
     step: int = 1
-    """From which neighbour the link comes: 1 from the one before, -1 from the one after."""
+    """The direction of the link: 1 from the previous device, -1 from the next."""
     always: bool = False
-    """Whether the link is always bad, or once."""
+    """True if the link is always bad, False if it is bad once."""
     rounds: int = 1
     factor: float = 1.0
-    moment: int = -1
-    """The call, among those that it can strike, in which it does."""
+    call: int = -1
+    """The index of the affected call among those that the fault can affect."""
 
     @classmethod
-    def drawn(cls, seed: int, calls: Counter[str]) -> "Plant":
-        """The fault that a seed stands for; `calls` are those of one sound round."""
-        dice = random.Random(seed)
-        fault = FAULTS[seed % len(FAULTS)]
-        plant = cls(seed, fault, dice.randrange(DEVICES))
-        plant.rounds = dice.choice((1, 1, 2))
-        plant.step = dice.choice((1, -1))
-        plant.always = dice.random() < 0.5
-        plant.factor = dice.uniform(20, 100)
-        plant.moment = dice.randrange(calls[fault] * plant.rounds) if calls[fault] else -1
-        return plant
+    def random(cls, seed: int, calls: Counter[str]) -> "InjectedFault":
+        """Return the fault of a seed. `calls` are the calls of one round without a fault."""
+        rng = random.Random(seed)
+        kind = FAULTS[seed % len(FAULTS)]
+        fault = cls(seed, kind, rng.randrange(DEVICES))
+        fault.rounds = rng.choice((1, 1, 2))
+        fault.step = rng.choice((1, -1))
+        fault.always = rng.random() < 0.5
+        fault.factor = rng.uniform(20, 100)
+        fault.call = rng.randrange(calls[kind] * fault.rounds) if calls[kind] else -1
+        return fault
 
 
-@dataclass
-class Clockwork:
-    """Seconds that depend on no machine: every chip takes about as long, but for a slow one."""
+class FaultyRunner(ChipRunner):
+    """A runner that injects one fault and whose times do not depend on the machine."""
 
-    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    def __init__(self, devices: Sequence[Any], fault: InjectedFault) -> None:
+        super().__init__(devices)
+        self.fault = fault
+        self.calls: Counter[str] = Counter()
+        self._clock = random.Random(fault.seed)
 
-    def seconds(self, devices: Sequence[int], slow: int | None, factor: float) -> dict[int, float]:
+    def computed_outputs(self, name: str, outputs: Any) -> Any:
+        outputs = super().computed_outputs(name, outputs)
+        if name == "memory":
+            outputs = self._inject("memory", outputs)
+        return self._inject("flip", outputs)
+
+    def received_outputs(self, name: str, outputs: Any) -> Any:
+        outputs = super().received_outputs(name, outputs)
+        backwards = name.endswith("backwards")
+        return self._inject("link", outputs) if backwards == (self.fault.step < 0) else outputs
+
+    def measured_seconds(self, name: str, seconds: dict[int, float]) -> dict[int, float]:
+        del name
+        slow = self.devices[self.fault.chip].id if self.fault.kind == "slow" else None
         return {
-            device: self.dice.uniform(1, 1.5) * (factor if device == slow else 1)
-            for device in devices
+            device: self._clock.uniform(1, 1.5) * (self.fault.factor if device == slow else 1)
+            for device in seconds
         }
 
-
-class PlantingBench(Bench):
-    """A bench on which one thing goes wrong."""
-
-    def __init__(self, devices: Sequence[Any], plant: Plant) -> None:
-        super().__init__(devices)
-        self.plant = plant
-        self.calls: Counter[str] = Counter()
-        self._clock = Clockwork(random.Random(plant.seed))
-
-    def computed(self, name: str, outputs: Any) -> Any:
-        outputs = super().computed(name, outputs)
-        if name == "memory":
-            outputs = self._struck("memory", outputs)
-        return self._struck("flip", outputs)
-
-    def sent(self, name: str, outputs: Any) -> Any:
-        outputs = super().sent(name, outputs)
-        backwards = name.endswith("backwards")
-        return self._struck("link", outputs) if backwards == (self.plant.step < 0) else outputs
-
-    def clocked(self, name: str, seconds: dict[int, float]) -> dict[int, float]:
-        del name
-        slow = self.devices[self.plant.chip].id if self.plant.fault == "slow" else None
-        return self._clock.seconds(list(seconds), slow, self.plant.factor)
-
-    def _struck(self, fault: str, outputs: Any) -> Any:
-        call = self.calls[fault]
-        self.calls[fault] += 1
-        plant = self.plant
-        if plant.fault != fault or not (call == plant.moment or (plant.always and fault == "link")):
+    def _inject(self, kind: str, outputs: Any) -> Any:
+        call = self.calls[kind]
+        self.calls[kind] += 1
+        fault = self.fault
+        if fault.kind != kind or not (call == fault.call or (fault.always and kind == "link")):
             return outputs
-        dice = random.Random(f"{plant.seed} {call}")
+        rng = random.Random(f"{fault.seed} {call}")
         leaves, structure = jax.tree.flatten(outputs)
-        which = dice.randrange(len(leaves))
-        device = self.devices[plant.chip]
-        leaves[which] = changed(
-            leaves[which], device, lambda values: flip_bit(values, dice.randrange(2**40))
+        index = rng.randrange(len(leaves))
+        device = self.devices[fault.chip]
+        leaves[index] = modify_shard(
+            leaves[index], device, lambda values: flip_bit(values, rng.randrange(2**40))
         )
         return jax.tree.unflatten(structure, leaves)
 
 
-def burnt(plant: Plant) -> tuple[BurnIn, Counter[str]]:
-    """The report of a burn-in with that fault, and how often it could have struck."""
+def burn_in_with(fault: InjectedFault) -> tuple[HealthReport, Counter[str]]:
+    """Run a burn-in with a fault. Return its report and the calls that each kind could affect."""
     devices = jax.devices()[:DEVICES]
-    checks = CHECKS
-    if plant.fault == "missing":
-        # Its gap is found before any program runs; seven devices would compile all of them anew.
-        del devices[plant.chip]
-        checks = ()
-    bench = PlantingBench(devices, plant)
-    rounds = iter(range(1, plant.rounds + 1))
+    chip_tests = CHIP_TESTS
+    if fault.kind == "missing":
+        # The gap is found before any program runs, and programs for seven devices would have to be
+        # compiled.
+        del devices[fault.chip]
+        chip_tests = ()
+    runner = FaultyRunner(devices, fault)
+    rounds = iter(range(1, fault.rounds + 1))
     try:
-        report = burn(
-            bench,
+        report = run_burn_in(
+            runner,
             SMALL,
             {},
-            expected=DEVICES,
+            expected_devices=DEVICES,
             elapsed=lambda: next(rounds),
-            seconds=plant.rounds,
-            checks=checks,
+            seconds=fault.rounds,
+            chip_tests=chip_tests,
         )
     finally:
-        bench.close()
-    return report, bench.calls
+        runner.close()
+    return report, runner.calls
 
 
-def sound_calls() -> Counter[str]:
-    """How many calls of each kind a round has."""
-    report, calls = burnt(Plant(0, "none", 0))
-    assert report.verdict == PASS, report.said
+def count_calls() -> Counter[str]:
+    """Return the number of calls that each kind of fault can affect in one round."""
+    report, calls = burn_in_with(InjectedFault(0, "none", 0))
+    assert report.verdict == PASS, report.message
     return calls
 
 
-def judged(plant: Plant, report: BurnIn) -> str:
-    """What is wrong with a report of that fault; nothing if it is right."""
-    device = jax.devices()[plant.chip].id
+def find_error(fault: InjectedFault, report: HealthReport) -> str:
+    """Return a message if the report is wrong for the fault, else an empty string."""
+    device = jax.devices()[fault.chip].id
     failed = [chip.id for chip in report.devices if chip.verdict == FAIL]
     warned = [chip.id for chip in report.devices if chip.verdict == WARN]
-    accused = [(accusation.host, accusation.chip) for accusation in report.accusations]
-    verdict, fails, accuses = report.verdict, [device], [(0, device)]
-    why = report.accusations[0].why if report.accusations else ""
-    wanted = {"memory": "read back not as written"}.get(plant.fault, "")
-    match plant.fault:
+    named = [(fault_report.host, fault_report.chip) for fault_report in report.faults]
+    verdict = report.verdict
+    reason = report.faults[0].reason if report.faults else ""
+    is_only_failure = verdict == FAIL and failed == [device] and named == [(0, device)]
+    match fault.kind:
         case "none":
-            right = verdict == PASS and not failed and not warned and not accused
+            correct = verdict == PASS and not failed and not warned and not named
         case "slow":
-            right = verdict == WARN and not failed and warned == [device] and not accused
+            correct = verdict == WARN and not failed and warned == [device] and not named
         case "missing":
-            named = f"7 of 8 devices: chip {plant.chip} is missing"
-            right = verdict == FAIL and not failed and accused == [(0, None)] and why == named
+            expected = f"7 of 8 devices: chip {fault.chip} is missing"
+            correct = verdict == FAIL and not failed and named == [(0, None)] and reason == expected
         case "link":
-            sender = jax.devices()[(plant.chip - plant.step) % DEVICES].id
-            wanted = f"the link {sender} → {device} delivered"
-            right = verdict == FAIL and failed == fails and accused == accuses and wanted in why
+            sender = jax.devices()[(fault.chip - fault.step) % DEVICES].id
+            correct = is_only_failure and f"the link {sender} → {device} delivered" in reason
+        case "memory":
+            correct = is_only_failure and "read back not as written" in reason
         case _:
-            right = verdict == FAIL and failed == fails and accused == accuses and wanted in why
-    if right:
+            correct = is_only_failure
+    if correct:
         return ""
     return (
-        f"seed {plant.seed}: {plant} gave {verdict}, {failed=} {warned=} {accused=}: {report.said}"
+        f"seed {fault.seed}: {fault} gave {verdict}, {failed=} {warned=} {named=}: {report.message}"
     )
 
 
 def run(seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
-    """The number of seeds of each fault, and what was wrong."""
-    calls = sound_calls()
-    ran: Counter[str] = Counter()
-    wrong = []
+    """Run these seeds. Return the number of seeds of each kind, and the errors."""
+    calls = count_calls()
+    counts: Counter[str] = Counter()
+    errors = []
     for seed in seeds:
-        plant = Plant.drawn(seed, calls)
-        mistake = judged(plant, burnt(plant)[0])
-        ran[plant.fault] += 1
-        if mistake:
-            wrong.append(mistake)
-            print(mistake, flush=True)
-    return ran, wrong
+        fault = InjectedFault.random(seed, calls)
+        error = find_error(fault, burn_in_with(fault)[0])
+        counts[fault.kind] += 1
+        if error:
+            errors.append(error)
+            print(error, flush=True)
+    return counts, errors
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--seeds", type=int, default=1000)
-    words.add_argument("--first", type=int, default=1)
-    asked = words.parse_args()
-    began = time.monotonic()
-    ran, wrong = run(range(asked.first, asked.first + asked.seeds))
-    kinds = ", ".join(f"{count} {fault}" for fault, count in ran.items())
-    taken = time.monotonic() - began
-    print(f"{ran.total()} seeds in {taken:.0f} s ({kinds}): {len(wrong)} judged wrong")
-    sys.exit(1 if wrong else 0)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=1)
+    options = parser.parse_args()
+    started_at = time.monotonic()
+    counts, errors = run(range(options.first, options.first + options.seeds))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    seconds = time.monotonic() - started_at
+    print(f"{counts.total()} seeds in {seconds:.0f} s ({kinds}): {len(errors)} judged wrong")
+    sys.exit(1 if errors else 0)
 
 
 if __name__ == "__main__":

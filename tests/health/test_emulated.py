@@ -1,4 +1,4 @@
-"""An emulated chip lies as its machine's file says, on its own device alone, and soon."""
+"""An emulated chip has the fault in its machine's file, only on its own device, and soon."""
 
 # mypy: allow-untyped-calls
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from drumline.health.emulated import as_computed, as_sent, fault_here
+from drumline.health.emulated import current_fault, inject_compute_fault, inject_link_fault
 
-ENOUGH = 4
+CALLS = 4
 
 
 @pytest.fixture
@@ -25,86 +25,88 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def broken(machine: Path, how: str, **more: int) -> None:
-    (machine / "fault.json").write_text(json.dumps({"how": how, "chip": 2, "seed": 7, **more}))
+def write_fault(machine: Path, how: str, **fields: int) -> None:
+    (machine / "fault.json").write_text(json.dumps({"how": how, "chip": 2, "seed": 7, **fields}))
 
 
-def values(spec: PartitionSpec, dtype: Any = jnp.bfloat16) -> jax.Array:
+def sharded_values(spec: PartitionSpec, dtype: Any = jnp.bfloat16) -> jax.Array:
     mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
-    laid: jax.Array = jax.device_put(jnp.arange(64, dtype=dtype), NamedSharding(mesh, spec))
-    return laid
+    array: jax.Array = jax.device_put(jnp.arange(64, dtype=dtype), NamedSharding(mesh, spec))
+    return array
 
 
-def wrong_on(before: jax.Array, after: jax.Array) -> dict[int, int]:
-    """How many bits differ on each device."""
-    found = {}
-    for was, now in zip(before.addressable_shards, after.addressable_shards, strict=True):
-        pair = (np.asarray(was.data).view(np.uint8), np.asarray(now.data).view(np.uint8))
-        found[was.device.id] = int(np.bitwise_count(pair[0] ^ pair[1]).sum())
-    return found
+def wrong_bits(before: jax.Array, after: jax.Array) -> dict[int, int]:
+    """Return the number of bits that differ on each device."""
+    counts = {}
+    for old, new in zip(before.addressable_shards, after.addressable_shards, strict=True):
+        pair = (np.asarray(old.data).view(np.uint8), np.asarray(new.data).view(np.uint8))
+        counts[old.device.id] = int(np.bitwise_count(pair[0] ^ pair[1]).sum())
+    return counts
 
 
-def test_sound_machines_tell_the_truth(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = {"x": values(PartitionSpec("d"))}
-    assert fault_here() is None
-    assert as_computed(arrays) is arrays
-    broken(machine, "lies")
-    assert fault_here() is not None
+def test_sound_machines_change_nothing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {"x": sharded_values(PartitionSpec("d"))}
+    assert current_fault() is None
+    assert inject_compute_fault(arrays) is arrays
+    write_fault(machine, "lies")
+    assert current_fault() is not None
     monkeypatch.delenv("DRUMLINE_EMULATED")
-    assert fault_here() is None
-    assert as_computed(arrays) is arrays
+    assert current_fault() is None
+    assert inject_compute_fault(arrays) is arrays
 
 
 @pytest.mark.parametrize("spec", [PartitionSpec("d"), PartitionSpec()])
-def test_one_bit_changes_on_the_lying_device_alone_and_soon(
+def test_one_bit_changes_only_on_the_faulty_device_and_soon(
     machine: Path, spec: PartitionSpec
 ) -> None:
-    broken(machine, "lies")
-    before = values(spec)
-    wrong = [wrong_on(before, as_computed(before)) for _ in range(12)]
-    struck = [found for found in wrong if any(found.values())]
-    assert any(any(found.values()) for found in wrong[:ENOUGH])
-    assert 1 < len(struck) < 12
-    assert all(found == {0: 0, 1: 0, 2: 1, 3: 0} for found in struck)
+    write_fault(machine, "lies")
+    before = sharded_values(spec)
+    wrong = [wrong_bits(before, inject_compute_fault(before)) for _ in range(12)]
+    faulty_calls = [bits for bits in wrong if any(bits.values())]
+    assert any(any(bits.values()) for bits in wrong[:CALLS])
+    assert 1 < len(faulty_calls) < 12
+    assert all(bits == {0: 0, 1: 0, 2: 1, 3: 0} for bits in faulty_calls)
 
 
-def test_nan_comes_into_floats_only(machine: Path) -> None:
-    broken(machine, "nan")
-    tree = {"i": values(PartitionSpec(), jnp.int32), "x": values(PartitionSpec())}
-    seen = [as_computed(tree) for _ in range(ENOUGH)]
-    assert any(np.isnan(np.asarray(one["x"].addressable_shards[2].data)).any() for one in seen)
-    assert all(one["i"] is tree["i"] for one in seen)
+def test_only_floats_become_nan(machine: Path) -> None:
+    write_fault(machine, "nan")
+    tree = {"i": sharded_values(PartitionSpec(), jnp.int32), "x": sharded_values(PartitionSpec())}
+    trees = [inject_compute_fault(tree) for _ in range(CALLS)]
+    assert any(
+        np.isnan(np.asarray(output["x"].addressable_shards[2].data)).any() for output in trees
+    )
+    assert all(output["i"] is tree["i"] for output in trees)
 
 
-def test_a_bad_link_shows_in_what_was_sent(machine: Path) -> None:
-    broken(machine, "bad-link")
-    before = values(PartitionSpec("d"))
-    assert all(as_computed(before) is before for _ in range(ENOUGH))
-    assert any(wrong_on(before, as_sent(before))[2] for _ in range(ENOUGH))
+def test_a_bad_link_shows_in_what_winject_link_fault(machine: Path) -> None:
+    write_fault(machine, "bad-link")
+    before = sharded_values(PartitionSpec("d"))
+    assert all(inject_compute_fault(before) is before for _ in range(CALLS))
+    assert any(wrong_bits(before, inject_link_fault(before))[2] for _ in range(CALLS))
 
 
-def test_a_fault_begins_at_its_step_and_stays(machine: Path) -> None:
-    broken(machine, "lies", from_step=100)
-    before = values(PartitionSpec("d"))
-    assert all(as_computed(before, step=99) is before for _ in range(ENOUGH))
-    assert all(as_computed(before) is before for _ in range(ENOUGH))
+def test_a_fault_shows_from_its_step_on(machine: Path) -> None:
+    write_fault(machine, "lies", from_step=100)
+    before = sharded_values(PartitionSpec("d"))
+    assert all(inject_compute_fault(before, step=99) is before for _ in range(CALLS))
+    assert all(inject_compute_fault(before) is before for _ in range(CALLS))
     assert not (machine / "began").exists()
-    assert any(wrong_on(before, as_computed(before, step=100))[2] for _ in range(ENOUGH))
+    assert any(wrong_bits(before, inject_compute_fault(before, step=100))[2] for _ in range(CALLS))
     assert (machine / "began").exists()
-    assert any(wrong_on(before, as_computed(before))[2] for _ in range(ENOUGH))
+    assert any(wrong_bits(before, inject_compute_fault(before))[2] for _ in range(CALLS))
 
 
-def test_a_running_program_can_be_broken_and_healed(machine: Path) -> None:
-    broken(machine, "nan")
+def test_a_fault_can_change_while_a_program_runs(machine: Path) -> None:
+    write_fault(machine, "nan")
     os.utime(machine / "fault.json", ns=(1, 1))
-    first = fault_here()
-    broken(machine, "lies", chip=1)
-    second = fault_here()
+    first = current_fault()
+    write_fault(machine, "lies", chip=1)
+    second = current_fault()
     assert first is not None
     assert second is not None
-    assert (first.how, first.chip, second.how, second.chip) == ("nan", 2, "lies", 1)
+    assert (first.mode, first.chip, second.mode, second.chip) == ("nan", 2, "lies", 1)
     (machine / "fault.json").unlink()
-    assert fault_here() is None
+    assert current_fault() is None
 
 
 @pytest.mark.parametrize(
@@ -118,13 +120,13 @@ def test_a_running_program_can_be_broken_and_healed(machine: Path) -> None:
         '{"how": "lies", "chip": null}',
     ],
 )
-def test_a_file_that_says_nothing_sensible_breaks_nothing(machine: Path, text: str) -> None:
+def test_an_invalid_file_is_no_fault(machine: Path, text: str) -> None:
     (machine / "fault.json").write_text(text)
-    arrays = {"x": values(PartitionSpec("d"))}
-    assert all(as_computed(arrays) is arrays for _ in range(ENOUGH))
+    arrays = {"x": sharded_values(PartitionSpec("d"))}
+    assert all(inject_compute_fault(arrays) is arrays for _ in range(CALLS))
 
 
-def test_a_huge_seed_is_a_seed(machine: Path) -> None:
-    broken(machine, "lies", seed=10**300)
-    before = values(PartitionSpec("d"))
-    assert any(wrong_on(before, as_computed(before))[2] for _ in range(ENOUGH))
+def test_a_huge_seed_works(machine: Path) -> None:
+    write_fault(machine, "lies", seed=10**300)
+    before = sharded_values(PartitionSpec("d"))
+    assert any(wrong_bits(before, inject_compute_fault(before))[2] for _ in range(CALLS))

@@ -1,4 +1,4 @@
-"""Two hosts test their chips together, and each ends with the same verdict and the same report."""
+"""Two hosts test their chips together and end with the same verdict and report."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from tests.ports import free_port
 FAULT = {"how": "lies", "chip": 1, "from_step": 0, "seed": 1}
 
 
-def test_a_chip_that_lies_on_one_host_is_named_by_both(tmp_path: Path) -> None:
+def test_both_hosts_name_a_faulty_chip_of_one(tmp_path: Path) -> None:
     port = free_port()
-    running = []
+    processes = []
     for host in (0, 1):
         folder = tmp_path / str(host)
         folder.mkdir()
@@ -32,16 +32,16 @@ def test_a_chip_that_lies_on_one_host_is_named_by_both(tmp_path: Path) -> None:
             "DRUMLINE_COORDINATOR": f"127.0.0.1:{port}",
         }
         command = [sys.executable, "-m", "drumline.health", "--job", "--seconds", "0.1"]
-        running.append(
+        processes.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         )
-    outputs = [program.communicate(timeout=240)[0] for program in running]
-    assert [program.returncode for program in running] == [86, 86]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [86, 86]
     reports = [json.loads((tmp_path / str(host) / "burnin.json").read_text()) for host in (0, 1)]
-    (accused,) = reports[0]["accusations"]
-    assert reports[1]["accusations"] == [accused]
+    (fault,) = reports[0]["accusations"]
+    assert reports[1]["accusations"] == [fault]
     bad = [device for device in reports[0]["devices"] if device["verdict"] == "fail"]
     assert [device["host"] for device in bad] == [1]
     assert bad[0]["id"] == [d["id"] for d in reports[0]["devices"] if d["host"] == 1][1]
-    assert accused.startswith(f"drumline: chip {bad[0]['id']} of host 1 computes wrong: ")
-    assert all(accused in output for output in outputs)
+    assert fault.startswith(f"drumline: chip {bad[0]['id']} of host 1 computes wrong: ")
+    assert all(fault in output for output in outputs)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.chips import UnknownName, places, price, slice_of
+from drumline.chips import UnknownName, price, slice_of, zone_offers
 from drumline.errors import UserError
 from drumline.inspect import Estimate, ProgramVariant, compare, estimate
 
@@ -301,8 +301,8 @@ def test_variants_made_for_a_number_of_devices_are_ordered_by_time() -> None:
 
 def test_the_cheapest_is_by_the_dollars_of_a_call() -> None:
     report = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
-    results = slice_of("v5litepod-8")
-    listed = [price(results, place.zone, "spot") for place in places(results)]
+    tpu_slice = slice_of("v5litepod-8")
+    listed = [price(tpu_slice, offer.zone, "spot") for offer in zone_offers(tpu_slice)]
     rate = min(one.per_chip_hour for one in listed if one is not None) * 8 / 3600
     by_name = {(choice.variant, choice.on): choice for choice in report.choices}
     one = by_name["data", "v5litepod-8"]

@@ -1,4 +1,4 @@
-"""The decoder's blocks are `TransformerBlock` and `MoEBlock`: weights of the one fit the other."""
+"""The weights of a decoder's blocks work in `TransformerBlock` and `MoEBlock`."""
 
 # mypy: allow-untyped-calls
 
@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from drumline.models import LM
-from drumline.models.layouts import Params
+from drumline.models.sharding import Params
 from drumline.parallel import BlockAxes, BlockShape, MoEBlock, TransformerBlock
-from drumline.parallel.block.norms import rms_norm
+from drumline.parallel.block.layers import rms_norm
 
 DENSE = LM(
     width=16,
@@ -35,8 +35,8 @@ KEY = jax.random.key(0)
 ATTENTION = ("attention_norm", "query", "key", "value", "output")
 
 
-def drawn(model: LM) -> tuple[Params, dict[str, jax.Array]]:
-    """A decoder's weights, and those of its one block."""
+def init_params(model: LM) -> tuple[Params, dict[str, jax.Array]]:
+    """Return the weights of a decoder, and those of its only block."""
     params = model.init(KEY)
     return params, {name: weight[0] for name, weight in params["blocks"].items()}
 
@@ -52,32 +52,32 @@ def block_of(weights: dict[str, jax.Array]) -> TransformerBlock:
 
 def cross_entropy(params: Params, x: jax.Array, targets: np.ndarray) -> jax.Array:
     logits = rms_norm(x, params["norm"]) @ params["head"]
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
-    return -jnp.mean(chosen)
+    target_logits = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
+    return -jnp.mean(target_logits)
 
 
 def batch() -> dict[str, np.ndarray]:
     return {"tokens": np.random.default_rng(0).integers(0, 32, (2, 9)).astype(np.int32)}
 
 
-def test_a_decoder_s_weights_run_in_a_transformer_block() -> None:
-    params, weights = drawn(DENSE)
+def test_the_weights_of_a_decoder_work_in_a_transformer_block() -> None:
+    params, weights = init_params(DENSE)
     tokens = batch()["tokens"]
 
     @jax.jit
-    def alone(params: Params, block: TransformerBlock) -> jax.Array:
+    def loss_of_blocks(params: Params, block: TransformerBlock) -> jax.Array:
         x = block(params["table"][tokens[:, :-1]], mesh=ONE)
         return cross_entropy(params, x, tokens[:, 1:])
 
-    found = alone(params, block_of(weights))
+    actual = loss_of_blocks(params, block_of(weights))
     expected = jax.jit(DENSE.loss)(params, batch(), KEY)[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-def test_a_decoder_s_experts_run_in_a_moe_block() -> None:
-    params, weights = drawn(MIXED)
-    dense = drawn(DENSE)[1]
-    # Attention alone: a feed-forward part whose last weights are zero adds nothing.
+def test_the_experts_of_a_decoder_work_in_a_moe_block() -> None:
+    params, weights = init_params(MIXED)
+    dense = init_params(DENSE)[1]
+    # With zero last weights, the dense feed-forward layer adds nothing.
     first = {**dense, **{name: weights[name] for name in ATTENTION}}
     first["down"] = jnp.zeros_like(first["down"])
     second = eqx.tree_at(
@@ -88,10 +88,10 @@ def test_a_decoder_s_experts_run_in_a_moe_block() -> None:
     tokens = batch()["tokens"]
 
     @jax.jit
-    def alone(params: Params, first: TransformerBlock, second: MoEBlock) -> jax.Array:
+    def loss_of_blocks(params: Params, first: TransformerBlock, second: MoEBlock) -> jax.Array:
         x = first(params["table"][tokens[:, :-1]], mesh=ONE)
         return cross_entropy(params, second(x).out, tokens[:, 1:])
 
-    found = alone(params, block_of(first), second)
+    actual = loss_of_blocks(params, block_of(first), second)
     expected = jax.jit(MIXED.loss)(params, batch(), KEY)[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""What is not to be predicted leaves no trace, and what is no label at all never trains."""
+"""Ignored targets have no effect; invalid labels raise an error or make the loss NaN."""
 
 # mypy: allow-untyped-calls
 
@@ -24,8 +24,8 @@ LITTLE_MLP = MODELS["MLP"]
 
 
 @cache
-def both(model: Any, *sizes: int) -> Any:
-    """Loss, metrics and gradients as a program for a mesh, by weights and batch."""
+def value_and_grad(model: Any, *sizes: int) -> Any:
+    """Return a compiled function of weights and batch on a mesh: loss, metrics and gradients."""
     program = jax.jit(
         jax.value_and_grad(lambda w, batch: model.loss(w, batch, KEY), has_aux=True),
     )
@@ -37,10 +37,10 @@ def both(model: Any, *sizes: int) -> Any:
     return run
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    for mine, theirs in pairs:
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+def assert_close(actual: Any, expected: Any) -> None:
+    leaves = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for actual_leaf, expected_leaf in leaves:
+        np.testing.assert_allclose(actual_leaf, expected_leaf, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("sizes", [(1,), (4, 2)])
@@ -50,14 +50,14 @@ def test_ignored_labels_count_neither_for_loss_nor_accuracy_nor_gradient(
     assert isinstance(LITTLE_MLP, MLP)
     model = replace(LITTLE_MLP, layout="fsdp+tensor")
     batch = batch_for(model, 16)
-    # Unevenly: of the first device's examples none are left, of the last one's all.
+    # The first device has only ignored examples, the last one has none.
     ignored = np.array([0, 1, 2, 3, 5, 8])
     batch["label"][ignored] = model.ignore_index
-    found = both(model, *sizes)(weights_of("MLP"), batch)
+    actual = value_and_grad(model, *sizes)(weights_of("MLP"), batch)
     rest = {name: np.delete(values, ignored, axis=0) for name, values in batch.items()}
-    assert_same(found, both(replace(model, layout="data"), 1)(weights_of("MLP"), rest))
-    everything = {**batch, "label": np.full(16, model.ignore_index)}
-    (loss, metrics), gradients = both(model, *sizes)(weights_of("MLP"), everything)
+    assert_close(actual, value_and_grad(replace(model, layout="data"), 1)(weights_of("MLP"), rest))
+    all_ignored = {**batch, "label": np.full(16, model.ignore_index)}
+    (loss, metrics), gradients = value_and_grad(model, *sizes)(weights_of("MLP"), all_ignored)
     assert (float(loss), float(metrics["accuracy"])) == (0, 0)
     assert all(not leaf.any() for leaf in jax.tree.leaves(gradients))
 
@@ -67,51 +67,51 @@ def lm_weights() -> Any:
     return {**weights, "blocks": {name: w[:1] for name, w in weights["blocks"].items()}}
 
 
-def test_padding_behind_a_text_changes_nothing() -> None:
+def test_padding_does_not_change_the_loss() -> None:
     text = batch_for(TINY_LM, 4)["tokens"][:, :6]
     padded = np.pad(text, ((0, 0), (0, 3)), constant_values=TINY_LM.ignore_index)
-    found, expected = (
-        both(TINY_LM, 1)(lm_weights(), {"tokens": tokens}) for tokens in (padded, text)
+    actual, expected = (
+        value_and_grad(TINY_LM, 1)(lm_weights(), {"tokens": tokens}) for tokens in (padded, text)
     )
-    assert_same(found, expected)
+    assert_close(actual, expected)
 
 
-def test_only_the_targets_are_predicted_where_they_are_given() -> None:
+def test_targets_replace_the_next_tokens() -> None:
     tokens = batch_for(TINY_LM, 4)["tokens"]
-    next_ones = tokens[:, 1:].copy()
-    shown = both(TINY_LM, 1)(lm_weights(), {"tokens": tokens, "targets": next_ones})
-    assert_same(shown, both(TINY_LM, 1)(lm_weights(), {"tokens": tokens}))
-    # The last answer of each text alone is one target each: their mean.
-    next_ones[:, :-1] = TINY_LM.ignore_index
-    (loss, _), _ = both(TINY_LM, 1)(lm_weights(), {"tokens": tokens, "targets": next_ones})
+    targets = tokens[:, 1:].copy()
+    explicit = value_and_grad(TINY_LM, 1)(lm_weights(), {"tokens": tokens, "targets": targets})
+    assert_close(explicit, value_and_grad(TINY_LM, 1)(lm_weights(), {"tokens": tokens}))
+    # With one target per text, the loss is the mean of the single losses.
+    targets[:, :-1] = TINY_LM.ignore_index
+    (loss, _), _ = value_and_grad(TINY_LM, 1)(lm_weights(), {"tokens": tokens, "targets": targets})
     single = []
     for row in range(4):
-        alone = np.full_like(next_ones, TINY_LM.ignore_index)
-        alone[row, -1] = next_ones[row, -1]
+        alone = np.full_like(targets, TINY_LM.ignore_index)
+        alone[row, -1] = targets[row, -1]
         batch = {"tokens": tokens, "targets": alone}
-        single.append(float(both(TINY_LM, 1)(lm_weights(), batch)[0][0]))
+        single.append(float(value_and_grad(TINY_LM, 1)(lm_weights(), batch)[0][0]))
     assert float(loss) == pytest.approx(np.mean(single), rel=1e-6)
 
 
 @pytest.mark.parametrize("over", [(), ("model",)])
-def test_a_target_that_is_no_class_has_no_loss_and_an_ignored_one_none_at_all(
+def test_an_invalid_target_is_nan_and_an_ignored_one_zero(
     over: tuple[str, ...],
 ) -> None:
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
     targets = jnp.array([2, IGNORE_INDEX, 6, -1])
     spec = jax.P(None, over[0]) if over else jax.P()
 
-    def all_of_it(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def losses_and_gradient(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
         function = jax.shard_map(
             lambda x: cross_entropy(x, targets, over),
             mesh=mesh_of(1, 2),
             in_specs=spec,
             out_specs=jax.P(),
         )
-        losses, pull = jax.vjp(function, logits)
-        return losses, pull(jnp.ones(4))[0]
+        losses, pullback = jax.vjp(function, logits)
+        return losses, pullback(jnp.ones(4))[0]
 
-    losses, gradient = jax.jit(all_of_it)(logits)
+    losses, gradient = jax.jit(losses_and_gradient)(logits)
     exact = np.asarray(logits[0], np.float64)
     assert float(losses[0]) == pytest.approx(np.log(np.exp(exact).sum()) - exact[2], rel=1e-6)
     assert float(losses[1]) == 0
@@ -120,27 +120,27 @@ def test_a_target_that_is_no_class_has_no_loss_and_an_ignored_one_none_at_all(
     assert np.isnan(gradient[2:]).all()
 
 
-def _with(model: Any, name: str, at: tuple[int, ...], value: int) -> dict[str, Any]:
+def batch_with(model: Any, name: str, index: tuple[int, ...], value: int) -> dict[str, Any]:
     batch = batch_for(model, 8)
-    batch[name][at] = value
+    batch[name][index] = value
     return batch
 
 
-WRONG = [
+INVALID = [
     (
         TINY_LM,
-        _with(TINY_LM, "tokens", (3, 1), 32),
-        "LM: tokens[3, 1] is 32; it can be 0 to 31, or -100 for one that is not to be predicted",
+        batch_with(TINY_LM, "tokens", (3, 1), 32),
+        "LM: tokens[3, 1] is 32; it can be 0 to 31, or -100 to ignore it",
     ),
     (
         LITTLE_MLP,
-        _with(LITTLE_MLP, "label", (5,), 10),
-        "MLP: label[5] is 10; it can be 0 to 9, or -100 for one that is not to be predicted",
+        batch_with(LITTLE_MLP, "label", (5,), 10),
+        "MLP: label[5] is 10; it can be 0 to 9, or -100 to ignore it",
     ),
     (
         TINY_VIT,
-        _with(TINY_VIT, "label", (0,), -1),
-        "ViT: label[0] is -1; it can be 0 to 7, or -100 for one that is not to be predicted",
+        batch_with(TINY_VIT, "label", (0,), -1),
+        "ViT: label[0] is -1; it can be 0 to 7, or -100 to ignore it",
     ),
     (
         LITTLE_MLP,
@@ -155,17 +155,19 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("model", "batch", "says"), WRONG)
-def test_a_label_or_token_out_of_range_is_named(model: Any, batch: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)):
+@pytest.mark.parametrize(("model", "batch", "message"), INVALID)
+def test_an_error_names_the_label_or_token_out_of_range(
+    model: Any, batch: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         model.check_batch(batch)
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         model.loss(None, batch, KEY)
 
 
 @pytest.mark.parametrize("token", [32, -1])
-def test_a_token_out_of_range_that_cannot_be_seen_makes_the_loss_nan(token: int) -> None:
-    batch = _with(TINY_LM, "tokens", (2, 0), token)  # never a target, only read
-    (loss, _), gradients = both(TINY_LM, 1)(lm_weights(), batch)
+def test_a_traced_token_out_of_range_makes_the_loss_nan(token: int) -> None:
+    batch = batch_with(TINY_LM, "tokens", (2, 0), token)  # an input, never a target
+    (loss, _), gradients = value_and_grad(TINY_LM, 1)(lm_weights(), batch)
     assert np.isnan(loss)
     assert np.isnan(gradients["norm"]).all()

@@ -1,4 +1,4 @@
-"""Every layout trains like one device: the same losses, with the communication it promises."""
+"""Every layout trains to the same losses as one device, with the expected communication."""
 
 # mypy: allow-untyped-calls
 
@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from drumline.models import LM, lm, mlp, vit
-from drumline.models.layouts import Layout
 from drumline.models.remat import Remat
+from drumline.models.sharding import Layout
 from tests.models.training import (
     KEY,
     LITTLE_LM,
@@ -30,7 +30,7 @@ from tests.models.training import (
 )
 
 BOUND = 1e-5
-"""Largest relative difference of a loss over ten steps in float32, for sums in other orders."""
+"""The maximum relative difference of float32 losses over ten steps; sums have other orders."""
 
 RUNS = [
     ("MLP", "fsdp+tensor", (4, 2)),
@@ -42,7 +42,7 @@ RUNS = [
     ("LM", "fsdp", (8, 1)),
     ("LM", "tensor", (2, 4)),
     ("LM", "fsdp+tensor", (4, 2)),
-    # With experts, this is all that "data", "fsdp" and "tensor" do, at once.
+    # With experts, this combines "data", "fsdp" and "tensor".
     ("MoE", "fsdp+tensor", (4, 2)),
     ("MoE", "expert", (2, 1, 4)),
     ("MoE", "fsdp+expert", (2, 1, 4)),
@@ -51,24 +51,24 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("name", "layout", "sizes"), RUNS)
-def test_ten_steps_lose_what_one_device_loses(
+def test_ten_steps_have_the_losses_of_one_device(
     name: str, layout: str, sizes: tuple[int, ...]
 ) -> None:
-    alone = trained(name, "data", 1).losses
-    together = trained(name, layout, *sizes).losses
-    assert alone[-1] < 0.8 * alone[0]
-    assert np.max(np.abs(together / alone - 1)) < BOUND
+    expected = trained(name, "data", 1).losses
+    actual = trained(name, layout, *sizes).losses
+    assert expected[-1] < 0.8 * expected[0]
+    assert np.max(np.abs(actual / expected - 1)) < BOUND
 
 
-def test_no_layout_of_the_tables_is_left_out() -> None:
-    tried = {name: {layout for of, layout, _ in RUNS if of == name} for name in MODELS}
-    assert tried["ViT"] == set(vit.LAYOUTS)
-    assert tried["LM"] | tried["MoE"] == set(lm.LAYOUTS)
-    assert tried["MLP"] <= set(mlp.LAYOUTS)
+def test_every_layout_is_tested() -> None:
+    tested = {name: {layout for model, layout, _ in RUNS if model == name} for name in MODELS}
+    assert tested["ViT"] == set(vit.LAYOUTS)
+    assert tested["LM"] | tested["MoE"] == set(lm.LAYOUTS)
+    assert tested["MLP"] <= set(mlp.LAYOUTS)
 
 
 @pytest.mark.parametrize("name", ["ViT", "LM"])
-def test_tensor_parallelism_sends_activations_round_the_ring_and_never_gathers_them(
+def test_tensor_parallelism_permutes_activations_and_never_gathers_them(
     name: str,
 ) -> None:
     program = trained(name, "tensor", 2, 4).program
@@ -77,18 +77,18 @@ def test_tensor_parallelism_sends_activations_round_the_ring_and_never_gathers_t
 
 
 @pytest.mark.parametrize("name", ["ViT", "LM"])
-def test_sums_go_round_the_ring_in_the_type_that_the_model_is_told(name: str) -> None:
-    def on_the_wire(wire_dtype: str | None) -> set[str]:
-        told: Any = {"layout": "tensor", "compute_dtype": "bfloat16", "wire_dtype": wire_dtype}
-        model = replace(MODELS[name], **told)
+def test_rings_send_sums_in_the_wire_dtype(name: str) -> None:
+    def permuted_types(wire_dtype: str | None) -> set[str]:
+        options: Any = {"layout": "tensor", "compute_dtype": "bfloat16", "wire_dtype": wire_dtype}
+        model = replace(MODELS[name], **options)
         shapes = jax.eval_shape(model.init, KEY)
         with jax.set_mesh(mesh_of(2, 4)):
             gradient = jax.grad(lambda w, batch: model.loss(w, batch, KEY)[0])
             lowered = jax.jit(gradient).lower(shapes, batch_for(model, 8)).as_text()
         return set(re.findall(r"collective_permute.*?-> tensor<[\dx]*(\w+)>", lowered))
 
-    assert on_the_wire(None) == {"bf16", "f32"}
-    assert on_the_wire("bfloat16") == {"bf16"}
+    assert permuted_types(None) == {"bf16", "f32"}
+    assert permuted_types("bfloat16") == {"bf16"}
 
 
 def test_fsdp_gathers_weights_and_scatters_their_gradients() -> None:
@@ -97,7 +97,7 @@ def test_fsdp_gathers_weights_and_scatters_their_gradients() -> None:
     assert re.search(r"reduce-scatter(-start)?\(", program)
 
 
-def test_one_device_communicates_nothing() -> None:
+def test_one_device_does_not_communicate() -> None:
     for name in MODELS:
         program = trained(name, "data", 1).program
         assert not re.search(r"all-|reduce-scatter|collective|partition-id", program)
@@ -118,36 +118,38 @@ def test_fsdp_never_holds_all_the_weights_of_all_layers() -> None:
     assert memory.temp_size_in_bytes < sum(4 * leaf.size for leaf in jax.tree.leaves(shapes)) / 2
 
 
-def test_layers_written_out_and_computed_again_are_the_layers_in_the_loop() -> None:
-    looped = trained("LM", "data", 1)
+def test_unrolled_and_rematerialized_layers_equal_scanned_layers() -> None:
+    scanned = trained("LM", "data", 1)
     model = replace(LITTLE_LM, scan_layers=False, remat=True)
-    program, places, batch = compiled(model, mesh_of(1), "LM")
-    loss, gradients = program(jax.device_put(weights_of("LM"), places), batch)
-    assert float(loss) == pytest.approx(looped.losses[0], rel=1e-6)
-    for one, other in zip(
-        jax.tree.leaves(gradients), jax.tree.leaves(looped.gradients), strict=True
+    program, shardings, batch = compiled(model, mesh_of(1), "LM")
+    loss, gradients = program(jax.device_put(weights_of("LM"), shardings), batch)
+    assert float(loss) == pytest.approx(scanned.losses[0], rel=1e-6)
+    for actual, expected in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(scanned.gradients), strict=True
     ):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_kept_for_the_backward_pass_goes_by_name() -> None:
-    def kept(remat: Remat) -> int:
-        residuals = kept_by(replace(LITTLE_LM, scan_layers=False, remat=remat))
+def test_remat_policies_differ_in_saved_bytes() -> None:
+    def saved_bytes(remat: Remat) -> int:
+        residuals = saved_arrays(replace(LITTLE_LM, scan_layers=False, remat=remat))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in residuals)
 
-    assert kept("full") < kept("projections") < kept("dots") < kept("none")
-    assert (kept(True), kept(False)) == (kept("full"), kept("none"))
+    assert (
+        saved_bytes("full") < saved_bytes("projections") < saved_bytes("dots") < saved_bytes("none")
+    )
+    assert (saved_bytes(True), saved_bytes(False)) == (saved_bytes("full"), saved_bytes("none"))
 
 
-def test_no_logits_in_float32_wait_for_the_backward_pass() -> None:
+def test_logits_are_saved_in_the_compute_dtype() -> None:
     model = replace(LITTLE_LM, compute_dtype="bfloat16")
     shape = (2, 8, model.vocab)
-    logits = [leaf.dtype.name for leaf in kept_by(model) if leaf.shape == shape]
+    logits = [leaf.dtype.name for leaf in saved_arrays(model) if leaf.shape == shape]
     assert logits == ["bfloat16"]
 
 
-def kept_by(model: LM) -> list[jax.ShapeDtypeStruct]:
-    """What the loss keeps for its backward pass."""
+def saved_arrays(model: LM) -> list[jax.ShapeDtypeStruct]:
+    """Return the types of the arrays that the loss saves for its backward pass."""
     batch = {name: jnp.asarray(rows) for name, rows in batch_for(model, 2).items()}
     shapes = jax.eval_shape(model.init, KEY)
     residuals = jax.eval_shape(
@@ -156,41 +158,41 @@ def kept_by(model: LM) -> list[jax.ShapeDtypeStruct]:
     return jax.tree.leaves(residuals)
 
 
-def test_a_layout_of_ones_own_for_a_mesh_of_ones_own() -> None:
-    # Weights whole on each of two groups of devices, divided within a group.
+def test_a_custom_layout_on_a_custom_mesh() -> None:
+    # Weights are replicated over two groups of devices and sharded within a group.
     layout: Layout = {"batch": ("group", "member"), "embed": "member"}
     model = replace(MODELS["MLP"], layout=layout)
     assert model.specs()["layer0"]["weight"] == P("member", None)
     assert model.batch_spec() == P(("group", "member"))
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("group", "member"))
-    program, places, batch = compiled(model, mesh, "MLP")
-    loss, _ = program(jax.device_put(weights_of("MLP"), places), batch)
+    program, shardings, batch = compiled(model, mesh, "MLP")
+    loss, _ = program(jax.device_put(weights_of("MLP"), shardings), batch)
     assert float(loss) == pytest.approx(trained("MLP", "data", 1).losses[0], rel=1e-6)
 
 
-_TURNED = ("outer", "inner")  # of a mesh that has them the other way round
-LAYOUTS_IN_ANOTHER_ORDER: dict[str, tuple[str, Layout]] = {
-    "a ring": ("LM", dict.fromkeys(("sequence", "heads", "hidden", "vocab"), _TURNED)),
-    "a ring of images": ("ViT", dict.fromkeys(("sequence", "heads", "hidden"), _TURNED)),
-    "gathered weights": ("LM", dict.fromkeys(("batch", "embed"), _TURNED)),
-    "rows and columns": ("MLP", dict.fromkeys(("batch", "hidden"), _TURNED)),
+_REVERSED = ("outer", "inner")  # the mesh has them in the other order
+REVERSED_LAYOUTS: dict[str, tuple[str, Layout]] = {
+    "a ring": ("LM", dict.fromkeys(("sequence", "heads", "hidden", "vocab"), _REVERSED)),
+    "a ring of images": ("ViT", dict.fromkeys(("sequence", "heads", "hidden"), _REVERSED)),
+    "gathered weights": ("LM", dict.fromkeys(("batch", "embed"), _REVERSED)),
+    "rows and columns": ("MLP", dict.fromkeys(("batch", "hidden"), _REVERSED)),
     "experts": (
         "MoE",
-        {"batch": _TURNED, "embed": _TURNED, "experts": "outer"},
+        {"batch": _REVERSED, "embed": _REVERSED, "experts": "outer"},
     ),
 }
 
 
-@pytest.mark.parametrize("what", LAYOUTS_IN_ANOTHER_ORDER)
-def test_mesh_axes_may_be_named_in_another_order_than_the_meshs(what: str) -> None:
-    name, layout = LAYOUTS_IN_ANOTHER_ORDER[what]
+@pytest.mark.parametrize("case", REVERSED_LAYOUTS)
+def test_a_layout_may_name_mesh_axes_in_another_order_than_the_mesh(case: str) -> None:
+    name, layout = REVERSED_LAYOUTS[case]
     model = replace(MODELS[name], layout=layout)
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("inner", "outer"))
-    program, places, batch = compiled(model, mesh, name)
-    loss, gradients = program(jax.device_put(weights_of(name), places), batch)
-    alone = trained(name, "data", 1)
-    assert float(loss) == pytest.approx(alone.losses[0], rel=1e-6)
-    for found, expected in zip(
-        jax.tree.leaves(gradients), jax.tree.leaves(alone.gradients), strict=True
+    program, shardings, batch = compiled(model, mesh, name)
+    loss, gradients = program(jax.device_put(weights_of(name), shardings), batch)
+    expected_run = trained(name, "data", 1)
+    assert float(loss) == pytest.approx(expected_run.losses[0], rel=1e-6)
+    for actual, expected in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(expected_run.gradients), strict=True
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-6)

@@ -1,4 +1,4 @@
-"""A mistake in sizes or layout is one sentence: what is wrong, where, and what to do."""
+"""Invalid sizes, options and layouts raise an error that names the problem and the fix."""
 
 # mypy: allow-untyped-calls
 
@@ -20,20 +20,20 @@ from tests.models.training import KEY, LITTLE_LM, MODELS, batch_for, mesh_of, we
 
 
 @contextmanager
-def refused(says: str) -> Iterator[None]:
-    """Exactly this sentence; `match` alone would also see what JAX notes about its traceback."""
-    with pytest.raises(ValueError, match=re.escape(says)) as refusal:
+def raises(message: str) -> Iterator[None]:
+    """Expect exactly this message; `match` would also accept notes that JAX adds to it."""
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         yield
-    assert str(refusal.value) == says
+    assert str(caught.value) == message
 
 
 TINY: dict[str, Any] = {"width": 16, "depth": 1, "heads": 4}
-UNKNOWN: dict[str, Any] = {"attention": "flash"}
-NO_POLICY: dict[str, Any] = {"remat": "dotz"}
+UNKNOWN_KERNEL: dict[str, Any] = {"attention": "flash"}
+UNKNOWN_REMAT: dict[str, Any] = {"remat": "dotz"}
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (
             lambda: MLP(layout="tensr"),
@@ -42,17 +42,17 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
         ),
         (
             lambda: ViT(**TINY, layout={"bach": "data"}),
-            "ViT: layout has 'bach', which is no logical axis; "
-            "there are batch, sequence, embed, heads, hidden",
+            "ViT: layout has 'bach', which is not a logical axis; "
+            "the logical axes are batch, sequence, embed, heads, hidden",
         ),
         (
             lambda: ViT(**TINY, layout={"batch": "data", "embed": "model"}),
-            "ViT: layout divides embed over 'model' but not the batch; weights are gathered "
+            "ViT: layout shards embed over 'model' but not the batch; weights are gathered "
             "over axes that hold different examples, so name that axis for both",
         ),
         (
             lambda: ViT(**TINY, layout={"sequence": "model", "hidden": "model"}),
-            "ViT: layout divides sequence over 'model' and heads over None; "
+            "ViT: layout shards sequence over 'model' and heads over None; "
             "give sequence, heads, hidden the same mesh axis, or none",
         ),
         (
@@ -60,10 +60,10 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
                 LITTLE_LM,
                 layout=dict.fromkeys(("batch", "sequence", "heads", "hidden", "vocab"), "x"),
             ),
-            "LM: layout divides both batch and sequence over 'x'; give them different mesh axes",
+            "LM: layout shards both batch and sequence over 'x'; give them different mesh axes",
         ),
         (
-            lambda: replace(LITTLE_LM, **NO_POLICY),
+            lambda: replace(LITTLE_LM, **UNKNOWN_REMAT),
             "LM: remat is 'dotz'; it can be none, dots, projections, full, "
             "or True for full and False for none",
         ),
@@ -77,23 +77,23 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
         ),
         (
             lambda: MLP(layout={"batch": "data", "hidden": "model"}),
-            "MLP: layout divides hidden over 'model' but not the batch; "
-            "the batch's rows travel round that ring, so name that axis for both",
+            "MLP: layout shards hidden over 'model' but not the batch; "
+            "the rows of the batch move around that ring, so name that axis for both",
         ),
         (
             lambda: MLP(layout={"batch": "data", "hidden": "data", "embed": "data"}),
-            "MLP: layout divides both embed and hidden over 'data'; give them different mesh axes",
+            "MLP: layout shards both embed and hidden over 'data'; give them different mesh axes",
         ),
         (
             lambda: replace(LITTLE_LM, experts=4, layout={"batch": "data", "experts": "expert"}),
-            "LM: layout divides experts over 'expert', but neither batch nor sequence; tokens "
-            "travel to their experts along an axis that divides them, so name it for one of these",
+            "LM: layout shards experts over 'expert', but neither batch nor sequence; tokens "
+            "are sent to their experts along an axis that shards them, so name it for one of these",
         ),
         (
             lambda: replace(
                 LITTLE_LM, experts=4, layout={"batch": ("a", "b"), "experts": ("a", "b")}
             ),
-            "LM: layout divides experts over a and b; give them one mesh axis",
+            "LM: layout shards experts over a and b; give them one mesh axis",
         ),
         (lambda: MLP(input_dim=0), "MLP: input_dim is 0; it must be at least 1"),
         (
@@ -106,7 +106,7 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
             "ViT: images of 225 pixels cannot be cut into patches of 16",
         ),
         (
-            lambda: ViT(**TINY, **UNKNOWN),
+            lambda: ViT(**TINY, **UNKNOWN_KERNEL),
             "ViT: attention is 'flash'; it can be auto, xla, cudnn, splash",
         ),
         (
@@ -119,21 +119,21 @@ NO_POLICY: dict[str, Any] = {"remat": "dotz"}
         ),
         (
             lambda: replace(LITTLE_LM, experts=4, experts_per_token=5),
-            "LM: experts_per_token is 5; of 4 experts a token can go to 1 to 4",
+            "LM: experts_per_token is 5; with 4 experts it can be 1 to 4",
         ),
         (
-            lambda: replace(LITTLE_LM, **UNKNOWN),
+            lambda: replace(LITTLE_LM, **UNKNOWN_KERNEL),
             "LM: attention is 'flash'; it can be auto, xla, cudnn, splash",
         ),
     ],
 )
-def test_refused_when_it_is_made(make: Callable[[], LM | MLP | ViT], says: str) -> None:
-    with refused(says):
+def test_invalid_models_cannot_be_created(make: Callable[[], LM | MLP | ViT], message: str) -> None:
+    with raises(message):
         make()
 
 
 @pytest.mark.parametrize(
-    ("model", "sizes", "says"),
+    ("model", "sizes", "message"),
     [
         (
             replace(LITTLE_LM, layout="tensor"),
@@ -160,27 +160,27 @@ def test_refused_when_it_is_made(make: Callable[[], LM | MLP | ViT], says: str) 
         ),
     ],
 )
-def test_refused_on_a_mesh_it_does_not_fit(
-    model: LM | MLP, sizes: tuple[int, ...], says: str
+def test_a_model_that_does_not_fit_the_mesh_is_rejected(
+    model: LM | MLP, sizes: tuple[int, ...], message: str
 ) -> None:
-    with refused(says):
+    with raises(message):
         model.check(mesh_of(*sizes))
-    with jax.set_mesh(mesh_of(*sizes)), refused(says):
+    with jax.set_mesh(mesh_of(*sizes)), raises(message):
         jax.eval_shape(model.loss, jax.eval_shape(model.init, KEY), batch_for(model, 64), KEY)
 
 
-def test_a_mesh_without_the_axis_is_refused() -> None:
+def test_a_mesh_without_the_axis_is_rejected() -> None:
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    says = (
-        "ViT: layout divides sequence over mesh axis 'model', but the mesh has data; "
-        "give it that axis, of one device if need be"
+    message = (
+        "ViT: layout shards sequence over mesh axis 'model', but the mesh has data; "
+        "add that axis to the mesh, with size 1 if need be"
     )
-    with refused(says):
+    with raises(message):
         replace(MODELS["ViT"], layout="tensor").check(mesh)
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "batch", "says"),
+    ("name", "layout", "batch", "message"),
     [
         (
             "LM",
@@ -202,9 +202,9 @@ def test_a_mesh_without_the_axis_is_refused() -> None:
         ),
     ],
 )
-def test_a_batch_of_the_wrong_shape_is_refused(
-    name: str, layout: str, batch: dict[str, Any], says: str
+def test_a_batch_of_the_wrong_shape_is_rejected(
+    name: str, layout: str, batch: dict[str, Any], message: str
 ) -> None:
     model = replace(MODELS[name], layout=layout)
-    with jax.set_mesh(mesh_of(4, 2)), refused(says):
+    with jax.set_mesh(mesh_of(4, 2)), raises(message):
         jax.eval_shape(model.loss, weights_of(name), batch, KEY)

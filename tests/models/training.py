@@ -1,4 +1,4 @@
-"""Tiny models with weights in general position, and ten steps of AdamW in some layout."""
+"""Tiny models with generic weights, and ten steps of AdamW in a given layout."""
 
 # mypy: allow-untyped-calls
 
@@ -45,7 +45,7 @@ MODELS: dict[str, Model] = {
 
 @dataclass(frozen=True)
 class Run:
-    """How a training run went, what its first gradients were, and the program it ran."""
+    """The losses of a training run, its first gradients, and its compiled program."""
 
     losses: np.ndarray[Any, Any]
     gradients: Tree
@@ -53,7 +53,7 @@ class Run:
 
 
 def mesh_of(*sizes: int) -> Mesh:
-    """A mesh of the first devices: data, model and expert, of one device where not said."""
+    """Return a mesh of the first devices; the sizes of data, model and expert are 1 by default."""
     sizes = (*sizes, *[1] * (3 - len(sizes)))
     return Mesh(np.array(jax.devices()[: prod(sizes)]).reshape(sizes), AXES)
 
@@ -72,7 +72,7 @@ def batch_for(model: Model, count: int = 16) -> dict[str, np.ndarray[Any, Any]]:
 
 @cache
 def weights_of(name: str) -> Tree:
-    """Weights on the host: scales near one, everything else, biases too, away from zero."""
+    """Return random weights on the host: norms near one, all others away from zero."""
     rng = np.random.default_rng(1)
 
     def draw(path: Any, like: Any) -> Any:
@@ -83,25 +83,25 @@ def weights_of(name: str) -> Tree:
 
 
 def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:
-    """Loss and gradients as a program for a mesh, where the weights go, and the batch in place."""
+    """Return the compiled loss and gradients, the shardings of the weights, and a placed batch."""
     with jax.set_mesh(mesh), traced_for_cpu_alone():
-        places = jax.tree.map(partial(NamedSharding, mesh), model.specs())
+        shardings = jax.tree.map(partial(NamedSharding, mesh), model.specs())
         batch = jax.device_put(batch_for(model), NamedSharding(mesh, model.batch_spec()))
-        both = jax.value_and_grad(lambda w, batch: model.loss(w, batch, KEY)[0])
-        weights = jax.device_put(weights_of(name), places)
-        program = jax.jit(both).lower(weights, batch).compile()
-    return program, places, batch
+        value_and_grad = jax.value_and_grad(lambda w, batch: model.loss(w, batch, KEY)[0])
+        weights = jax.device_put(weights_of(name), shardings)
+        program = jax.jit(value_and_grad).lower(weights, batch).compile()
+    return program, shardings, batch
 
 
 @cache
 def trained(name: str, layout: str, *sizes: int) -> Run:
-    """Ten steps of AdamW on one batch."""
+    """Run ten steps of AdamW on one batch."""
     model = replace(MODELS[name], layout=layout)
-    program, places, batch = compiled(model, mesh_of(*sizes), name)
+    program, shardings, batch = compiled(model, mesh_of(*sizes), name)
     weights, optimizer = weights_of(name), AdamW(weights_of(name))
     losses, first = [], None
     for _ in range(STEPS):
-        loss, sharded = program(jax.device_put(weights, places), batch)
+        loss, sharded = program(jax.device_put(weights, shardings), batch)
         gradients = jax.tree.map(np.asarray, sharded)
         weights = optimizer.step(weights, gradients)
         losses.append(float(loss))
@@ -110,22 +110,22 @@ def trained(name: str, layout: str, *sizes: int) -> Run:
 
 
 class AdamW:
-    """The optimizer on the host, so that what differs between layouts is what they compute."""
+    """AdamW on the host, so that layouts differ only in the computed loss and gradients."""
 
     def __init__(self, weights: Tree) -> None:
         self.moments = [jax.tree.map(np.zeros_like, weights) for _ in range(2)]
-        self.number = 0
+        self.step_number = 0
 
     def step(self, weights: Tree, gradients: Tree) -> Tree:
-        self.number += 1
+        self.step_number += 1
         first, second = self.moments
         first = jax.tree.map(lambda m, g: FIRST * m + (1 - FIRST) * g, first, gradients)
         second = jax.tree.map(lambda v, g: SECOND * v + (1 - SECOND) * g * g, second, gradients)
         self.moments = [first, second]
 
-        def move(w: Any, m: Any, v: Any) -> Any:
-            far = m / (1 - FIRST**self.number)
-            far = far / (np.sqrt(v / (1 - SECOND**self.number)) + 1e-8)
-            return np.float32(w - RATE * (far + DECAY * w))
+        def apply(w: Any, m: Any, v: Any) -> Any:
+            update = m / (1 - FIRST**self.step_number)
+            update = update / (np.sqrt(v / (1 - SECOND**self.step_number)) + 1e-8)
+            return np.float32(w - RATE * (update + DECAY * w))
 
-        return jax.tree.map(move, weights, first, second)
+        return jax.tree.map(apply, weights, first, second)

@@ -1,4 +1,4 @@
-"""One computation by several implementations, against what is true."""
+"""`compare` measures several implementations against a reference."""
 
 import json
 from pathlib import Path
@@ -10,29 +10,30 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from drumline.numerics import Mistake, UnderJax, UnderTorch, compare, exact
+from drumline.errors import UserError
+from drumline.numerics import UnderJax, UnderTorch, compare, exact
 
 A = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 B = np.random.default_rng(1).standard_normal((16, 8)).astype(np.float32)
 
 
 def narrow_matmul(a: Any, b: Any) -> Any:
-    """As a device does that rounds its operands."""
+    """Multiply with rounded operands."""
     wide = [x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b)]
     return wide[0] @ wide[1]
 
 
-def test_each_is_measured_against_the_first_in_float64() -> None:
-    found = compare(
+def test_the_reference_is_the_first_function_in_float64() -> None:
+    comparison = compare(
         {"JAX": UnderJax(jnp.matmul), "NumPy": np.matmul, "rounded": narrow_matmul}, A, B
     )
-    errors = {row.implementation: row.errors for row in found.rows}
+    errors = {row.implementation: row.errors for row in comparison.rows}
     true = A.astype(np.float64) @ B.astype(np.float64)
     assert errors["JAX"].max_abs < 1e-5
     assert errors["NumPy"].max_abs == np.abs((A @ B).astype(np.float64) - true).max()
     assert errors["rounded"].max_abs > 1e-3
     assert errors["rounded"].differ > 0.9
-    assert all(row.dtype == "float32" for row in found.rows)
+    assert all(row.dtype == "float32" for row in comparison.rows)
 
 
 def test_precisions_and_compiler_options_are_settings_of_one_function() -> None:
@@ -40,7 +41,7 @@ def test_precisions_and_compiler_options_are_settings_of_one_function() -> None:
         x = x.astype(jnp.bfloat16)
         return (x * 1.01 + x).astype(jnp.float32).sum(-1)
 
-    found = compare(
+    comparison = compare(
         {
             "default": UnderJax(shares),
             "highest": UnderJax(shares, "highest"),
@@ -49,13 +50,13 @@ def test_precisions_and_compiler_options_are_settings_of_one_function() -> None:
         A,
         reference=lambda x: (x.astype(np.float64) * 2.01).sum(-1),
     )
-    assert [row.implementation for row in found.rows] == ["default", "highest", "strict"]
-    assert all(np.isfinite(row.errors.max_ulp) for row in found.rows)
+    assert [row.implementation for row in comparison.rows] == ["default", "highest", "strict"]
+    assert all(np.isfinite(row.errors.max_ulp) for row in comparison.rows)
 
 
-def test_pytorch_is_one_of_them() -> None:
+def test_pytorch_functions_can_be_compared() -> None:
     torch = pytest.importorskip("torch")
-    found = compare(
+    comparison = compare(
         {
             "JAX": UnderJax(lambda a, b: (a @ b, a.sum())),
             "PyTorch": UnderTorch(lambda a, b: (a @ b, a.sum()), "highest"),
@@ -66,54 +67,57 @@ def test_pytorch_is_one_of_them() -> None:
         A,
         B,
     )
-    assert [row.output for row in found.rows][:2] == ["[0]", "[1]"]
-    assert found.rows[2].errors.max_abs < 1e-5
-    assert found.rows[4].dtype == "bfloat16"
+    assert [row.output for row in comparison.rows][:2] == ["[0]", "[1]"]
+    assert comparison.rows[2].errors.max_abs < 1e-5
+    assert comparison.rows[4].dtype == "bfloat16"
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_the_truth_may_come_from_mpmath() -> None:
+def test_the_reference_can_use_mpmath() -> None:
     wide = [x.astype(np.float64) for x in (A, B)]
-    found = compare({"NumPy": np.matmul}, *wide, reference=exact.matmul)
-    (row,) = found.rows
+    comparison = compare({"NumPy": np.matmul}, *wide, reference=exact.matmul)
+    (row,) = comparison.rows
     assert 0 < row.errors.max_ulp < 1000
-    assert row.errors.true == pytest.approx(row.errors.got, rel=1e-9)
+    assert row.errors.expected == pytest.approx(row.errors.actual, rel=1e-9)
 
 
-def test_it_is_told_as_a_table_a_plot_and_a_dictionary(tmp_path: Path) -> None:
+def test_the_comparison_as_table_plot_and_dictionary(tmp_path: Path) -> None:
     both = {"good": lambda x: {"a": x, "b": x * 2}, "bad": lambda x: {"a": x + 1, "b": x * 2}}
-    found = compare(both, A, reference=both["good"])
-    lines = str(found).splitlines()
+    comparison = compare(both, A, reference=both["good"])
+    lines = str(comparison).splitlines()
     assert lines[0].split()[:3] == ["IMPLEMENTATION", "OUTPUT", "DTYPE"]
     assert lines[3].split()[:3] == ["bad", "a", "float32"]
-    rows = json.loads(json.dumps(found.to_dict()))["rows"]
+    rows = json.loads(json.dumps(comparison.to_dict()))["rows"]
     assert [row["max_abs"] > 0 for row in rows] == [False, False, True, False]
-    found.plot(tmp_path / "errors.svg")
-    drawn = ElementTree.parse(tmp_path / "errors.svg").getroot()  # noqa: S314 - our own
-    assert "bad" in "".join(drawn.itertext())
+    comparison.plot(tmp_path / "errors.svg")
+    svg = ElementTree.parse(tmp_path / "errors.svg").getroot()  # noqa: S314 - our own
+    assert "bad" in "".join(svg.itertext())
 
 
 @pytest.mark.parametrize(
-    ("fns", "sentence"),
+    ("fns", "message"),
     [
         ({}, "there is no function"),
         ({"one": lambda x: x, "two": lambda x: (x, x)}, r"two returns \[0\], \[1\]"),
         ({"one": lambda x: x, "two": lambda x: x[:1]}, "the result is"),
         ({"one": lambda _: {}}, "returns nothing"),
-        ({"one": lambda x: x.astype(np.float32)}, "one computes result in float32 all the same"),
+        (
+            {"one": lambda x: x.astype(np.float32)},
+            "one computes result in float32; pass a reference",
+        ),
     ],
 )
-def test_what_cannot_be_compared_is_told_in_a_sentence(fns: Any, sentence: str) -> None:
-    with pytest.raises(Mistake, match=sentence):
+def test_functions_that_cannot_be_compared_are_a_user_error(fns: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         compare(fns, A)
 
 
-def test_a_plot_is_an_svg_that_can_be_written(tmp_path: Path) -> None:
-    found = compare({"one": lambda x: x}, A)
-    with pytest.raises(Mistake, match=r"name it errors\.svg"):
-        found.plot(tmp_path / "errors.png")
-    with pytest.raises(Mistake, match="cannot be written: No such file"):
-        found.plot(tmp_path / "nowhere" / "errors.svg")
+def test_a_plot_needs_a_writable_svg_file(tmp_path: Path) -> None:
+    comparison = compare({"one": lambda x: x}, A)
+    with pytest.raises(UserError, match=r"name it errors\.svg"):
+        comparison.plot(tmp_path / "errors.png")
+    with pytest.raises(UserError, match="cannot be written: No such file"):
+        comparison.plot(tmp_path / "nowhere" / "errors.svg")
 
 
 def test_complex_numbers_have_a_wider_reference() -> None:
@@ -123,7 +127,7 @@ def test_complex_numbers_have_a_wider_reference() -> None:
     assert row.errors.max_abs >= np.abs((np.exp(z) - np.exp(z.astype(complex))).real).max() / 100
 
 
-def test_narrow_inputs_reach_pytorch_as_they_are() -> None:
+def test_narrow_inputs_keep_their_type_in_pytorch() -> None:
     pytest.importorskip("torch")
     narrow = A.astype(ml_dtypes.bfloat16)
     (row,) = compare({"PyTorch": UnderTorch(lambda x: x + x)}, narrow).rows

@@ -1,4 +1,4 @@
-"""A number that is not finite is found and named, without a step ever waiting for it."""
+"""Non-finite numbers are found and named, and no step waits for the check."""
 
 # mypy: allow-untyped-calls
 
@@ -13,23 +13,25 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from drumline.errors import UserError
 from drumline.numerics import finite
 from drumline.numerics.finite import NotFinite, check_finite, first_not_finite
-from drumline.numerics.mistakes import Mistake
 
 reduction: Any = finite._reduce
 
 
 @pytest.fixture(autouse=True)
-def _nothing_pending() -> Iterator[None]:
-    finite._here.pending.clear()
+def _empty_queue() -> Iterator[None]:
+    finite._local.queue.clear()
     yield
-    finite._here.pending.clear()
+    finite._local.queue.clear()
 
 
-def spoiled(shape: tuple[int, ...], at: tuple[int, ...], value: float, dtype: Any) -> Any:
+def with_bad_value(
+    shape: tuple[int, ...], position: tuple[int, ...], value: float, dtype: Any
+) -> Any:
     x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-    x[at] = value
+    x[position] = value
     return jnp.asarray(x)
 
 
@@ -43,7 +45,7 @@ def test_an_error_names_leaf_position_kind_and_step() -> None:
     assert str(caught.value) == (
         "step 12: params.blocks.query[1, 2, 3] is -inf; 2 of 60 are not finite"
     )
-    assert caught.value.place.position == (1, 2, 3)
+    assert caught.value.element.position == (1, 2, 3)
     assert isinstance(caught.value, ArithmeticError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
 
@@ -59,39 +61,39 @@ def test_every_type(dtype: str) -> None:
         kinds = {"nan": np.nan}  # it has no infinities
     for kind, value in kinds.items():
         at = tuple(int(random.integers(size)) for size in (6, 7))
-        x = spoiled((6, 7), at, value, jnp.dtype(dtype))
-        place = first_not_finite([x]).place()
-        assert place is not None
-        assert (place.leaf, place.position, place.kind) == ("tree.0", at, kind)
-        assert (place.count, place.size) == (1, 42)
+        x = with_bad_value((6, 7), at, value, jnp.dtype(dtype))
+        element = first_not_finite([x]).read()
+        assert element is not None
+        assert (element.leaf, element.position, element.kind) == ("tree.0", at, kind)
+        assert (element.count, element.size) == (1, 42)
 
 
 def test_double_precision_and_imaginary_parts() -> None:
     with jax.enable_x64():
-        place = first_not_finite(spoiled((9,), (4,), np.nan, np.float64)).place("loss")
-        assert str(place) == "loss[4] is nan; 1 of 9 are not finite"
+        element = first_not_finite(with_bad_value((9,), (4,), np.nan, np.float64)).read("loss")
+        assert str(element) == "loss[4] is nan; 1 of 9 are not finite"
         # As large as this is infinite in single precision only.
         check_finite(jnp.full(3, 1e300), wait=True)
-    place = first_not_finite({"z": jnp.array([1 + 1j, complex(1, -np.inf)])}).place()
-    assert str(place) == "tree.z[1] is -inf; 1 of 2 are not finite"
+    element = first_not_finite({"z": jnp.array([1 + 1j, complex(1, -np.inf)])}).read()
+    assert str(element) == "tree.z[1] is -inf; 1 of 2 are not finite"
 
 
-def test_random_positions_are_the_first_of_the_first_leaf() -> None:
+def test_the_first_element_of_the_first_leaf_is_found() -> None:
     random = np.random.default_rng(2)
     for _ in range(50):
         leaves = [random.standard_normal((5, 8)).astype(np.float32) for _ in range(4)]
         for leaf in leaves:
             leaf[random.random(leaf.shape) < 0.01] = np.nan
-        place = first_not_finite(leaves).place()
+        element = first_not_finite(leaves).read()
         bad = [number for number, leaf in enumerate(leaves) if not np.isfinite(leaf).all()]
         if not bad:
-            assert place is None
+            assert element is None
             continue
         first = leaves[bad[0]]
-        assert place is not None
-        assert place.leaf == f"tree.{bad[0]}"
-        assert place.position == tuple(np.argwhere(np.isnan(first))[0])
-        assert place.count == np.isnan(first).sum()
+        assert element is not None
+        assert element.leaf == f"tree.{bad[0]}"
+        assert element.position == tuple(np.argwhere(np.isnan(first))[0])
+        assert element.count == np.isnan(first).sum()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_random_positions_are_the_first_of_the_first_leaf() -> None:
         jnp.float32(3),
     ],
 )
-def test_what_holds_nothing_that_is_not_finite(tree: Any) -> None:
+def test_finite_trees_raise_nothing(tree: Any) -> None:
     check_finite(tree, wait=True)
 
 
@@ -119,43 +121,43 @@ class Moments(NamedTuple):
     square: Any
 
 
-def test_paths_are_written_as_a_user_would() -> None:
+def test_paths_are_readable() -> None:
     state = {"adam": (Moments(jnp.ones(2), [jnp.ones(1), jnp.array([1.0, np.nan])]),)}
     with pytest.raises(NotFinite, match=r"^state\.adam\.0\.square\.1\[1\] is nan"):
         check_finite(state, "state", wait=True)
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (11, 2), (2, 2, 2, 9)])
-def test_leaves_too_long_for_one_number_are_counted_in_parts(
+def test_leaves_with_too_many_elements_have_several_axis_groups(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reduction.clear_cache()
-    monkeypatch.setattr(finite, "_SPAN", 6)
+    monkeypatch.setattr(finite, "_MAX_POSITIONS", 6)
     random = np.random.default_rng(3)
     for _ in range(20):
         x = np.ones(shape, np.float32)
         x[random.random(shape) < 0.2] = np.inf
-        place = first_not_finite([np.ones(2, np.float32), x]).place()
-        if place is None:
+        element = first_not_finite([np.ones(2, np.float32), x]).read()
+        if element is None:
             assert np.isfinite(x).all()
         else:
-            assert place.position == tuple(np.argwhere(np.isinf(x))[0])
-            assert (place.leaf, place.kind) == ("tree.1", "inf")
+            assert element.position == tuple(np.argwhere(np.isinf(x))[0])
+            assert (element.leaf, element.kind) == ("tree.1", "inf")
     reduction.clear_cache()
 
 
-def test_parts_cover_leaves_of_any_size() -> None:
-    assert finite._parts((1024, 1024)) == [(0, 2)]
-    assert finite._parts(()) == [(0, 0)]
-    assert finite._parts((65536, 65536)) == [(0, 1), (1, 2)]
-    assert finite._parts((2**31 + 5,)) == [(0, 1), (1, 1)]
-    assert finite._parts((2**20, 2**31, 2**12, 2**12)) == [(0, 1), (1, 2), (2, 4)]
+def test_axis_groups_cover_leaves_of_any_size() -> None:
+    assert finite._axis_groups((1024, 1024)) == [(0, 2)]
+    assert finite._axis_groups(()) == [(0, 0)]
+    assert finite._axis_groups((65536, 65536)) == [(0, 1), (1, 2)]
+    assert finite._axis_groups((2**31 + 5,)) == [(0, 1), (1, 1)]
+    assert finite._axis_groups((2**20, 2**31, 2**12, 2**12)) == [(0, 1), (1, 2), (2, 4)]
 
 
 def test_a_leaf_larger_than_memory_compiles() -> None:
-    """Its position and its count need more than 31 bits; nothing in the program has them."""
+    """Its position and count need more than 31 bits."""
     huge = jax.ShapeDtypeStruct((3, 2**31 + 1), jnp.bfloat16)
-    assert jax.eval_shape(first_not_finite, huge).found.shape == (5,)
+    assert jax.eval_shape(first_not_finite, huge).encoded.shape == (5,)
 
 
 def test_shards_on_several_devices() -> None:
@@ -164,92 +166,92 @@ def test_shards_on_several_devices() -> None:
         x = np.ones((8, 16), np.float32)
         x[5, 9] = np.nan
         x[5, 11] = np.inf
-        placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+        sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
         with pytest.raises(NotFinite, match=r"^w\.0\[5, 9\] is nan; 2 of 128"):
-            check_finite([placed, np.ones(3, np.float32)], "w", wait=True)
+            check_finite([sharded, np.ones(3, np.float32)], "w", wait=True)
 
 
-def test_a_shard_is_searched_where_it_lies() -> None:
+def test_shards_are_not_moved() -> None:
     mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
     x = jax.device_put(np.ones((8, 64), np.float32), NamedSharding(mesh, PartitionSpec("data")))
     assert "all-gather" not in reduction.lower((x,)).compile().as_text()
 
 
-class Slow:
-    """A result that the device has not told yet, until it is let go."""
+class PendingResult:
+    """A result that becomes ready when the test sets `ready`."""
 
-    def __init__(self, found: Any) -> None:
-        self.found, self.told, self.read = found, False, 0
+    def __init__(self, encoded: Any) -> None:
+        self.encoded, self.ready, self.reads = encoded, False, 0
 
     def is_ready(self) -> bool:
-        return self.told
+        return self.ready
 
     def copy_to_host_async(self) -> None:
         pass
 
     def addressable_data(self, index: int) -> Any:
-        self.read += 1
-        return self.found.addressable_data(index)
+        self.reads += 1
+        return self.encoded.addressable_data(index)
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
-    """A device that tells nothing by itself; what it was asked, in order."""
-    asked: list[Slow] = []
+def results(monkeypatch: pytest.MonkeyPatch) -> list[PendingResult]:
+    """The results of all reductions, in order, which are not ready by themselves."""
+    results: list[PendingResult] = []
     reduce = finite._reduce
 
-    def later(leaves: Any) -> Slow:
-        asked.append(Slow(reduce(leaves)))
-        return asked[-1]
+    def reduce_later(leaves: Any) -> PendingResult:
+        results.append(PendingResult(reduce(leaves)))
+        return results[-1]
 
-    monkeypatch.setattr(finite, "_reduce", later)
-    return asked
+    monkeypatch.setattr(finite, "_reduce", reduce_later)
+    return results
 
 
 GOOD, BAD = jnp.ones(3), jnp.array([1.0, jnp.nan, 1.0])
 
 
-def test_nothing_is_waited_for(slow: list[Slow]) -> None:
+def test_no_call_waits(results: list[PendingResult]) -> None:
     check_finite(GOOD, step=0)
     check_finite(BAD, step=1)
     check_finite(GOOD, step=2)
-    assert [each.read for each in slow] == [0, 0, 0]
-    slow[0].told = True
+    assert [result.reads for result in results] == [0, 0, 0]
+    results[0].ready = True
     check_finite(GOOD, step=3)
-    assert [each.read for each in slow] == [1, 0, 0, 0]
-    slow[1].told = True
+    assert [result.reads for result in results] == [1, 0, 0, 0]
+    results[1].ready = True
     with pytest.raises(NotFinite, match=r"^step 1: tree"):
         check_finite(GOOD, step=4)
 
 
-def test_an_error_is_raised_once(slow: list[Slow]) -> None:
+def test_an_error_is_raised_once(results: list[PendingResult]) -> None:
     check_finite(BAD, step=0)
     check_finite(BAD, step=1)
-    slow[0].told = slow[1].told = True
+    results[0].ready = results[1].ready = True
     with pytest.raises(NotFinite, match=r"^step 0"):
         check_finite(BAD, step=2)
     check_finite(GOOD, step=3, wait=True)
 
 
-def test_waiting_reads_all(slow: list[Slow]) -> None:
+def test_waiting_reads_all(results: list[PendingResult]) -> None:
     check_finite(GOOD)
     check_finite(GOOD)
     check_finite(GOOD, wait=True)
-    assert [each.read for each in slow] == [1, 1, 1]
+    assert [result.reads for result in results] == [1, 1, 1]
 
 
 def test_a_host_far_ahead_waits_for_the_oldest(
-    slow: list[Slow], monkeypatch: pytest.MonkeyPatch
+    results: list[PendingResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finite, "MOST_PENDING", 3)
+    monkeypatch.setattr(finite, "MAX_PENDING", 3)
     for _ in range(5):
         check_finite(GOOD)
-    assert [each.read for each in slow] == [1, 1, 0, 0, 0]
+    assert [result.reads for result in results] == [1, 1, 0, 0, 0]
 
 
-def test_threads_have_their_own_queues(slow: list[Slow]) -> None:
+def test_threads_have_their_own_queues(results: list[PendingResult]) -> None:
     check_finite(BAD)
-    slow[0].told = True
+    results[0].ready = True
     raised: list[BaseException] = []
 
     def other() -> None:
@@ -270,7 +272,7 @@ def test_a_tree_may_be_donated_after_the_call(monkeypatch: pytest.MonkeyPatch) -
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jnp.array([1.0, jnp.inf])
     with monkeypatch.context() as patched:
-        patched.setattr(finite._Pending, "is_ready", lambda _: False)
+        patched.setattr(finite._PendingCheck, "is_ready", lambda _: False)
         check_finite({"x": x}, "state")
     step(x)
     assert x.is_deleted()
@@ -278,7 +280,7 @@ def test_a_tree_may_be_donated_after_the_call(monkeypatch: pytest.MonkeyPatch) -
         check_finite({}, wait=True)
 
 
-def test_a_jitted_step_may_look_for_itself() -> None:
+def test_a_jitted_step_can_return_the_check() -> None:
     @jax.jit
     def step(params: Any) -> tuple[Any, finite.FirstNotFinite]:
         updated = jax.tree.map(jnp.log, params)
@@ -291,24 +293,24 @@ def test_a_jitted_step_may_look_for_itself() -> None:
         check_finite(bad, "params", step=2, wait=True)
 
 
-def test_a_traced_tree_is_a_sentence() -> None:
+def test_a_traced_tree_is_a_user_error() -> None:
     @jax.jit
     def step(x: jax.Array) -> jax.Array:
         check_finite({"x": x}, "params")
         return x
 
-    with pytest.raises(Mistake, match=r"params is being traced .* use first_not_finite"):
+    with pytest.raises(UserError, match=r"params is being traced .* use first_not_finite"):
         step(GOOD)
 
 
 def test_one_program_for_each_structure() -> None:
     reduction.clear_cache()
-    for number in range(5):
-        check_finite({"a": jnp.full(3, float(number)), "b": jnp.ones((2, 2))}, wait=True)
+    for i in range(5):
+        check_finite({"a": jnp.full(3, float(i)), "b": jnp.ones((2, 2))}, wait=True)
     assert reduction._cache_size() == 1
 
 
-def test_numbers_of_the_host_are_judged_as_they_are() -> None:
+def test_large_host_numbers_are_finite() -> None:
     check_finite({"a": np.array([1e300, -1e300]), "b": 1e300, "c": np.float64(1e200)}, wait=True)
     with pytest.raises(NotFinite, match=r"tree\.loss is nan"):
         check_finite({"loss": float("nan")}, wait=True)

@@ -1,4 +1,4 @@
-"""One function run in several ways: what changes, where it begins, and why."""
+"""A function in several execution modes: the changes, the first operation and the reason."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core as jex
 
-from drumline.numerics import Mistake, precision
-from drumline.numerics.rounding.decisions import Margin, flips
-from drumline.numerics.rounding.last_places import difference
-from drumline.numerics.rounding.operations import TracedFunction, closed_jaxpr, trace
-from drumline.numerics.rounding.parting import PartingSearch, Runs
+from drumline.errors import UserError
+from drumline.numerics import precision
+from drumline.numerics.rounding.differences import Margin, count_flips, measure_difference
+from drumline.numerics.rounding.execution import (
+    ExecutionMode,
+    Float64Unavailable,
+    ProgramInMode,
+    all_executions,
+    run_in_float64,
+)
+from drumline.numerics.rounding.first_difference import DifferenceSearch, OperationRunner, explain
 from drumline.numerics.rounding.precision import PrecisionReport, VariantReport
-from drumline.numerics.rounding.reasons import why
-from drumline.numerics.rounding.variants import Variant, Way, variants
-from drumline.numerics.rounding.widened import NotWidened, reference
+from drumline.numerics.rounding.tracing import TracedFunction, make_closed_jaxpr, trace
 
 LENGTH = 30
 
@@ -39,50 +43,50 @@ def floats(*values: float) -> np.ndarray:
 
 
 def line(function: Callable[..., Any], marked: str) -> int:
-    """The number of the function's line that ends with `# marked`."""
+    """Return the number of the function's line that ends with `# marked`."""
     lines, first = inspect.getsourcelines(function)
     return first + next(i for i, text in enumerate(lines) if text.rstrip().endswith(f"# {marked}"))
 
 
-def run_in(report: PrecisionReport, way: Way) -> VariantReport:
-    return next(variant for variant in report.variants if variant.way is way)
+def run_in(report: PrecisionReport, mode: ExecutionMode) -> VariantReport:
+    return next(variant for variant in report.variants if variant.mode is mode)
 
 
 # Where it parts -----------------------------------------------------------------------------------
 
 
-def rounded_on_the_way(x: jax.Array) -> jax.Array:
+def rounded_intermediate(x: jax.Array) -> jax.Array:
     short = x * jnp.bfloat16(3.1)  # rounded
     wide = short.astype(jnp.float32)  # wide again
     return jnp.tanh(wide)
 
 
-def test_a_rounding_that_the_compiler_drops_is_found_at_its_line() -> None:
-    report = precision(rounded_on_the_way, normal(64, 64).astype(jnp.bfloat16))
-    strict = run_in(report, Way.NO_EXCESS)
-    assert 0 < strict.changes <= 64 * 64
-    assert strict.first is not None
-    found = strict.first.operation
+def test_a_dropped_rounding_is_found_at_its_line() -> None:
+    report = precision(rounded_intermediate, normal(64, 64).astype(jnp.bfloat16))
+    no_excess = run_in(report, ExecutionMode.NO_EXCESS)
+    assert 0 < no_excess.changes <= 64 * 64
+    assert no_excess.first is not None
+    found = no_excess.first.operation
     assert found.primitive == "convert_element_type"
-    assert (found.takes, found.gives) == (("bfloat16[64,64]",), ("float32[64,64]",))
-    assert found.place is not None
-    assert found.place.file == __file__
-    assert found.place.line == line(rounded_on_the_way, "wide again")
-    assert "its bfloat16 operand was kept in float32" in strict.first.why
-    assert f":{line(rounded_on_the_way, 'rounded')} never happened" in strict.first.why
+    assert (found.inputs, found.outputs) == (("bfloat16[64,64]",), ("float32[64,64]",))
+    assert found.source is not None
+    assert found.source.file == __file__
+    assert found.source.line == line(rounded_intermediate, "wide again")
+    assert "its bfloat16 operand was kept in float32" in no_excess.first.reason
+    assert f":{line(rounded_intermediate, 'rounded')} never happened" in no_excess.first.reason
     # As compiled it is closer to exact arithmetic, and not what was written.
-    compiled, rounded = report.as_compiled.outputs[0].error, strict.outputs[0].error
+    compiled, rounded = report.as_compiled.outputs[0].error, no_excess.outputs[0].error
     assert compiled is not None
     assert rounded is not None
     assert compiled.largest < rounded.largest
     assert "xla_allow_excess_precision" in report.verdict
 
 
-def test_op_by_op_a_dropped_rounding_is_told_from_fusion() -> None:
-    report = precision(rounded_on_the_way, normal(64, 64).astype(jnp.bfloat16))
-    alone = run_in(report, Way.OP_BY_OP)
-    assert alone.same_as is Way.NO_EXCESS
-    assert alone.first == run_in(report, Way.NO_EXCESS).first
+def test_op_by_op_distinguishes_a_dropped_rounding_from_fusion() -> None:
+    report = precision(rounded_intermediate, normal(64, 64).astype(jnp.bfloat16))
+    op_by_op = run_in(report, ExecutionMode.OP_BY_OP)
+    assert op_by_op.same_as is ExecutionMode.NO_EXCESS
+    assert op_by_op.first == run_in(report, ExecutionMode.NO_EXCESS).first
     assert "op by op" not in report.verdict
 
 
@@ -92,8 +96,8 @@ def test_a_function_that_nothing_changes() -> None:
     assert [variant.first for variant in report.variants] == [None, None, None]
     assert report.verdict.startswith("nothing changes on this device (")
     assert report.as_compiled.outputs[0].error is not None
-    assert report.as_compiled.outputs[0].error.units is not None
-    assert 0 < report.as_compiled.outputs[0].error.units <= 0.5
+    assert report.as_compiled.outputs[0].error.ulps is not None
+    assert 0 < report.as_compiled.outputs[0].error.ulps <= 0.5
 
 
 def additions(x: jax.Array) -> jax.Array:
@@ -109,25 +113,25 @@ def chain() -> TracedFunction:
     return traced
 
 
-def planted(traced: TracedFunction, index: int) -> Variant:
-    """The same, but one addition is a subtraction."""
-    equations = list(traced.flat.jaxpr.eqns)
+def with_subtraction(traced: TracedFunction, index: int) -> ProgramInMode:
+    """Replace one addition by a subtraction."""
+    equations = list(traced.closed.jaxpr.eqns)
     equations[index] = equations[index].replace(primitive=jex.primitives.sub_p)
-    jaxpr = traced.flat.jaxpr
-    flat = closed_jaxpr([], jaxpr.invars, jaxpr.outvars, equations)
-    return Variant(Way.OP_BY_OP, replace(traced, flat=flat))
+    jaxpr = traced.closed.jaxpr
+    closed = make_closed_jaxpr([], jaxpr.invars, jaxpr.outvars, equations)
+    return ProgramInMode(ExecutionMode.OP_BY_OP, replace(traced, closed=closed))
 
 
-def first(search: PartingSearch, other: Runs, end: int) -> int | None:
-    found = search.first(other, [end])
+def first(search: DifferenceSearch, other: OperationRunner, end: int) -> int | None:
+    found = search.find(other, [end])
     return None if found is None else found[0]
 
 
 @dataclass
-class Counted:
-    """A variant that counts what is asked of it."""
+class CountingExecution:
+    """An execution that counts the calls."""
 
-    variant: Variant
+    variant: ProgramInMode
     asked: int = 0
 
     def results(self, index: int) -> list[np.ndarray]:
@@ -136,16 +140,16 @@ class Counted:
 
 
 @pytest.mark.parametrize("index", range(LENGTH))
-def test_a_change_is_found_wherever_it_is_planted(chain: TracedFunction, index: int) -> None:
-    other = Counted(planted(chain, index))
-    search = PartingSearch(chain, Variant(Way.OP_BY_OP, chain))
+def test_a_change_is_found_at_any_operation(chain: TracedFunction, index: int) -> None:
+    other = CountingExecution(with_subtraction(chain, index))
+    search = DifferenceSearch(chain, ProgramInMode(ExecutionMode.OP_BY_OP, chain))
     assert first(search, other, LENGTH - 1) == index
     assert other.asked <= math.ceil(math.log2(LENGTH)) + 2
 
 
 @dataclass(frozen=True)
-class Dots:
-    """Results that differ from nought at some operations."""
+class FakeExecution:
+    """An execution with results that differ from 0 at some operations."""
 
     at: frozenset[int] = frozenset()
 
@@ -155,50 +159,64 @@ class Dots:
 
 @given(st.frozensets(st.integers(0, LENGTH - 1), min_size=1))
 @settings(deadline=None, max_examples=200)
-def test_a_difference_that_comes_and_goes_ends_at_a_neighbouring_pair(at: frozenset[int]) -> None:
+def test_a_disappearing_difference_ends_at_neighbours(at: frozenset[int]) -> None:
     traced = trace(additions, [np.float32(1)])
-    found = first(PartingSearch(traced, Dots()), Dots(at), max(at))
+    found = first(DifferenceSearch(traced, FakeExecution()), FakeExecution(at), max(at))
     assert found is not None
     assert found in at
     assert found == 0 or found - 1 not in at
 
 
-def test_the_branch_where_it_began_is_found_behind_one_that_agrees() -> None:
+def test_the_differing_branch_is_found_behind_an_agreeing_one() -> None:
     def branches(x: jax.Array) -> jax.Array:
         left = jnp.sin(x)
         right = jnp.cos(jnp.cos(jnp.cos(x)))
         return left + right
 
     traced = trace(branches, [normal(4)])
-    assert [e.primitive.name for e in traced.flat.jaxpr.eqns] == ["sin", "cos", "cos", "cos", "add"]
-    assert first(PartingSearch(traced, Dots()), Dots(frozenset({0, 4})), 4) == 0
+    assert [e.primitive.name for e in traced.closed.jaxpr.eqns] == [
+        "sin",
+        "cos",
+        "cos",
+        "cos",
+        "add",
+    ]
+    assert (
+        first(DifferenceSearch(traced, FakeExecution()), FakeExecution(frozenset({0, 4})), 4) == 0
+    )
 
 
-def test_what_agrees_at_the_end_of_a_program_of_its_own_has_no_first_operation(
+def test_an_output_that_agrees_by_itself_has_no_first_operation(
     chain: TracedFunction,
 ) -> None:
-    assert first(PartingSearch(chain, Dots()), Dots(), LENGTH - 1) is None
+    assert first(DifferenceSearch(chain, FakeExecution()), FakeExecution(), LENGTH - 1) is None
 
 
-def test_the_reason_for_a_product_is_its_precision() -> None:
+def test_the_reason_for_a_matmul_is_its_precision() -> None:
     def product(x: jax.Array, y: jax.Array) -> jax.Array:
         return x @ y
 
-    tried = {variant.way: variant for variant in variants(product, [normal(4, 4), normal(4, 4)])}
-    equation = tried[Way.HIGHEST].program.flat.jaxpr.eqns[0]
+    tried = {
+        variant.mode: variant for variant in all_executions(product, [normal(4, 4), normal(4, 4)])
+    }
+    equation = tried[ExecutionMode.HIGHEST].program.closed.jaxpr.eqns[0]
     assert equation.params["precision"] == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-    assert tried[Way.AS_COMPILED].program.flat.jaxpr.eqns[0].params["precision"] is None
-    told = why(tried[Way.HIGHEST].program, 0, Way.HIGHEST, excess=False)
-    assert told.startswith("a matmul at default precision")
+    assert tried[ExecutionMode.AS_COMPILED].program.closed.jaxpr.eqns[0].params["precision"] is None
+    reason = explain(
+        tried[ExecutionMode.HIGHEST].program, 0, ExecutionMode.HIGHEST, is_excess=False
+    )
+    assert reason.startswith("a matmul at default precision")
 
 
-def test_a_multiply_and_an_add_are_named_as_one_rounding() -> None:
+def test_a_fused_multiply_and_add_is_explained() -> None:
     def fused(x: jax.Array, y: jax.Array) -> jax.Array:
         return x * y - x
 
-    told = why(trace(fused, [normal(4), normal(4)]), 1, Way.OP_BY_OP, excess=False)
-    assert "a multiply and an add became one rounding" in told
-    assert f"{__name__.rpartition('.')[2]}.py:" in told
+    reason = explain(
+        trace(fused, [normal(4), normal(4)]), 1, ExecutionMode.OP_BY_OP, is_excess=False
+    )
+    assert "a multiply and an add became one rounding" in reason
+    assert f"{__name__.rpartition('.')[2]}.py:" in reason
 
 
 # Every function that JAX can trace ----------------------------------------------------------------
@@ -230,27 +248,27 @@ def nested(x: jax.Array, w: jax.Array) -> dict[str, Any]:
     return {"state": x, "sums": (sums, sums.argmax()), "ended": lax.stop_gradient(x)}
 
 
-def test_calls_are_opened_and_compute_what_jit_computes() -> None:
+def test_inlined_calls_compute_the_same_as_jit() -> None:
     x, w = normal(4, 8), normal(8, 8, seed=1)
     traced = trace(nested, [x, w])
     assert not {"jit", "checkpoint", "custom_vjp_call", "custom_jvp_call"} & {
-        equation.primitive.name for equation in traced.flat.jaxpr.eqns
+        equation.primitive.name for equation in traced.closed.jaxpr.eqns
     }
-    outputs = Variant(Way.AS_COMPILED, traced).outputs()
+    outputs = ProgramInMode(ExecutionMode.AS_COMPILED, traced).outputs()
     expected = jax.tree.leaves(jax.jit(nested)(x, w))
     pairs = zip(outputs, expected, strict=True)
-    assert not any(difference(ours, np.asarray(theirs)).differing for ours, theirs in pairs)
-    assert traced.names == ("ended", "state", "sums.0", "sums.1")
-    names = [equation.primitive.name for equation in traced.flat.jaxpr.eqns]
-    selected = traced.places[names.index("select_n")]
+    assert not any(measure_difference(ours, np.asarray(theirs)).differing for ours, theirs in pairs)
+    assert traced.output_names == ("ended", "state", "sums.0", "sums.1")
+    names = [equation.primitive.name for equation in traced.closed.jaxpr.eqns]
+    selected = traced.sources[names.index("select_n")]
     assert selected is not None
     assert selected.line == line(inspect.unwrap(inner), "inner")
 
 
-def test_a_function_that_is_called_twice_is_opened_twice() -> None:
+def test_a_function_called_twice_is_inlined_twice() -> None:
     x = normal(8)
     traced = trace(lambda x: inner(inner(x)), [x])
-    [output] = Variant(Way.OP_BY_OP, traced).outputs()
+    [output] = ProgramInMode(ExecutionMode.OP_BY_OP, traced).outputs()
     np.testing.assert_array_equal(output, jnp.where(x > 0, x, np.float32(0.1) * (0.1 * x)))
 
 
@@ -262,12 +280,12 @@ def test_a_rounding_inside_a_loop_is_found_at_the_loop() -> None:
 
         return lax.scan(body, jnp.sin(x), None, length=3)[0]  # looped
 
-    strict = run_in(precision(loop, normal(64)), Way.NO_EXCESS)
-    assert strict.first is not None
-    assert strict.first.operation.primitive == "scan"
-    assert strict.first.operation.place is not None
-    assert strict.first.operation.place.line == line(loop, "looped")
-    assert "inside it, values were kept in float32" in strict.first.why
+    no_excess = run_in(precision(loop, normal(64)), ExecutionMode.NO_EXCESS)
+    assert no_excess.first is not None
+    assert no_excess.first.operation.primitive == "scan"
+    assert no_excess.first.operation.source is not None
+    assert no_excess.first.operation.source.line == line(loop, "looped")
+    assert "inside it, values were kept in float32" in no_excess.first.reason
 
 
 def test_a_changed_index_is_an_output_that_changes() -> None:
@@ -278,19 +296,19 @@ def test_a_changed_index_is_an_output_that_changes() -> None:
         return jnp.argmax(reached, axis=-1), reached
 
     report = precision(choice, normal(64, 32).astype(jnp.bfloat16))
-    strict = run_in(report, Way.NO_EXCESS)
-    indices, reached = strict.outputs
+    no_excess = run_in(report, ExecutionMode.NO_EXCESS)
+    indices, reached = no_excess.outputs
     assert (indices.kind, reached.kind) == ("int32[64]", "bool[64,32]")
     assert indices.change.differing > 0
-    assert indices.change.units is None
-    assert strict.first is not None
-    assert strict.first.operation.place is not None
-    assert strict.first.operation.place.line == line(choice, "compared")
+    assert indices.change.ulps is None
+    assert no_excess.first is not None
+    assert no_excess.first.operation.source is not None
+    assert no_excess.first.operation.source.line == line(choice, "compared")
 
 
 def test_nested_functions_have_a_reference_in_float64() -> None:
     x, w = normal(4, 8), normal(8, 8, seed=1)
-    exact = reference(trace(nested, [x, w]))
+    exact = run_in_float64(trace(nested, [x, w]))
     wide = [np.asarray(array, np.float64) for array in (x, w)]
     state = np.where(wide[0] > 0, wide[0], np.float64(np.float32(0.1)) * wide[0])
     sums = []
@@ -313,13 +331,13 @@ def test_complex_numbers_and_a_solver_have_a_reference() -> None:
 
     x = normal(6, 6)
     wide = np.asarray(x, np.float64)
-    solution, waves = reference(trace(solved, [x]))
+    solution, waves = run_in_float64(trace(solved, [x]))
     np.testing.assert_allclose(solution, np.linalg.solve(wide, wide[0]), rtol=1e-9)
     np.testing.assert_allclose(waves, np.fft.fft(wide[1]) * (1 + 2j), rtol=1e-12)
     error = precision(solved, x).as_compiled.outputs[1].error
     assert error is not None
-    assert error.units is not None
-    assert 0 < error.units < 100
+    assert error.ulps is not None
+    assert 0 < error.ulps < 100
 
 
 def test_random_numbers_are_the_same_in_the_reference() -> None:
@@ -327,18 +345,20 @@ def test_random_numbers_are_the_same_in_the_reference() -> None:
         return jax.random.uniform(key, (16,)), jax.random.split(key)
 
     key = jax.random.key(3)
-    uniform, keys = reference(trace(drawn, [key]))
+    uniform, keys = run_in_float64(trace(drawn, [key]))
     np.testing.assert_array_equal(uniform, np.asarray(drawn(key)[0], np.float64))
     np.testing.assert_array_equal(keys, jax.random.key_data(jax.random.split(key)))
     assert not precision(drawn, key).changes
 
 
-def test_an_operation_that_cannot_be_widened_leaves_the_reference_out() -> None:
+def test_without_float64_the_reference_is_left_out() -> None:
     def of_bits(x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int32) & 7
 
-    with pytest.raises(NotWidened, match=r"bitcast_convert_type at .*test_precision.py:\d+ cannot"):
-        reference(trace(of_bits, [normal(8)]))
+    with pytest.raises(
+        Float64Unavailable, match=r"bitcast_convert_type at .*test_precision.py:\d+ cannot"
+    ):
+        run_in_float64(trace(of_bits, [normal(8)]))
     report = precision(of_bits, normal(8))
     assert report.as_compiled.outputs[0].error is None
     assert "bitcast_convert_type" in report.left_out[0]
@@ -354,19 +374,21 @@ def test_prints_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == ""
 
 
-def test_the_options_of_the_users_own_jit_are_kept() -> None:
-    own = jax.jit(rounded_on_the_way, compiler_options={"xla_allow_excess_precision": False})
-    assert not run_in(precision(own, normal(64, 64).astype(jnp.bfloat16)), Way.NO_EXCESS).changes
+def test_the_options_of_the_users_jit_are_kept() -> None:
+    own = jax.jit(rounded_intermediate, compiler_options={"xla_allow_excess_precision": False})
+    assert not run_in(
+        precision(own, normal(64, 64).astype(jnp.bfloat16)), ExecutionMode.NO_EXCESS
+    ).changes
 
 
-def test_inputs_that_are_no_arrays_are_passed_on() -> None:
+def test_inputs_that_are_not_arrays_are_passed_on() -> None:
     def scaled(x: jax.Array, how: dict[str, Any]) -> jax.Array:
         return x * how["by"] if how["mode"] == "times" else x
 
     assert precision(scaled, normal(4), {"mode": "times", "by": 2.0}).operations == 2
 
 
-def test_a_value_that_is_passed_on_and_one_that_is_constant() -> None:
+def test_an_output_that_is_an_input_and_a_constant_output() -> None:
     def passed(x: jax.Array) -> tuple[Any, ...]:
         return x, jnp.ones(3), np.arange(4), True
 
@@ -385,10 +407,10 @@ def test_a_value_that_is_passed_on_and_one_that_is_constant() -> None:
         (lambda x: x, [np.array(["a"])], "no array"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(
+def test_functions_that_cannot_be_compared_are_a_user_error(
     function: Callable[..., Any], inputs: Sequence[Any], said: str
 ) -> None:
-    with pytest.raises(Mistake, match=said) as raised:
+    with pytest.raises(UserError, match=said) as raised:
         precision(function, *inputs)
     assert "\n" not in str(raised.value)
 
@@ -396,22 +418,24 @@ def test_what_cannot_be_compared_is_one_sentence(
 # Numbers ------------------------------------------------------------------------------------------
 
 
-def test_units_of_the_last_place_are_those_of_the_dtype() -> None:
+def test_ulps_are_those_of_the_dtype() -> None:
     ours = np.array([1.0, 2.0, 0.0, np.nan, np.inf], np.float32)
     theirs = np.array([1.0, np.nextafter(np.float32(2), np.float32(3)), 0.0, np.nan, np.inf])
-    found = difference(ours, theirs.astype(np.float32))
-    assert (found.elements, found.differing, found.units) == (5, 1, 1.0)
+    found = measure_difference(ours, theirs.astype(np.float32))
+    assert (found.elements, found.differing, found.ulps) == (5, 1, 1.0)
     assert found.largest == 2.0**-22
-    short = difference(jnp.bfloat16([1.0]).__array__(), jnp.bfloat16([1.0078125]).__array__())
-    assert short.units == 1.0
-    across = difference(floats(1e-45), floats(-1e-45))
-    assert across.units == 2.0
-    assert difference(floats(1.0), floats(np.inf)).largest == np.inf
-    assert difference(floats(1.0), floats(np.nan)).units == np.inf
-    signed = difference(floats(0.0), floats(-0.0))
+    short = measure_difference(
+        jnp.bfloat16([1.0]).__array__(), jnp.bfloat16([1.0078125]).__array__()
+    )
+    assert short.ulps == 1.0
+    across = measure_difference(floats(1e-45), floats(-1e-45))
+    assert across.ulps == 2.0
+    assert measure_difference(floats(1.0), floats(np.inf)).largest == np.inf
+    assert measure_difference(floats(1.0), floats(np.nan)).ulps == np.inf
+    signed = measure_difference(floats(0.0), floats(-0.0))
     assert (signed.differing, signed.largest) == (1, 0.0)
-    whole = difference(np.array([1, 2, 3]), np.array([1, 5, 3]))
-    assert (whole.differing, whole.largest, whole.units) == (1, 3.0, None)
+    whole = measure_difference(np.array([1, 2, 3]), np.array([1, 5, 3]))
+    assert (whole.differing, whole.largest, whole.ulps) == (1, 3.0, None)
 
 
 def test_flipped_decisions_are_counted_with_their_margins() -> None:
@@ -420,27 +444,27 @@ def test_flipped_decisions_are_counted_with_their_margins() -> None:
     theirs[0, 0] = [5, 2, 4]
     theirs[1, 1] = [5, 6, 1]
     theirs[1, 2] = [9, 1, 8.5]
-    found = flips("logits", ours.astype(np.float32), theirs.astype(np.float32))
+    found = count_flips("logits", ours.astype(np.float32), theirs.astype(np.float32))
     assert (found.output, found.decisions, found.flipped) == ("logits", 6, 2)
     assert found.largest == Margin(2.0, 2.0 * 2**21)
     assert found.median == Margin(1.0, 2**21)
-    same = flips("logits", ours.astype(np.float32), ours.astype(np.float32))
+    same = count_flips("logits", ours.astype(np.float32), ours.astype(np.float32))
     assert (same.flipped, same.largest, same.median) == (0, None, None)
 
 
-def test_a_decision_among_nothing_has_no_margin() -> None:
+def test_rows_of_minus_infinity_have_no_margin() -> None:
     ours, theirs = np.full((1, 3), -np.inf, np.float32), floats(-np.inf, 1, -np.inf)[None]
-    assert flips("scores", ours, theirs).largest == Margin(0.0, 0.0)
+    assert count_flips("scores", ours, theirs).largest == Margin(0.0, 0.0)
 
 
-def test_the_output_for_the_argmax_is_named() -> None:
+def test_the_output_for_the_argmax_must_exist() -> None:
     def two(x: jax.Array) -> dict[str, jax.Array]:
         return {"scores": x * 2, "token": jnp.argmax(x, axis=-1)}
 
     report = precision(two, normal(3, 5), argmax=True)
     assert [counted.output for counted in report.variants[0].flips] == ["scores"]
     assert report.variants[0].flips[0].decisions == 3
-    with pytest.raises(Mistake, match="there is no output logits; there is scores, token"):
+    with pytest.raises(UserError, match="there is no output logits; there is scores, token"):
         precision(two, normal(3, 5), output="logits")
-    with pytest.raises(Mistake, match=r"the output token is int32\[3\]"):
+    with pytest.raises(UserError, match=r"the output token is int32\[3\]"):
         precision(two, normal(3, 5), output="token")

@@ -1,4 +1,4 @@
-"""A function that does not repeat and a device that lies are named; a clean one is found clean."""
+"""`repeat` reports functions that do not repeat and faulty devices."""
 
 # mypy: allow-untyped-calls
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.numerics.repetition import LeafDifference, repeat, run_on
 
 
@@ -36,7 +36,7 @@ def test_a_clean_function_on_four_devices() -> None:
     assert json.loads(json.dumps(found.to_dict()))["identical"] is True
 
 
-def test_each_run_is_on_its_device() -> None:
+def test_every_run_is_on_its_device() -> None:
     where = []
 
     def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
@@ -63,7 +63,7 @@ def test_a_function_that_counts_does_not_repeat() -> None:
     assert found.verdict == "different: 4 runs on the same inputs do not repeat on cpu:0"
     (device,) = found.devices
     assert device.odd_runs == (1, 2, 3)
-    assert [(each.leaf, each.elements, each.first) for each in device.among_runs] == [
+    assert [(leaf.leaf, leaf.elements, leaf.first) for leaf in device.among_runs] == [
         ("noisy", 1, (1,))
     ]
     everywhere = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:2], runs=2)
@@ -72,8 +72,8 @@ def test_a_function_that_counts_does_not_repeat() -> None:
     )
 
 
-def lying(number: int, odd_run: int | None = None) -> Any:
-    """A device whose logits are off by three units in the last place, always or in one run."""
+def faulty_device(number: int, odd_run: int | None = None) -> Any:
+    """Return a `run` with logits that are three ulps off on one device, always or in one run."""
     runs = itertools.count()
 
     def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
@@ -88,8 +88,8 @@ def lying(number: int, odd_run: int | None = None) -> Any:
     return run
 
 
-def test_a_device_that_lies_is_named() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:4], run=lying(2))
+def test_a_faulty_device_is_named() -> None:
+    found = repeat(layer, operands(), devices=jax.devices()[:4], run=faulty_device(2))
     assert found.verdict == "different: cpu:2 does not agree with the other 3"
     assert [device.agrees for device in found.devices] == [True, True, False, True]
     assert all(device.repeats for device in found.devices)
@@ -99,20 +99,20 @@ def test_a_device_that_lies_is_named() -> None:
     )
 
 
-def test_the_first_device_has_no_privilege() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:3], run=lying(0))
+def test_the_first_device_may_be_the_faulty_one() -> None:
+    found = repeat(layer, operands(), devices=jax.devices()[:3], run=faulty_device(0))
     assert found.verdict == "different: cpu:0 does not agree with the other 2"
 
 
 def test_a_single_odd_run_is_not_a_disagreement() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:3], run=lying(1, odd_run=1))
+    found = repeat(layer, operands(), devices=jax.devices()[:3], run=faulty_device(1, odd_run=1))
     assert found.verdict == "different: 3 runs on the same inputs do not repeat on cpu:1"
     assert found.devices[1].odd_runs == (1,)
     assert found.devices[1].agrees
 
 
 def test_a_device_that_does_not_repeat_has_no_vote() -> None:
-    """Two that are steady outvote one that gives something else each time."""
+    """Two stable devices outvote one with a different result in each run."""
     runs = itertools.count(1)
 
     def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
@@ -126,30 +126,30 @@ def test_a_device_that_does_not_repeat_has_no_vote() -> None:
 
 
 def test_two_devices_have_no_majority() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:2], run=lying(1))
+    found = repeat(layer, operands(), devices=jax.devices()[:2], run=faulty_device(1))
     assert not found.majority
     assert found.verdict == "different: the 2 devices disagree, and no result has a majority"
 
 
-def outputs_of(*given: Any) -> Any:
-    """Two runs on one device that return these."""
-    each = iter(given)
+def report_of(*outputs: Any) -> Any:
+    """Return the report of two runs on one device with these outputs."""
+    results = iter(outputs)
     return repeat(
         lambda: jnp.zeros(()),
         devices=jax.devices()[:1],
-        runs=len(given),
-        run=lambda *_: next(each),
+        runs=len(outputs),
+        run=lambda *_: next(results),
     )
 
 
 def test_bits_are_compared_and_not_values() -> None:
     nan = np.array([np.nan, 1.0], np.float32)
-    assert outputs_of(nan, nan.copy()).identical
-    zeros = outputs_of(np.array([0.0], np.float32), np.array([-0.0], np.float32))
+    assert report_of(nan, nan.copy()).identical
+    zeros = report_of(np.array([0.0], np.float32), np.array([-0.0], np.float32))
     assert zeros.devices[0].among_runs == (LeafDifference("", 1, 1, (0,), 1),)
     payload = nan.copy()
     payload.view(np.int32)[0] += 1
-    other = outputs_of(nan, payload)
+    other = report_of(nan, payload)
     assert other.devices[0].among_runs[0].ulps is None
     assert "NaN against other bits" in str(other.devices[0].among_runs[0])
 
@@ -167,12 +167,12 @@ def test_bits_are_compared_and_not_values() -> None:
         (np.True_, np.False_, 1),
     ],
 )
-def test_how_far_apart(one: Any, other: Any, ulps: int) -> None:
-    (difference,) = outputs_of(np.array(one), np.array(other)).devices[0].among_runs
+def test_ulps_between_two_values(one: Any, other: Any, ulps: int) -> None:
+    (difference,) = report_of(np.array(one), np.array(other)).devices[0].among_runs
     assert (difference.first, difference.ulps) == ((), ulps)
 
 
-def test_random_keys_go_in_and_come_out() -> None:
+def test_random_keys_are_inputs_and_outputs() -> None:
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         following, now = jax.random.split(key)
         return following, jax.random.normal(now, (4,))
@@ -182,11 +182,11 @@ def test_random_keys_go_in_and_come_out() -> None:
 
 
 @pytest.mark.parametrize(("runs", "devices"), [(0, 2), (-1, 2), (3, 0), (1, 1)])
-def test_nothing_to_compare_is_a_sentence(runs: int, devices: int) -> None:
-    with pytest.raises(Mistake, match=r"^repeat: "):
+def test_too_few_runs_are_a_user_error(runs: int, devices: int) -> None:
+    with pytest.raises(UserError, match=r"^repeat: "):
         repeat(layer, operands(), devices=jax.devices()[:devices], runs=runs)
 
 
-def test_inputs_that_are_no_arrays_are_a_sentence() -> None:
-    with pytest.raises(Mistake, match=r"^repeat: inputs\[0\]\['mode'\] is 'train', no array"):
+def test_inputs_that_are_not_arrays_are_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"^repeat: inputs\[0\]\['mode'\] is 'train', no array"):
         repeat(lambda options: options["x"], ({"x": 1.0, "mode": "train"},))

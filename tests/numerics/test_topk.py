@@ -1,4 +1,4 @@
-"""The judge of a top k finds every fault that is planted, and nothing in what is right."""
+"""`violations` finds every fault in a top k, and none in a correct result."""
 
 # mypy: allow-untyped-calls
 
@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given, settings
 from jax import lax
 
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.numerics.topk import TopKCheck, allowed_misses, recalls, top_k, violations
 from drumline.numerics.topk_survey import DISTRIBUTIONS, TopKGrid
-from tests.numerics.planted import DTYPES, PLANTED, ROWS, Result, results
+from tests.numerics.faulty_topk import DTYPES, FAULTY_RESULTS, ROWS, Result, results
 
 
-@pytest.mark.parametrize("check", PLANTED)
+@pytest.mark.parametrize("check", FAULTY_RESULTS)
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(results)
-def test_a_planted_fault_is_found_where_it_is(check: TopKCheck, result: Result) -> None:
-    column = PLANTED[check](result)
+def test_a_fault_is_found_at_its_position(check: TopKCheck, result: Result) -> None:
+    column = FAULTY_RESULTS[check](result)
     found = violations(result.x, result.values, result.indices)
     assert {one.row for one in found} == {(result.row,)}
     columns = [one.column for one in found if one.check is check]
@@ -33,7 +33,7 @@ def test_a_planted_fault_is_found_where_it_is(check: TopKCheck, result: Result) 
 @given(results)
 @example(Result("all equal", "float32", 0))
 @example(Result("all equal", "bfloat16", 0))
-def test_what_is_right_has_no_violations(result: Result) -> None:
+def test_a_correct_result_has_no_violations(result: Result) -> None:
     assert violations(result.x, result.values, result.indices) == []
     assert recalls(result.x, result.indices).tolist() == [1.0] * ROWS
 
@@ -46,14 +46,14 @@ def test_the_exact_top_k_of_jax_keeps_the_contract(distribution: str, dtype: str
     assert violations(x, values, indices) == []
 
 
-def test_integers_are_judged_too() -> None:
+def test_integers_are_checked_too() -> None:
     x = np.array([[3, -7, 3, 9]], np.int32)
     assert violations(x, np.array([[9, 3]], np.int32), np.array([[3, 2]])) == []
     (found,) = violations(x, np.array([[9, -7]], np.int32), np.array([[3, 1]]))
     assert str(found) == "more missed than the recall allows at [0, 0]"
 
 
-def test_any_of_equal_elements_will_do() -> None:
+def test_equal_elements_are_interchangeable() -> None:
     x = np.array([2.0, 1.0, 2.0, 1.0, 1.0], np.float32)
     values = np.array([2.0, 2.0, 1.0], np.float32)
     for last in (1, 3, 4):
@@ -62,14 +62,14 @@ def test_any_of_equal_elements_will_do() -> None:
     assert [(one.check, one.row, one.column) for one in found] == [(TopKCheck.MISSED, (), 2)]
 
 
-def test_rows_are_named_by_all_their_axes() -> None:
+def test_rows_have_an_index_for_each_axis() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 10)).astype(np.float32)
     values, indices = (np.array(each) for each in lax.top_k(x, 4))
     indices[1, 2, 3] = 10
     assert {one.row for one in violations(x, values, indices)} == {(1, 2)}
 
 
-def test_a_recall_below_its_target_by_chance_is_no_violation() -> None:
+def test_a_low_recall_by_chance_is_no_violation() -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal((200, 512)).astype(np.float32)
     ranked = np.argsort(-x, axis=1)
@@ -92,35 +92,35 @@ def test_a_recall_below_its_target_by_chance_is_no_violation() -> None:
 @pytest.mark.parametrize(
     ("chosen", "target", "allowed"), [(10, 1.0, 0), (1, 0.5, 1), (10, 0.95, 8), (64, 0.95, 19)]
 )
-def test_how_many_may_be_missing(chosen: int, target: float, allowed: int) -> None:
+def test_allowed_misses(chosen: int, target: float, allowed: int) -> None:
     assert allowed_misses(chosen, target) == allowed
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (([1.0], [1.0, 2.0], [0, 1]), "k is 2 and rows have 1 elements"),
         (([1.0, 2.0], [2.0], [0, 1]), "no result for rows"),
         ((1.0, 1.0, 0), "single number"),
     ],
 )
-def test_what_is_no_result_is_a_sentence(arguments: Any, said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+def test_invalid_results_are_a_user_error(arguments: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         violations(*(np.asarray(each) for each in arguments))
 
 
-def test_how_jax_orders_what_has_no_order() -> None:
+def test_the_order_of_nan_and_zeros_in_jax() -> None:
     odd = np.array([1.0, np.nan, np.inf, -np.inf, -0.0, 0.0, -np.nan], np.float32)
     values, indices = jax.jit(lambda x: lax.top_k(x, 7))(odd)
     assert indices.tolist() == [1, 2, 0, 5, 4, 3, 6]
     assert np.isnan(np.asarray(values)[[0, -1]]).all()
 
 
-def test_arguments_of_other_kinds_are_told_in_a_sentence() -> None:
+def test_arguments_of_other_types_are_a_user_error() -> None:
     x = np.arange(4.0, dtype=np.float32)
-    with pytest.raises(Mistake, match=r"k is 2\.5; it has to be a whole number"):
+    with pytest.raises(UserError, match=r"k is 2\.5; it has to be a whole number"):
         top_k(x, 2.5)  # type: ignore[arg-type]
-    with pytest.raises(Mistake, match="indices float64"):
+    with pytest.raises(UserError, match="indices float64"):
         violations(x, x[:2], np.array([0.0, 1.0]))
-    with pytest.raises(Mistake, match="length: 99999999999 elements"):
+    with pytest.raises(UserError, match="length: 99999999999 elements"):
         TopKGrid(shapes=((1, 99_999_999_999),))

@@ -1,4 +1,4 @@
-"""A sampler's top k: approximate results that are wrong never reach it."""
+"""`top_k(verify=True)` never returns a wrong approximate result."""
 
 # mypy: allow-untyped-calls
 
@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from jax import lax
 
+from drumline.errors import UserError
 from drumline.numerics import topk
-from drumline.numerics.mistakes import Mistake
 from drumline.numerics.topk import TopKCheck, TopKWarning, top_k, violations
 from drumline.numerics.topk_survey import DISTRIBUTIONS
-from tests.numerics import planted
+from tests.numerics import faulty_topk
 
 ROWS, LENGTH, K = 4, 64, 8
 
@@ -27,39 +27,41 @@ Approximate = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 
 
 @pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Approximate], None]]:
-    """Put another function in the place of `lax.approx_max_k`."""
+def replace_approx_max_k(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[Approximate], None]]:
+    """Return a function that replaces `lax.approx_max_k`."""
 
     def put(wrong: Approximate) -> None:
-        topk._verified_indices.cache_clear()
+        topk._compile_verified_indices.cache_clear()
         monkeypatch.setattr(lax, "approx_max_k", lambda x, k, **_: wrong(x, k))
 
     yield put
-    topk._verified_indices.cache_clear()
+    topk._compile_verified_indices.cache_clear()
 
 
-def heard(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns, after all that it has to say."""
+def run_with_callbacks(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return a function's result after its callbacks have run."""
     result = function(*arguments)
     jax.effects_barrier()
     return result
 
 
-def somewhere(x: jax.Array, below: int) -> jax.Array:
-    """A number that is different for different rows of numbers."""
+def hash_of_rows(x: jax.Array, below: int) -> jax.Array:
+    """Return a number that depends on the rows."""
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     return (bits.sum() % below).astype(jnp.int32)
 
 
 def out_of_range(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    wrong = jnp.where(somewhere(x, 2) == 0, -1, x.shape[-1])
-    return values, indices.at[somewhere(x, ROWS), somewhere(x, k)].set(wrong)
+    wrong = jnp.where(hash_of_rows(x, 2) == 0, -1, x.shape[-1])
+    return values, indices.at[hash_of_rows(x, ROWS), hash_of_rows(x, k)].set(wrong)
 
 
 def named_twice(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    row, at = somewhere(x, ROWS), somewhere(x, k - 1)
+    row, at = hash_of_rows(x, ROWS), hash_of_rows(x, k - 1)
     return (
         values.at[row, at + 1].set(values[row, at]),
         indices.at[row, at + 1].set(indices[row, at]),
@@ -68,13 +70,13 @@ def named_twice(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 def wrong_value(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    row, at = somewhere(x, ROWS), somewhere(x, k)
+    row, at = hash_of_rows(x, ROWS), hash_of_rows(x, k)
     return values.at[row, at].set(jnp.nextafter(values[row, at], x.dtype.type(-9))), indices
 
 
 def not_descending(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    row, at = somewhere(x, ROWS), somewhere(x, k - 1)
+    row, at = hash_of_rows(x, ROWS), hash_of_rows(x, k - 1)
     swapped = jnp.arange(k).at[at].set(at + 1).at[at + 1].set(at)
     return (
         values.at[row].set(values[row][swapped]),
@@ -84,7 +86,7 @@ def not_descending(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 def no_maximum(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k + 1)
-    row = somewhere(x, ROWS)
+    row = hash_of_rows(x, ROWS)
     return (
         values[:, :k].at[row].set(values[row, 1:]),
         indices[:, :k].at[row].set(indices[row, 1:]),
@@ -92,9 +94,9 @@ def no_maximum(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def too_many_missed(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """All but the maximum."""
+    """Miss all but the maximum."""
     values, indices = lax.top_k(x, x.shape[-1])
-    row = somewhere(x, ROWS)
+    row = hash_of_rows(x, ROWS)
     kept = jnp.concatenate([jnp.arange(1), jnp.arange(k, 2 * k - 1)])
     return (
         values[:, :k].at[row].set(values[row][kept]),
@@ -102,7 +104,7 @@ def too_many_missed(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     )
 
 
-PLANTED: dict[TopKCheck, Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]] = {
+FAULTY_RESULTS: dict[TopKCheck, Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]] = {
     TopKCheck.RANGE: out_of_range,
     TopKCheck.TWICE: named_twice,
     TopKCheck.VALUE: wrong_value,
@@ -113,7 +115,7 @@ PLANTED: dict[TopKCheck, Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 
 
 def rows(seed: int, dtype: Any = np.float32) -> np.ndarray:
-    """Rows whose elements all differ, in every type."""
+    """Return rows with different elements, in every type."""
     random = np.random.default_rng(seed)
     ranked = np.stack([random.permutation(LENGTH) for _ in range(ROWS)])
     drawn: np.ndarray = (ranked - 20.0).astype(dtype)
@@ -122,74 +124,76 @@ def rows(seed: int, dtype: Any = np.float32) -> np.ndarray:
     return drawn
 
 
-@pytest.mark.parametrize("check", PLANTED)
-def test_a_wrong_result_is_replaced_by_the_exact_one_every_time(
-    check: TopKCheck, plant: Callable[[Approximate], None]
+@pytest.mark.parametrize("check", FAULTY_RESULTS)
+def test_a_wrong_result_is_always_replaced_by_the_exact_one(
+    check: TopKCheck, replace_approx_max_k: Callable[[Approximate], None]
 ) -> None:
-    plant(PLANTED[check])
+    replace_approx_max_k(FAULTY_RESULTS[check])
     chosen = jax.jit(lambda x: top_k(x, K, verify=True, recall_target=0.97))
     exact = jax.jit(lambda x: lax.top_k(x, K))
     for seed in range(100):
         x = rows(seed)
         with pytest.warns(TopKWarning, match=f"in 1 of {ROWS} rows .*{check} in 1"):
-            values, indices = heard(chosen, x)
+            values, indices = run_with_callbacks(chosen, x)
         for ours, theirs in zip((values, indices), exact(x), strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_mapped_rows_are_one_batch(axis: int, plant: Callable[[Approximate], None]) -> None:
+def test_mapped_rows_are_one_batch(
+    axis: int, replace_approx_max_k: Callable[[Approximate], None]
+) -> None:
     def all_without_maximum(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         values, indices = lax.top_k(x, k + 1)
         return values[..., 1:], indices[..., 1:]
 
-    plant(all_without_maximum)
+    replace_approx_max_k(all_without_maximum)
     x = rows(3)
     mapped = jax.jit(jax.vmap(lambda row: top_k(row, K, verify=True)[1], in_axes=axis))
     with pytest.warns(TopKWarning, match=f"in {ROWS} of {ROWS} rows") as told:
-        indices = heard(mapped, x if axis == 0 else x.T)
+        indices = run_with_callbacks(mapped, x if axis == 0 else x.T)
     assert len(told) == 1
     np.testing.assert_array_equal(indices, lax.top_k(x, K)[1])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16, np.int32])
-def test_a_good_result_is_used_without_a_word(dtype: Any) -> None:
+def test_a_good_result_is_used_without_a_warning(dtype: Any) -> None:
     x = jnp.asarray(rows(5, dtype))
     expected = lax.top_k(x, K)
     for each in (top_k, jax.jit(top_k, static_argnames=("k", "verify"))):
         for verify in (False, True):
-            found = heard(partial(each, k=K, verify=verify), x)
+            found = run_with_callbacks(partial(each, k=K, verify=verify), x)
             for ours, theirs in zip(found, expected, strict=True):
                 assert ours.dtype == theirs.dtype
                 np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_miss_that_the_recall_allows_stays(plant: Callable[[Approximate], None]) -> None:
-    """So the approximate result is what is used, and the exact one is not computed for it."""
+def test_an_allowed_miss_stays(replace_approx_max_k: Callable[[Approximate], None]) -> None:
+    """The approximate result is used, and the exact one is not computed."""
 
     def misses_the_second(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         values, indices = lax.top_k(x, k + 1)
         return jnp.delete(values, 1, axis=-1), jnp.delete(indices, 1, axis=-1)
 
-    plant(misses_the_second)
+    replace_approx_max_k(misses_the_second)
     x = rows(7)
-    _, indices = heard(partial(top_k, k=K, verify=True, recall_target=0.9), x)
+    _, indices = run_with_callbacks(partial(top_k, k=K, verify=True, recall_target=0.9), x)
     np.testing.assert_array_equal(indices, np.delete(lax.top_k(x, K + 1)[1], 1, axis=-1))
 
 
-def test_a_doubt_without_reason_is_settled_without_a_word(
-    plant: Callable[[Approximate], None],
+def test_a_false_doubt_gives_no_warning(
+    replace_approx_max_k: Callable[[Approximate], None],
 ) -> None:
-    """One miss, but of the least element: the quick count takes it for many, the exact does not."""
+    """Miss the smallest element: the quick count is too high, the exact one is not."""
 
     def last_is_least(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         ranked = lax.top_k(x, x.shape[-1])
         kept = jnp.concatenate([jnp.arange(k - 1), jnp.array([x.shape[-1] - 1])])
         return ranked[0][:, kept], ranked[1][:, kept]
 
-    plant(last_is_least)
+    replace_approx_max_k(last_is_least)
     x = rows(8)
-    _, indices = heard(partial(top_k, k=K, verify=True, recall_target=0.9), x)
+    _, indices = run_with_callbacks(partial(top_k, k=K, verify=True, recall_target=0.9), x)
     np.testing.assert_array_equal(indices, lax.top_k(x, K)[1])
 
 
@@ -208,19 +212,19 @@ def test_the_gradient_is_that_of_the_exact_one(mapped: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
-def test_rows_of_every_kind_come_out_in_order(dtype: Any) -> None:
-    """NaN too, whatever the approximate one makes of it on this device."""
+def test_rows_of_every_kind_are_sorted(dtype: Any) -> None:
+    """This includes NaN, which the approximate result may not sort."""
     chosen = jax.jit(partial(top_k, k=20, verify=True))
     for draw in DISTRIBUTIONS.values():
         x = draw(np.random.default_rng(0), (4, 200), jnp.dtype(dtype))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TopKWarning)
-            values, indices = heard(chosen, x)
+            values, indices = run_with_callbacks(chosen, x)
         assert violations(x, values, indices) == []
 
 
 def primitives(jaxpr: Any, in_branch: bool = False) -> Iterator[tuple[str, bool]]:
-    """The names of all operations of a program, and whether each is within a branch."""
+    """Yield the names of all operations of a program, with True for those in a branch."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name, in_branch
         for below in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
@@ -234,7 +238,7 @@ def is_program(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_the_exact_one_is_computed_in_a_branch_alone(mapped: bool) -> None:
+def test_the_exact_result_is_computed_only_in_a_branch(mapped: bool) -> None:
     chosen = partial(top_k, k=K, verify=True)
     program = jax.make_jaxpr(jax.vmap(chosen) if mapped else chosen)(rows(0))
     found = list(primitives(program.jaxpr))
@@ -243,14 +247,14 @@ def test_the_exact_one_is_computed_in_a_branch_alone(mapped: bool) -> None:
     assert ("top_k", False) not in found
 
 
-class Judge:
-    """The checks of `top_k`, compiled for results that are given to it."""
+class DeviceChecks:
+    """The checks of `top_k`, compiled for given results."""
 
     def __init__(self, dtype: str) -> None:
         self.failed: set[TopKCheck] = set()
 
         def record(rows: int, by_check: np.ndarray, *_: np.ndarray) -> None:
-            assert rows == planted.ROWS
+            assert rows == faulty_topk.ROWS
             self.failed |= {
                 check for check, times in zip(TopKCheck, by_check, strict=True) if times
             }
@@ -260,31 +264,31 @@ class Judge:
                 mock.patch.object(lax, "approx_max_k", return_value=(values, indices)),
                 mock.patch.object(topk, "_warn", record),
             ):
-                return topk._choose(x, planted.K, 1.0)
+                return topk._verified_indices(x, faulty_topk.K, 1.0)
 
-        x = jax.ShapeDtypeStruct((planted.ROWS, planted.LENGTH), dtype)
-        result = jax.ShapeDtypeStruct((planted.ROWS, planted.K), dtype)
-        index = jax.ShapeDtypeStruct((planted.ROWS, planted.K), jnp.int32)
+        x = jax.ShapeDtypeStruct((faulty_topk.ROWS, faulty_topk.LENGTH), dtype)
+        result = jax.ShapeDtypeStruct((faulty_topk.ROWS, faulty_topk.K), dtype)
+        index = jax.ShapeDtypeStruct((faulty_topk.ROWS, faulty_topk.K), jnp.int32)
         self.chosen = jax.jit(chosen).lower(x, result, index).compile()
 
-    def __call__(self, result: planted.Result) -> tuple[set[TopKCheck], np.ndarray]:
+    def __call__(self, result: faulty_topk.Result) -> tuple[set[TopKCheck], np.ndarray]:
         self.failed = set()
-        indices = heard(self.chosen, result.x, result.values, result.indices)
+        indices = run_with_callbacks(self.chosen, result.x, result.values, result.indices)
         return self.failed, np.asarray(indices)
 
 
-judge_of = lru_cache(Judge)
+judge_of = lru_cache(DeviceChecks)
 
 
-@pytest.mark.parametrize("check", [None, *planted.PLANTED])
+@pytest.mark.parametrize("check", [None, *faulty_topk.FAULTY_RESULTS])
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(planted.results)
-def test_the_device_judges_as_the_host_does(
-    check: TopKCheck | None, result: planted.Result
+@given(faulty_topk.results)
+def test_the_device_finds_the_same_violations_as_the_host(
+    check: TopKCheck | None, result: faulty_topk.Result
 ) -> None:
     right = result.indices.copy()
     if check is not None:
-        planted.PLANTED[check](result)
+        faulty_topk.FAULTY_RESULTS[check](result)
     failed, indices = judge_of(str(result.x.dtype))(result)
     expected = {found.check for found in violations(result.x, result.values, result.indices)}
     assert check is None or check in failed
@@ -300,13 +304,13 @@ def test_the_device_judges_as_the_host_does(
         np.testing.assert_array_equal(indices, right)
 
 
-def test_nothing_to_choose() -> None:
+def test_empty_inputs() -> None:
     assert top_k(jnp.ones((2, 3)), 0, verify=True)[0].shape == (2, 0)
     assert top_k(jnp.ones((0, 3)), 2, verify=True)[1].shape == (0, 2)
 
 
 @pytest.mark.parametrize(
-    ("shape", "k", "recall", "said"),
+    ("shape", "k", "recall", "message"),
     [
         ((2, 3), 4, 0.9, "k is 4 and rows have 3 elements"),
         ((2, 3), -1, 0.9, "k is -1"),
@@ -315,8 +319,8 @@ def test_nothing_to_choose() -> None:
         ((3,), 1, float("nan"), "recall_target is nan"),
     ],
 )
-def test_bad_arguments_are_a_sentence(
-    shape: tuple[int, ...], k: int, recall: float, said: str
+def test_bad_arguments_are_a_user_error(
+    shape: tuple[int, ...], k: int, recall: float, message: str
 ) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=message):
         top_k(jnp.ones(shape), k, verify=True, recall_target=recall)

@@ -15,35 +15,35 @@ from jax.sharding import PartitionSpec as P
 from drumline.inspect.compiling.workers import TPU_PYTHON, has_tpu_compiler
 from drumline.inspect.estimate import estimate
 from drumline.parallel import allgather_matmul, overlap_options
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import trace_for
 
 EARLY = "xla_lhs_output_fusion_latency_multiplier"
 
 
 @pytest.mark.parametrize("kind", ["TPU v4", "TPU v5p", "TPU v5", "TPU v6 lite"])
-def test_where_hops_would_set_out_late_the_compiler_is_told(kind: str) -> None:
-    with written_for("tpu", kind):
+def test_the_options_are_set_for_chips_that_start_permutes_late(kind: str) -> None:
+    with trace_for("tpu", kind):
         assert overlap_options().keys() == {EARLY}
 
 
-def test_elsewhere_it_is_told_nothing() -> None:
+def test_the_options_are_empty_elsewhere() -> None:
     assert overlap_options() == {}
-    with written_for("tpu", "TPU v5 lite"):
+    with trace_for("tpu", "TPU v5 lite"):
         assert overlap_options() == {}
 
 
-def test_a_compiler_that_does_not_know_the_option_is_not_told(
+def test_the_options_are_empty_for_a_compiler_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    with written_for("tpu", "TPU v5p"):
+    with trace_for("tpu", "TPU v5p"):
         assert overlap_options() == {}, "the CPU's compiler, which is the one here, refuses it"
 
 
 @pytest.mark.skipif(
     not has_tpu_compiler(), reason=f"needs the TPU's compiler: libtpu, or {TPU_PYTHON}"
 )
-def test_hops_that_set_out_early_are_waited_for_less() -> None:
+def test_early_permutes_shorten_the_waits() -> None:
     mesh = AbstractMesh((2, 4), ("X", "Y"))
     x, w = (
         jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
@@ -55,7 +55,7 @@ def test_hops_that_set_out_early_are_waited_for_less() -> None:
         in_specs=(x.sharding.spec, w.sharding.spec),
         out_specs=P("X", "Y"),
     )
-    with written_for("tpu", "TPU v5p"):
+    with trace_for("tpu", "TPU v5p"):
         options = overlap_options()
 
     def exposed(**told: float) -> float:

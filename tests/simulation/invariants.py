@@ -125,7 +125,7 @@ class Invariants:
                         f"attempt {attempt} of {job} was started while {kept.attempt} ran"
                         f" on {other.name}"
                     )
-        last = self._last_word(job_id)
+        last = self._last_request(job_id)
         if last and last.verb in _ENDS and last.done and environment.now() > last.done + LATE:
             environment.fail(
                 f"attempt {attempt} of {job} was started after the answer to {last.verb}"
@@ -155,7 +155,7 @@ class Invariants:
                     f"the server spins: {loop.steps - before} callbacks in a row"
                 )
             before = loop.steps
-            self._check_kept()
+            self._check_kept_slices()
 
     def _check_kept_slices(self) -> None:
         """No slice is kept for a resume after its user was told that it is released."""
@@ -174,7 +174,7 @@ class Invariants:
 
     async def jobs_end(self, deadline: float) -> None:
         """Wait for the end of all jobs."""
-        while (going := self._going()) and self._environment.now() < deadline:
+        while (going := self._unfinished_jobs()) and self._environment.now() < deadline:
             await asyncio.sleep(120.0)
         for job_id, told in going.items():
             self._environment.fail(f"{job_id} never ended: {told}")
@@ -188,7 +188,7 @@ class Invariants:
 
     def check_at_end(self) -> None:
         """What holds now that all is over, and from now on."""
-        for job_id, told in self._going().items():
+        for job_id, told in self._unfinished_jobs().items():
             self._environment.fail(f"{job_id} is not over: {told}")
         for name in sorted(self._cloud.resources()):
             self._environment.fail(f"{name} is left in the cloud")
@@ -216,7 +216,7 @@ class Invariants:
             environment.fail(f"{job_id} was cleaned and is still there")
             return
         job = record.job
-        last = self._last_word(job_id)
+        last = self._last_request(job_id)
         if last and last.verb in {"create", "resume"} and job.status is Status.CANCELLED:
             environment.fail(f"{job_id} was to run and is {job.status}")
         wanted = last is not None and last.verb in {"cancel", "delete"} and not last.too_late
@@ -230,7 +230,7 @@ class Invariants:
         saved, steps = environment.buckets.get(key), environment.plans[key].steps
         if job.status is Status.SUCCEEDED and (saved is None or saved.saved < steps):
             environment.fail(f"{job_id} succeeded and was not done")
-        self._check_blame(job, words)
+        self._check_counts(job, words)
 
     def _check_counts(self, job: Job, words: list[UserRequest]) -> None:
         """Nobody is blamed for more than he did: the program, the hosts, the cloud."""

@@ -231,7 +231,7 @@ def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
 
 def hosts_are_connected_before_they_are_listed() -> AbstractContextManager[Any]:
     """Connect to hosts before a poll has listed them."""
-    return patch.object(sessions.HostRunner, "hosts_listed", lambda *_: True)
+    return patch.object(sessions.AttemptRunner, "hosts_listed", lambda *_: True)
 
 
 def silent_hosts_are_never_diagnosed() -> AbstractContextManager[Any]:
@@ -241,13 +241,13 @@ def silent_hosts_are_never_diagnosed() -> AbstractContextManager[Any]:
 
 def a_login_counts_as_a_report() -> AbstractContextManager[Any]:
     """Treat a host that accepts connections as never silent."""
-    real = driver.HostDriver._on
+    real = driver.HostRunner._use_connection
 
     async def on(self: Any, agent: Any) -> None:
-        self._heard()
+        self._on_answer()
         await real(self, agent)
 
-    return patch.object(driver.HostDriver, "_on", on)
+    return patch.object(driver.HostRunner, "_use_connection", on)
 
 
 def failures_are_not_counted() -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.cloud.google.faults import _CLOUD
+from drumline.cloud.google.errors import _PATTERNS
 from drumline.cloud.model.errors import RpcStatus
 from tests.simulation.cloud import SimulatedCloud, Weather
 from tests.simulation.environment import Environment, RandomStreams
@@ -33,7 +33,7 @@ MORNING = 12 * HOUR
 TIDY = 3 * HOUR
 """After the last job ended, nothing of ours is left within this: a kept slice stays an hour."""
 SHM = Path("/dev/shm")  # noqa: S108, a file system in memory
-TEXTS = tuple(row.seen for row in _CLOUD)
+TEXTS = tuple(row.example for row in _PATTERNS)
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Simulation:
             if isinstance(event, JobPlan):
                 environment.spawn(self._create(event))
             else:
-                environment.spawn(self._happens(event))
+                environment.spawn(self._apply(event))
         await asyncio.sleep(max(0.0, begin + self.schedule.quiet_at - environment.now()))
-        await self._calm()
+        await self._stop_faults()
         morning = environment.now() + MORNING
         for invariants in self.invariants:
             await invariants.jobs_end(morning)
@@ -176,7 +176,7 @@ class Simulation:
             environment.note("told", job_id, answer["text"])
             said.answered(answer["text"])
 
-    async def _look(self, home: int, job_id: str) -> None:
+    async def _open_views(self, home: int, job_id: str) -> None:
         """Somebody looks, as `list`, `show` and `watch` do; that changes nothing."""
         server = self.servers[home]
         with suppress(ServerKilled, Refused):
@@ -191,7 +191,7 @@ class Simulation:
             if self.ids:
                 job = list(self.ids.values())[incident.target % len(self.ids)]
                 looks = incident.kind == "look"
-                await (self._look(*job) if looks else self._verb(incident.kind, *job))
+                await (self._open_views(*job) if looks else self._verb(incident.kind, *job))
             return
         self._storms += 1
         try:

@@ -1,25 +1,23 @@
-"""Facts about hardware: chips, slices, zones, prices; and how a mesh lies on a slice.
+"""Facts about hardware: chips, slices, zones and prices, and the order of a mesh on a slice.
 
-No I/O, and no imports of Drumline. The job manager takes the number of hosts from here,
-the cost model the speed of links, training the order of its devices, the command line what it
-prints. Each figure has its source.
+Pure functions and tables without I/O. Each figure has its source.
 """
 
 from drumline.chips.catalogue import Chip, chip, chips
-from drumline.chips.meshes import lay_mesh
 from drumline.chips.names import UnknownName
 from drumline.chips.prices import STORAGE, TIERS, Price, StoragePrices, price
 from drumline.chips.slices import IciAxis, Slice, slice_of, slices, wraps_of
-from drumline.chips.tours import closes, links, tour
+from drumline.chips.torus import closes, links, mesh_order, ring_order
 from drumline.chips.zones import (
     LOCAL_ZONES,
-    Place,
+    ZoneOffer,
     generations_in,
-    places,
     region_of,
     same_region,
+    zone_offers,
     zones,
 )
+from drumline.deprecated import lookup
 
 __all__ = [
     "LOCAL_ZONES",
@@ -27,24 +25,35 @@ __all__ = [
     "TIERS",
     "Chip",
     "IciAxis",
-    "Place",
     "Price",
     "Slice",
     "StoragePrices",
     "UnknownName",
+    "ZoneOffer",
     "chip",
     "chips",
     "closes",
     "generations_in",
-    "lay_mesh",
     "links",
-    "places",
+    "mesh_order",
     "price",
     "region_of",
+    "ring_order",
     "same_region",
     "slice_of",
     "slices",
-    "tour",
     "wraps_of",
+    "zone_offers",
     "zones",
 ]
+
+_NEW_NAMES = {
+    "Place": "drumline.chips:ZoneOffer",
+    "lay_mesh": "drumline.chips:mesh_order",
+    "places": "drumline.chips:zone_offers",
+    "tour": "drumline.chips:ring_order",
+}
+
+
+def __getattr__(name: str) -> object:
+    return lookup(__name__, name, _NEW_NAMES)

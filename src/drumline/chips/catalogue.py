@@ -1,9 +1,10 @@
-"""Every known chip, one row each, with the source of each figure.
+"""The catalogue of chips, with the source of each figure, and their names in JAX.
 
-All figures are per chip, never per core. Memory is counted in powers of ten, as the sources
-print it, which errs on the safe side: Google's "32 GB" is 32 GiB.
+All figures are per chip, never per core. Memory sizes are powers of ten, as in the sources. This
+underestimates the memory: Google's "32 GB" is 32 GiB.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -18,7 +19,7 @@ SLIDES = "Introduction to TPU & JAX, the tables of chips"
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """An accelerator chip. A figure that is not published is None."""
+    """An accelerator chip. Unpublished figures are None."""
 
     name: str
     kind: str
@@ -27,30 +28,30 @@ class Chip:
     peak_bf16_flops: float
     """Dense operations per second with float32 accumulation."""
     peak_8bit_flops: float | None
-    """Operations per second in int8 or fp8, whichever the chip has."""
+    """Dense operations per second in int8 or fp8, depending on the chip."""
     hbm_bytes: float
     hbm_bandwidth: float
     link_bandwidth: float
-    """Bytes per second one way: over one ICI link of a TPU, over all NVLink or PCIe of a GPU."""
+    """One-way bytes per second: of one ICI link of a TPU, of all NVLink or PCIe of a GPU."""
     torus_dimensions: int | None
     cores: int | None
     """The number of TensorCores of a TPU, or of streaming multiprocessors of a GPU."""
     dcn_bandwidth: float | None
-    """Bytes per second and chip to the data-centre network."""
+    """Bytes per second per chip to the data-centre network."""
     sources: Mapping[str, str] = field(repr=False)
     notes: tuple[str, ...] = ()
 
     def source_of(self, figure: str) -> str:
-        """The source of the figure of that name."""
+        """Return the source of a figure, given its field name."""
         return self.sources[figure]
 
 
 _FIGURES = frozenset(f.name for f in fields(Chip)) - {"name", "kind", "sources", "notes"}
 
 
-def _from(source: str, **elsewhere: str) -> Mapping[str, str]:
-    """All figures from one source, except those named."""
-    return MappingProxyType(dict.fromkeys(_FIGURES, source) | elsewhere)
+def _from(source: str, **exceptions: str) -> Mapping[str, str]:
+    """Return a table that gives all figures one source, except those in `exceptions`."""
+    return MappingProxyType(dict.fromkeys(_FIGURES, source) | exceptions)
 
 
 # fmt: off
@@ -69,7 +70,7 @@ _CHIPS: tuple[Chip, ...] = (
         sources=_from(BOOK, year=SLIDES, cores=GOOGLE, peak_bf16_flops=GOOGLE),
         notes=(
             "the slides' second table prints 16 GB, one core's share",
-            "the book prints 1.4e14 FLOP/s; Google's page prints 123 TFLOP/s, which stands here",
+            "the book prints 1.4e14 FLOP/s; Google's page prints 123 TFLOP/s, which is used here",
         ),
     ),
     Chip(
@@ -102,14 +103,14 @@ _CHIPS: tuple[Chip, ...] = (
         peak_bf16_flops=2.3e15, peak_8bit_flops=4.61e15, hbm_bytes=192e9, hbm_bandwidth=7.4e12,
         link_bandwidth=9e10, dcn_bandwidth=1.25e10,
         sources=_from(BOOK, year=GOOGLE, cores=GOOGLE),
-        notes=("to be had through GKE, not through the Cloud TPU API",),
+        notes=("available through GKE, not through the Cloud TPU API",),
     ),
     Chip(
         name="V100", kind="gpu", year=2017, cores=80, torus_dimensions=None,
         peak_bf16_flops=1.25e14, peak_8bit_flops=None, hbm_bytes=16e9, hbm_bandwidth=9e11,
         link_bandwidth=1.5e11, dcn_bandwidth=None,
         sources=_from(NVIDIA),
-        notes=("its tensor cores take float16, not bfloat16: the figure is for float16",),
+        notes=("its tensor cores compute in float16, not bfloat16: the figure is for float16",),
     ),
     Chip(
         name="A100", kind="gpu", year=2020, cores=108, torus_dimensions=None,
@@ -136,7 +137,7 @@ _CHIPS: tuple[Chip, ...] = (
         peak_bf16_flops=9.9e14, peak_8bit_flops=1.98e15, hbm_bytes=141e9, hbm_bandwidth=4.8e12,
         link_bandwidth=4.5e11, dcn_bandwidth=None,
         sources=_from(BOOK, year=NVIDIA, cores=NVIDIA),
-        notes=("measured on one: 7.9e14 FLOP/s on an 8192³ bf16 product, 4.3e12 B/s on a copy",),
+        notes=("measured on one: 7.9e14 FLOP/s on an 8192³ bf16 matmul, 4.3e12 B/s on a copy",),
     ),
     Chip(
         name="B100", kind="gpu", year=2024, cores=None, torus_dimensions=None,
@@ -154,7 +155,7 @@ _CHIPS: tuple[Chip, ...] = (
 )
 # fmt: on
 
-_BY_NAME = {row.name.casefold(): row for row in _CHIPS}
+_BY_NAME = {chip.name.casefold(): chip for chip in _CHIPS}
 _ALIASES = {
     "v5lite": "v5e",
     "v5litepod": "v5e",
@@ -166,23 +167,56 @@ _ALIASES = {
 
 
 def chips() -> tuple[Chip, ...]:
-    """Every chip of the catalogue, fastest first: bf16 peak, then 8-bit peak, then memory rate."""
+    """Return every chip, fastest first by bf16 peak, then 8-bit peak, then memory bandwidth."""
 
-    def figures(row: Chip) -> tuple[float, float, float]:
-        return row.peak_bf16_flops, row.peak_8bit_flops or 0.0, row.hbm_bandwidth
+    def speed(chip: Chip) -> tuple[float, float, float]:
+        return chip.peak_bf16_flops, chip.peak_8bit_flops or 0.0, chip.hbm_bandwidth
 
-    return tuple(sorted(_CHIPS, key=figures, reverse=True))
+    return tuple(sorted(_CHIPS, key=speed, reverse=True))
 
 
 def chip(name: str) -> Chip:
-    """The chip of that name; case, surrounding space and a leading `TPU` do not matter."""
+    """Return a chip by name. Case, surrounding space and a leading `TPU` do not matter."""
     folded = name.strip().casefold().removeprefix("tpu ").removeprefix("tpu-")
-    found = _BY_NAME.get(_ALIASES.get(folded, folded))
-    if found is not None:
-        return found
-    names = [row.name for row in _CHIPS]
+    folded = _ALIASES.get(folded, folded)
+    if folded in _BY_NAME:
+        return _BY_NAME[folded]
+    names = [chip.name for chip in _CHIPS]
     if not folded:
-        raise UnknownName(f"the chip's name is empty; the chips are {', '.join(names)}")
-    near = nearest(folded, [*names, *_ALIASES])
-    hint = f"nearest: {', '.join(near)}" if near else f"the chips are {', '.join(names)}"
-    raise UnknownName(f"{name!r} is no chip we know; {hint}")
+        raise UnknownName(f"the name of the chip is empty; the chips are {', '.join(names)}")
+    matches = nearest(folded, [*names, *_ALIASES])
+    hint = f"nearest: {', '.join(matches)}" if matches else f"the chips are {', '.join(names)}"
+    raise UnknownName(f"{name!r} is not a known chip; {hint}")
+
+
+TPUS = {
+    "TPU v2": ("v2", 2),
+    "TPU v3": ("v3", 2),
+    "TPU v4": ("v4", 1),
+    "TPU v5 lite": ("v5e", 1),
+    "TPU v5e": ("v5e", 1),
+    "TPU v5": ("v5p", 1),
+    "TPU v5p": ("v5p", 1),
+    "TPU v6 lite": ("v6e", 1),
+    "TPU v6e": ("v6e", 1),
+    "TPU7x": ("7x", 2),
+}
+"""The chip of each TPU device kind in JAX, and the number of JAX devices per chip."""
+_GPU = re.compile(rf"\b({'|'.join(chip.name for chip in _CHIPS if chip.kind == 'gpu')})\b")
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A kind of JAX device: a chip, or one of the devices of a chip."""
+
+    chip: Chip
+    devices_per_chip: int = 1
+
+
+def device_kind(name: str) -> DeviceKind | None:
+    """Look up `device.device_kind`. Return None if the catalogue lacks it, as for a CPU."""
+    if name in TPUS:
+        generation, devices_per_chip = TPUS[name]
+        return DeviceKind(chip(generation), devices_per_chip)
+    gpu = _GPU.search(name)
+    return DeviceKind(chip(gpu[1])) if gpu else None

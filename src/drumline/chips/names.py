@@ -1,15 +1,17 @@
-"""Compares a name that a user typed with the known names."""
+"""Errors and suggestions for names that a user typed."""
 
 import difflib
 from collections.abc import Iterable
 
+from drumline.errors import UserError
 
-class UnknownName(ValueError):
-    """A name is not known. The text is the whole sentence for the user."""
+
+class UnknownName(UserError):
+    """A chip, slice, zone or tier does not exist. The text is a whole sentence for the user."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names that look most like `name`, best first."""
+    """Return the known names that look most like `name`, best first."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
-    return [by_folded[folded] for folded in close]
+    matches = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
+    return [by_folded[folded] for folded in matches]

@@ -1,7 +1,7 @@
-"""What chips, storage and transfer cost, in US dollars, each table with its date and source.
+"""Prices of chips, storage and transfer in US dollars, each table with its date and source.
 
-Spot prices change up to once a month and list prices now and then: these are for choosing and for
-warnings, not for accounting. What a research grant covers is not subtracted.
+Spot prices change up to once a month, list prices occasionally. Use these prices to compare and to
+warn, not for accounting. They do not account for research grants.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from drumline.chips.names import UnknownName
 from drumline.chips.slices import Slice
 from drumline.chips.zones import region_of
+from drumline.deprecated import renamed_keywords
 
 AS_OF = "2026-08-22"
 SOURCE = "Google's SKU prices as collected in the SkyPilot catalogue v8"
@@ -27,7 +28,7 @@ class Price:
     source: str = SOURCE
 
 
-# (on demand, spot) per chip-hour. v2 and v3 have two prices, as single devices and as pod slices.
+# (on demand, spot) per chip-hour. v2 and v3 have one price for single hosts, one for pod slices.
 _CHIP_HOUR: dict[str, dict[str, tuple[float, float | None]]] = {
     "v2": {
         "asia-east1": (1.305, 0.3915),
@@ -84,21 +85,24 @@ _CHIP_HOUR: dict[str, dict[str, tuple[float, float | None]]] = {
 }
 
 
-def price(wanted: Slice, zone: str, tier: str) -> Price | None:
-    """The chip-hour price of that slice in that zone, or None where none is published."""
+@renamed_keywords(wanted="tpu_slice")
+def price(tpu_slice: Slice, zone: str, tier: str) -> Price | None:
+    """Return the price of a chip-hour of a slice in a zone, or None if none is published."""
     if tier not in TIERS:
-        raise UnknownName(f"{tier!r} is no tier with a list price; there are {', '.join(TIERS)}")
+        raise UnknownName(
+            f"{tier!r} is not a tier with a list price; the tiers are {', '.join(TIERS)}"
+        )
     region = region_of(zone)
-    is_pod = wanted.generation in {"v2", "v3"} and wanted.hosts > 1
-    row = _CHIP_HOUR.get(f"{wanted.generation} pod" if is_pod else wanted.generation, {})
-    on_demand, spot = row.get(region, (None, None))
+    is_pod = tpu_slice.generation in {"v2", "v3"} and tpu_slice.hosts > 1
+    table = f"{tpu_slice.generation} pod" if is_pod else tpu_slice.generation
+    on_demand, spot = _CHIP_HOUR.get(table, {}).get(region, (None, None))
     per_chip = spot if tier == "spot" else on_demand
     return None if per_chip is None else Price(per_chip, tier, region)
 
 
 @dataclass(frozen=True)
 class StoragePrices:
-    """Cloud Storage, standard class, within one region; from the slides and Google's price list."""
+    """Prices of Cloud Storage, standard class, in a single region."""
 
     per_gb_month: float = 0.02
     per_1000_class_a: float = 0.0050
@@ -107,10 +111,10 @@ class StoragePrices:
     """Dollars per 1,000 operations that read."""
     same_region_per_gb: float = 0.0
     cross_region_per_gb: tuple[float, float] = (0.02, 0.05)
-    """Dollars per GB between the nearest and the farthest regions; 1 TB costs at least $20."""
+    """Dollars per GB between the nearest and the farthest regions: at least $20 per TB."""
     internet_per_gb: float = 0.1
     boot_disk_gb: int = 100
-    """The size of the boot disk of each TPU VM."""
+    """The boot disk size of each TPU VM."""
     as_of: str = "2025-10"
     source: str = "Introduction to TPU & JAX, TPU Costs; Cloud Storage price list"
 

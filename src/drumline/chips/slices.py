@@ -1,8 +1,8 @@
-"""What an accelerator name (`v4-128`) means: chips, hosts, topology, wrap-around links.
+"""Slices by accelerator name (`v4-128`): chips, hosts, topology, wrap-around links.
 
-The suffix counts TensorCores for some generations and chips for others, and hosts have 1, 4 or 8
-chips depending on the size. Two tools in the field get v5litepod-8, v6e-8 or v5p-16 wrong because
-they compute it, so every size is in a table here.
+The suffix of a name counts TensorCores or chips, depending on the generation. A host has 1, 4 or 8
+chips, depending on the size. A formula easily gets v5litepod-8, v6e-8 or v5p-16 wrong, so all sizes
+are tables.
 """
 
 import re
@@ -14,9 +14,9 @@ from drumline.chips.names import UnknownName, nearest
 
 Topology = tuple[int, ...]
 
-# v4 and v5p pods are built of 4×4×4 cubes joined by optical switches. Slices of a cube and more
-# have these numbers of cubes: v4 and v5p as the Cloud TPU API lists its accelerator types (a crawl
-# of 2026-08-22), 7x as in its documentation, up to the pod of 9,216 chips.
+# v4, v5p and 7x pods consist of 4×4×4 cubes joined by optical switches. Slices of at least one cube
+# have these numbers of cubes. Sources: the accelerator types of the Cloud TPU API (a crawl of
+# 2026-08-22) for v4 and v5p, and the documentation for 7x, up to the pod of 9,216 chips.
 _CUBE = 4
 _V4_CUBES = tuple(range(1, 49))
 _V5P_CUBES = (
@@ -33,7 +33,7 @@ _EIGHT_CHIP_HOSTS: dict[int, Topology] = {
 
 
 def _most_cubic(cubes: int) -> Topology:
-    """The default shape of this many cubes: that nearest to a cube (Cloud TPU docs)."""
+    """Return the default topology of some cubes, the one nearest to a cube (Google's docs)."""
     shapes = (
         (a, b, cubes // (a * b))
         for a in range(1, cubes + 1)
@@ -52,12 +52,12 @@ class _Generation:
     prefix: str
     suffix_counts_cores: bool
     flat: dict[int, Topology]
-    """The topology by number of chips, for the slices that are not made of cubes."""
+    """The topology for each number of chips, for slices that are not made of cubes."""
     image: str | None
-    """The runtime image to boot; None where the Cloud TPU API does not serve the generation."""
+    """The runtime image to boot, or None if the Cloud TPU API does not serve the generation."""
     cubes: tuple[int, ...] = ()
     pod_side: int | None = None
-    """The side of a 2D pod, where an axis wraps around only if it spans the pod."""
+    """The side of a 2D pod. An axis wraps around only if it spans the pod."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -70,14 +70,14 @@ class _Generation:
         return (self.chip.cores or 1) if self.suffix_counts_cores else 1
 
     def slice(self, size: int) -> "Slice":
-        """The slice with that suffix, which must be one of `sizes`."""
+        """Return the slice with a suffix from `sizes`."""
         chips = size // self._per_chip
         topology = self.flat.get(chips) or _most_cubic(chips // _CUBE**3)
         return Slice(
             name=f"{self.prefix}-{size}",
             chip=self.chip,
             chips=chips,
-            # v5e and v6e have a slice of up to 8 chips on one host; all others have 4 per host.
+            # v5e and v6e slices of up to 8 chips are one host. All other hosts have 4 chips.
             chips_per_host=chips if self.flat is _EIGHT_CHIP_HOSTS and chips <= 8 else 4,
             topology=topology,
             wraps=self.wraps(topology),
@@ -85,10 +85,10 @@ class _Generation:
         )
 
     def wraps(self, topology: Topology) -> tuple[bool, ...]:
-        """Which sides have links from end to end."""
+        """Return True for each dimension whose ends are linked."""
         if self.pod_side is not None:
             return tuple(side == self.pod_side for side in topology)
-        # The optical switches close the rings of whole cubes only.
+        # The optical switches link only the ends of whole cubes.
         return (all(side % _CUBE == 0 for side in topology),) * len(topology)
 
 
@@ -110,7 +110,7 @@ _GENERATIONS = {
     )
 }
 _SPELLINGS = {"v5e": "v5litepod", "v5lite": "v5litepod", "7x": "tpu7x", "v7x": "tpu7x"}
-_SHAPE = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<size>[1-9][0-9]{0,8})")
+_NAME = re.compile(r"(?P<prefix>[a-z0-9]+)-(?P<size>[1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class IciAxis:
 
 @dataclass(frozen=True)
 class Slice:
-    """What an accelerator name means. `name` is the name in the Cloud TPU API."""
+    """A TPU slice. `name` is its accelerator type in the Cloud TPU API."""
 
     name: str
     chip: Chip
@@ -148,21 +148,21 @@ class Slice:
 
     @property
     def hosts(self) -> int:
-        """The number of hosts, which are virtual machines."""
+        """The number of hosts (virtual machines)."""
         return self.chips // self.chips_per_host
 
     @property
     def hbm_bytes(self) -> float:
-        """Memory of all chips together."""
+        """The total memory of all chips."""
         return self.chips * self.chip.hbm_bytes
 
     @property
     def peak_bf16_flops(self) -> float:
-        """Peak of all chips together, per second."""
+        """The total peak of all chips, per second."""
         return self.chips * self.chip.peak_bf16_flops
 
     def mesh_axes(self) -> tuple[IciAxis, ...]:
-        """The ICI axes in the order of the topology, those of length 1 included."""
+        """Return the ICI axes in the order of the topology, including those of length 1."""
         return tuple(
             IciAxis(name, length, wraps, self.chip.link_bandwidth)
             for name, length, wraps in zip("xyz", self.topology, self.wraps, strict=False)
@@ -170,54 +170,57 @@ class Slice:
 
 
 def slices() -> tuple[Slice, ...]:
-    """Every slice, oldest generation first."""
+    """Return every slice, oldest generation first."""
     return tuple(
         generation.slice(size) for generation in _GENERATIONS.values() for size in generation.sizes
     )
 
 
 def wraps_of(generation: str, topology: Topology) -> tuple[bool, ...]:
-    """Which sides of a slice of these sides have links from end to end; `generation` as `v5e`."""
+    """Return True for each dimension of a topology whose ends are linked.
+
+    `generation` is a chip's name, such as `v5e`.
+    """
     prefix = _SPELLINGS.get(generation, generation)
     if prefix not in _GENERATIONS:
-        raise UnknownName(_no_generation(generation, generation))
+        raise UnknownName(_unknown_generation(generation, generation))
     return _GENERATIONS[prefix].wraps(topology)
 
 
 def slice_of(name: str) -> Slice:
-    """The slice of an accelerator name; case and surrounding space do not matter."""
+    """Return the slice of an accelerator name. Case and surrounding space do not matter."""
     folded = name.strip().casefold()
     if not folded:
-        raise UnknownName("the accelerator's name is empty; one looks like v4-8 or v5litepod-16")
+        raise UnknownName("the name of the accelerator is empty; examples: v4-8, v5litepod-16")
     prefix = folded.partition("-")[0]
     generation = _GENERATIONS.get(_SPELLINGS.get(prefix, prefix))
     if generation is None:
-        raise UnknownName(_no_generation(name, prefix))
-    parts = _SHAPE.fullmatch(folded)
-    sold = f"{prefix} comes in {_list(generation.sizes)}"
-    if parts is None:
-        raise UnknownName(f"{name!r} does not end in the size of a slice; {sold}")
-    size = int(parts["size"])
+        raise UnknownName(_unknown_generation(name, prefix))
+    match = _NAME.fullmatch(folded)
+    sizes = f"{prefix} comes in {_join_sizes(generation.sizes)}"
+    if match is None:
+        raise UnknownName(f"{name!r} does not end in the size of a slice; {sizes}")
+    size = int(match["size"])
     if size not in generation.sizes:
-        below = [s for s in generation.sizes if s < size][-1:]
-        above = [s for s in generation.sizes if s > size][:1]
-        near = ", ".join(f"{prefix}-{s}" for s in below + above)
-        raise UnknownName(f"{name!r}: {sold}; nearest: {near}")
+        smaller = [other for other in generation.sizes if other < size][-1:]
+        larger = [other for other in generation.sizes if other > size][:1]
+        suggestions = ", ".join(f"{prefix}-{other}" for other in smaller + larger)
+        raise UnknownName(f"{name!r}: {sizes}; nearest: {suggestions}")
     return generation.slice(size)
 
 
-def _no_generation(name: str, prefix: str) -> str:
-    known = ", ".join(_GENERATIONS)
+def _unknown_generation(name: str, prefix: str) -> str:
+    generations = ", ".join(_GENERATIONS)
     try:
         if chip(prefix).kind == "gpu":
-            return f"{name!r} names a GPU; slices are of TPUs: {known}"
+            return f"{name!r} names a GPU; only TPUs have slices: {generations}"
     except UnknownName:
         pass
-    near = nearest(prefix, [*_GENERATIONS, *_SPELLINGS])
-    hint = f"; nearest: {', '.join(near)}" if near else ""
-    return f"{name!r} begins with no TPU generation; there are {known}{hint}"
+    matches = nearest(prefix, [*_GENERATIONS, *_SPELLINGS])
+    hint = f"; nearest: {', '.join(matches)}" if matches else ""
+    return f"{name!r} starts with no TPU generation; the generations are {generations}{hint}"
 
 
-def _list(sizes: tuple[int, ...]) -> str:
+def _join_sizes(sizes: tuple[int, ...]) -> str:
     names = [str(size) for size in sizes]
     return ", ".join(names if len(names) <= 10 else [*names[:8], "…", names[-1]])

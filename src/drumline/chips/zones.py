@@ -1,7 +1,7 @@
-"""The zones of each generation, and what is in the same region.
+"""The zones of each generation, and the regions of zones and buckets.
 
-Two sources: the zones that Google's documentation lists for everyone (`public`), and those where
-the Cloud TPU API lists the accelerator types as well, which are open to projects with a grant.
+There are two sources. Google's documentation lists the zones open to everyone (`public`). The Cloud
+TPU API lists accelerator types in further zones, which are open to projects with a grant.
 """
 
 import re
@@ -9,35 +9,38 @@ from dataclasses import dataclass
 
 from drumline.chips.names import UnknownName, nearest
 from drumline.chips.slices import Slice
+from drumline.deprecated import renamed_keywords
 
 DOCUMENTED = "Cloud TPU documentation, TPU regions and zones, read 2026-11"
 LISTED = "accelerator types of the Cloud TPU API, crawl of 2026-08-22 (SkyPilot catalogue v8)"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A zone that has a generation; `sizes` are the suffixes it has, None for all."""
+class ZoneOffer:
+    """A zone that offers a generation."""
 
     zone: str
     public: bool
+    """True if the zone is open to everyone, False if it needs a grant."""
     sizes: tuple[int, ...] | None = None
+    """The suffixes of the slices offered; None for all sizes."""
 
     @property
     def source(self) -> str:
-        """The source of this fact."""
+        """The source of this entry."""
         return DOCUMENTED if self.public else LISTED
 
 
-def _public(*zones: str, sizes: tuple[int, ...] | None = None) -> tuple[Place, ...]:
-    return tuple(Place(zone, True, sizes) for zone in zones)
+def _public(*zones: str, sizes: tuple[int, ...] | None = None) -> tuple[ZoneOffer, ...]:
+    return tuple(ZoneOffer(zone, True, sizes) for zone in zones)
 
 
-def _granted(*zones: str, sizes: tuple[int, ...] | None = None) -> tuple[Place, ...]:
-    return tuple(Place(zone, False, sizes) for zone in zones)
+def _granted(*zones: str, sizes: tuple[int, ...] | None = None) -> tuple[ZoneOffer, ...]:
+    return tuple(ZoneOffer(zone, False, sizes) for zone in zones)
 
 
 _V2_PODS = (32, 128, 256, 512)
-_PLACES: dict[str, tuple[Place, ...]] = {
+_OFFERS: dict[str, tuple[ZoneOffer, ...]] = {
     "v2": (
         *_public("us-central1-b", "us-central1-c", sizes=(8,)),
         *_public("us-central1-a", sizes=_V2_PODS),
@@ -77,52 +80,54 @@ _PLACES: dict[str, tuple[Place, ...]] = {
     "7x": _public("us-central1-c"),
 }
 LOCAL_ZONES = ("local-a", "local-b", "local-c")
-"""Zones that only the emulator has, all in the region `local`, with every generation."""
-_ZONES = {place.zone for places in _PLACES.values() for place in places}
+"""Zones of the emulator, all in the region `local`. They offer every generation."""
+_ZONES = {offer.zone for offers in _OFFERS.values() for offer in offers}
 _ZONE = re.compile(r"(?P<region>[a-z]+-[a-z]+[0-9]+)-[a-z][a-z0-9]*")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 
 
-def places(wanted: Slice) -> tuple[Place, ...]:
-    """The zones that have this slice, those open to everyone first."""
-    size = int(wanted.name.rpartition("-")[2])
-    return tuple(
-        place for place in _PLACES[wanted.generation] if place.sizes is None or size in place.sizes
-    )
+@renamed_keywords(wanted="tpu_slice")
+def zone_offers(tpu_slice: Slice) -> tuple[ZoneOffer, ...]:
+    """Return the zones that offer a slice, those open to everyone first."""
+    size = int(tpu_slice.name.rpartition("-")[2])
+    offers = _OFFERS[tpu_slice.generation]
+    return tuple(offer for offer in offers if offer.sizes is None or size in offer.sizes)
 
 
 def zones() -> tuple[str, ...]:
-    """Every zone with a TPU, by name."""
+    """Return every zone with TPUs, sorted by name."""
     return tuple(sorted(_ZONES))
 
 
 def generations_in(zone: str) -> tuple[str, ...]:
-    """The generations that a zone has, oldest first; none for a zone without TPUs."""
+    """Return the generations that a zone offers, oldest first."""
     return tuple(
-        name for name, there in _PLACES.items() if any(place.zone == zone for place in there)
+        generation
+        for generation, offers in _OFFERS.items()
+        if any(offer.zone == zone for offer in offers)
     )
 
 
 def region_of(zone: str) -> str:
-    """The region of a zone: `us-central2` of `us-central2-b`."""
+    """Return the region of a zone: `us-central2` for `us-central2-b`."""
     if zone in LOCAL_ZONES:
         return "local"
     match = _ZONE.fullmatch(zone)
     if match:
         return match["region"]
     if _REGION.fullmatch(zone):
-        inside = [name for name in zones() if name.startswith(f"{zone}-")]
-        there = ", ".join(inside) or "none with TPUs"
-        raise UnknownName(f"{zone!r} is a region; zones there: {there}")
-    near = nearest(zone, zones())
-    hint = f"nearest: {', '.join(near)}" if near else "one looks like us-central2-b"
-    raise UnknownName(f"{zone!r} is no zone; {hint}")
+        in_region = [name for name in zones() if name.startswith(f"{zone}-")]
+        listed = ", ".join(in_region) or "none with TPUs"
+        raise UnknownName(f"{zone!r} is a region; its zones: {listed}")
+    matches = nearest(zone, zones())
+    hint = f"nearest: {', '.join(matches)}" if matches else "example: us-central2-b"
+    raise UnknownName(f"{zone!r} is not a zone; {hint}")
 
 
 def same_region(zone: str, bucket_location: str) -> bool:
-    """Whether reading that bucket from that zone stays within one region, and so is free.
+    """Return True if a zone reads a bucket within one region, which is free.
 
-    A bucket in a multi-region (`US`, `EU`, `ASIA`) or a dual-region (`NAM4`,
-    `US-CENTRAL1+US-EAST1`) is in no zone's region, even where the zone lies inside it.
+    This is False for buckets in a multi-region (`US`, `EU`, `ASIA`) or a dual-region (`NAM4`,
+    `US-CENTRAL1+US-EAST1`), even if the zone is inside it.
     """
     return bucket_location.strip().casefold() == region_of(zone)

@@ -36,7 +36,7 @@ COMMANDS = {
     "chips": "chips:chips",
     "inspect": "inspect:app",
     "numerics": "numerics:app",
-    "burnin": "health.burnin:burnin",
+    "burnin": "burnin:burnin",
     "init": "init:init",
     "completion": "completion:completion",
     "server": "server:app",
@@ -48,7 +48,6 @@ MISTAKES = (
     ("drumline.errors", "UserError"),
     ("drumline.jobs.connection", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
-    ("drumline.numerics.mistakes", "Mistake"),
 )
 # Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}

@@ -1,4 +1,4 @@
-"""`drumline chips`: the catalogue, or one slice or chip of it in full."""
+"""`drumline chips`: list the chips, or show one chip or slice in detail."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,24 +16,24 @@ BASELINE = "A100"
 def chips(
     name: Annotated[
         str | None,
-        typer.Argument(help="A slice (v4-128) or a chip (v4, H100); without one, all chips."),
+        typer.Argument(help="A slice (v4-128) or a chip (v4, H100). Default: all chips."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare chips, or show one slice: size, zones, prices."""
+    """Compare chips, or show the size, zones and prices of a slice."""
     from drumline.chips import UnknownName, chip, slice_of
 
     if name is None:
         _show_all(as_json)
         return
     try:
-        known = chip(name)
+        selected = chip(name)
     except UnknownName:
         if "-" not in name:
             raise
         _show_slice(slice_of(name), as_json)
     else:
-        _show_chip(known, as_json)
+        _show_chip(selected, as_json)
 
 
 def _show_all(as_json: bool) -> None:
@@ -66,7 +66,7 @@ def _show_all(as_json: bool) -> None:
         ],
         right="r rrrr",
     )
-    typer.echo("\none with sources: drumline chips v3 · a slice: drumline chips v4-128")
+    typer.echo("\none chip with sources: drumline chips v3 · a slice: drumline chips v4-128")
 
 
 def _chip_facts(chip: "Chip") -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _show_chip(chip: "Chip", as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
-    shown = {
+    labelled = {
         "peak_bf16_flops": ("bf16", _rate(chip.peak_bf16_flops, "FLOP/s")),
         "peak_8bit_flops": ("8-bit", _rate(chip.peak_8bit_flops, "FLOP/s")),
         "hbm_bytes": ("memory", f"{chip.hbm_bytes / 1e9:.0f} GB"),
@@ -109,7 +109,7 @@ def _show_chip(chip: "Chip", as_json: bool) -> None:
     typer.secho(f"{chip.name} · one chip", bold=True)
     print_table(
         ["FIGURE", "", "SOURCE"],
-        [[label, value, chip.source_of(figure)] for figure, (label, value) in shown.items()],
+        [[label, value, chip.source_of(figure)] for figure, (label, value) in labelled.items()],
         right=" r",
     )
     for note in chip.notes:
@@ -126,19 +126,19 @@ def _rate(value: float | None, unit: str) -> str:
 
 
 def _slice_facts(tpu_slice: "Slice") -> dict[str, Any]:
-    from drumline.chips import places, price
+    from drumline.chips import price, zone_offers
 
     offers = []
-    for place in places(tpu_slice):
-        offer: dict[str, Any] = {"zone": place.zone, "public": place.public, "source": place.source}
+    for offer in zone_offers(tpu_slice):
+        facts: dict[str, Any] = {"zone": offer.zone, "public": offer.public, "source": offer.source}
         for tier in ("on-demand", "spot"):
-            found = price(tpu_slice, place.zone, tier)
-            offer[f"{tier.replace('-', '_')}_per_hour"] = (
-                None if found is None else round(found.per_chip_hour * tpu_slice.chips, 4)
+            tier_price = price(tpu_slice, offer.zone, tier)
+            facts[f"{tier.replace('-', '_')}_per_hour"] = (
+                None if tier_price is None else round(tier_price.per_chip_hour * tpu_slice.chips, 4)
             )
-            if found is not None:
-                offer |= {"price_as_of": found.as_of, "price_source": found.source}
-        offers.append(offer)
+            if tier_price is not None:
+                facts |= {"price_as_of": tier_price.as_of, "price_source": tier_price.source}
+        offers.append(facts)
     return {
         "name": tpu_slice.name,
         "generation": tpu_slice.generation,
@@ -185,13 +185,13 @@ def _show_slice(tpu_slice: "Slice", as_json: bool) -> None:
         ],
         right=" rr",
     )
-    dated = next((offer for offer in facts["offers"] if "price_as_of" in offer), None)
-    if dated:
-        typer.echo(f"\nprices of {dated['price_as_of']}: {dated['price_source']}")
+    priced = next((offer for offer in facts["offers"] if "price_as_of" in offer), None)
+    if priced:
+        typer.echo(f"\nprices of {priced['price_as_of']}: {priced['price_source']}")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _dollars(amount: float | None) -> str:

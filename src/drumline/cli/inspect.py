@@ -78,7 +78,7 @@ def program(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the communication of MODULE:FUNCTION, and its cost on a slice."""
+    """Show the communication and cost of MODULE:FUNCTION."""
     need_jax()
     if list_examples == (target is not None or example is not None):
         raise UserError(
@@ -369,7 +369,7 @@ class _InspectGroup(TyperGroup):
 
 
 app = typer.Typer(
-    help="Show the communication and cost of a program, or profile a trace.",
+    help="Show a program's communication and cost.",
     cls=_InspectGroup,
     add_completion=False,
     rich_markup_mode=None,

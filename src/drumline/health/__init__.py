@@ -1,32 +1,43 @@
-"""Is this chip sound: burn-in, comparison across chips, and what is said of one that lies.
+"""Hardware health: burn-in tests and fault reports.
 
     from drumline.health import burn_in
     report = burn_in(seconds=30)
 
-The accusation (`HardwareFault`) and the comparison (`blame`) are for training too. On a job's
-hosts this room runs from one zipped file before the user's program, so it imports nothing but the
-standard library, numpy, JAX, `drumline.chips`, `drumline.distributed` and `drumline.heartbeat`, and
-JAX only where chips are tested.
+Training uses `HardwareFault` and `compare_replicas` too. On a job's hosts this package runs from a
+zip file before the user's program. It may import only the standard library, numpy, JAX,
+`drumline.chips`, `drumline.deprecated`, `drumline.distributed` and `drumline.heartbeat`, and it
+imports JAX only to test chips.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from drumline.health.accusation import Accusation, HardwareFault
-from drumline.health.blame import Blamed, blame
+from drumline.deprecated import lookup
+from drumline.health.fault_report import FaultReport, HardwareFault
+from drumline.health.replicas import ReplicaComparison, compare_replicas
 
 if TYPE_CHECKING:
-    from drumline.health.report import BurnIn
+    from drumline.health.report import HealthReport
 
-__all__ = ["Accusation", "Blamed", "HardwareFault", "blame", "burn_in"]
+__all__ = ["FaultReport", "HardwareFault", "ReplicaComparison", "burn_in", "compare_replicas"]
+
+_NEW_NAMES = {
+    "Accusation": "drumline.health:FaultReport",
+    "Blamed": "drumline.health:ReplicaComparison",
+    "blame": "drumline.health:compare_replicas",
+}
 
 
-def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> "BurnIn":
-    """Test these JAX devices, or all, and this host, for about so long.
+def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> "HealthReport":
+    """Test this host and these JAX devices, or all devices, for about the given time.
 
-    On several hosts every host must call it, with the devices of all of them; each then has the
-    same report.
+    On several hosts, every host must call this with the devices of all hosts. Every host then gets
+    the same report.
     """
-    from drumline.health.burnin import burn_in as test
+    from drumline.health.burnin import burn_in
 
-    return test(devices, seconds)
+    return burn_in(devices, seconds)
+
+
+def __getattr__(name: str) -> object:
+    return lookup(__name__, name, _NEW_NAMES)

@@ -1,9 +1,9 @@
 """`python3 health.pyz --job --seconds N`: the burn-in on a job's host, before its program.
 
-Every host of the slice runs it, joins the others, and ends with the same verdict: exit code 0 for
-`pass` and `warn`, 86 for `fail`, after one accusation for each bad chip. The report is left beside
-the heartbeat. Whatever goes wrong that says nothing about hardware is a warning: a host must never
-be accused because a package is missing or a connection failed.
+Every host of the slice runs this and joins the others, and all end with the same verdict: exit code
+0 for `pass` and `warn`, 86 for `fail`, after one fault report for each bad chip. The health report
+is written next to the heartbeat. An error that says nothing about the hardware, such as a missing
+package or a failed connection, is a warning and never a fault.
 """
 
 import argparse
@@ -13,38 +13,41 @@ import sys
 import threading
 from contextlib import suppress
 
-from drumline.health.accusation import BURN_IN_FAILED
-from drumline.health.report import FAIL, WARN, BurnIn
+from drumline.health.fault_report import BURN_IN_FAILED
+from drumline.health.report import FAIL, WARN, HealthReport
 
-PATIENCE = 900.0
-"""Seconds beyond those asked for until a burn-in that hangs is given up: a collective in which
-another host never arrives has no end of its own."""
+HANG_TIMEOUT = 900.0
+"""Seconds beyond the test time after which a burn-in counts as hung. A collective in which another
+host never arrives does not end by itself."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the burn-in; the exit code."""
-    words = argparse.ArgumentParser(prog="drumline.health", description="Test this host's chips.")
-    words.add_argument("--seconds", type=_seconds, default=30.0, metavar="N", help="how long")
-    words.add_argument(
-        "--job", action="store_true", help="join the job's hosts, and leave burnin.json"
+    """Run the burn-in and return the exit code."""
+    parser = argparse.ArgumentParser(prog="drumline.health", description="Test this host's chips.")
+    parser.add_argument(
+        "--seconds", type=_parse_seconds, default=30.0, metavar="N", help="duration in seconds"
     )
-    asked = words.parse_args(arguments)
-    timer = threading.Timer(asked.seconds + PATIENCE, _give_up, [asked.job])
+    parser.add_argument(
+        "--job", action="store_true", help="join the job's hosts and write burnin.json"
+    )
+    options = parser.parse_args(arguments)
+    timer = threading.Timer(options.seconds + HANG_TIMEOUT, _end_hung_burn_in, [options.job])
     timer.daemon = True
     timer.start()
     try:
-        report = _tested(asked.seconds, asked.job)
-    except ImportError as missing:
-        report = BurnIn(WARN, f"chips were not tested: {missing}; add jax to the job's python")
-    except Exception as trouble:
-        first = (str(trouble).splitlines() or [""])[0]
-        report = BurnIn(WARN, f"chips were not tested: {type(trouble).__name__}: {first}"[:500])
+        report = _run(options.seconds, options.job)
+    except ImportError as error:
+        report = HealthReport(WARN, f"chips were not tested: {error}; add jax to the job's python")
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        message = f"chips were not tested: {type(error).__name__}: {first_line}"
+        report = HealthReport(WARN, message[:500])
     timer.cancel()
-    _tell(report, asked.job)
+    _publish(report, options.job)
     return BURN_IN_FAILED if report.verdict == FAIL else 0
 
 
-def _tested(seconds: float, job: bool) -> BurnIn:
+def _run(seconds: float, job: bool) -> HealthReport:
     from drumline.health.burnin import burn_in
 
     if not job:
@@ -55,41 +58,43 @@ def _tested(seconds: float, job: bool) -> BurnIn:
 
     distributed.initialize()
     report = burn_in(seconds=seconds)
-    # The program that follows joins the same hosts anew, at the same address.
+    # The job's program joins the same hosts again, at the same address.
     if jax.distributed.is_initialized():
         with suppress(Exception):
             jax.distributed.shutdown()  # type: ignore[no-untyped-call]
     return report
 
 
-def _tell(report: BurnIn, job: bool) -> None:
+def _publish(report: HealthReport, job: bool) -> None:
     if job:
-        _leave(report)
-    print(f"burn-in: {report.verdict}, {report.seconds:.0f} s: {report.said}")
-    for accusation in report.accusations:
-        print(accusation.sentence)
+        _write_report(report)
+    print(f"burn-in: {report.verdict}, {report.seconds:.0f} s: {report.message}")
+    for fault in report.faults:
+        print(fault.sentence)
     sys.stdout.flush()
 
 
-def _leave(report: BurnIn) -> None:
-    """Write the report beside the heartbeat, whole or not at all."""
+def _write_report(report: HealthReport) -> None:
+    """Write the report next to the heartbeat, atomically."""
     heartbeat = os.environ.get("DRUMLINE_HEARTBEAT")
     if not heartbeat:
         return
     file = os.path.join(os.path.dirname(heartbeat), "burnin.json")
     draft = f"{file}.{os.getpid()}.draft"
     with suppress(OSError):
-        with open(draft, "w") as out:
-            json.dump(report.as_dict(), out)
+        with open(draft, "w") as output:
+            json.dump(report.as_dict(), output)
         os.replace(draft, file)
 
 
-def _give_up(job: bool) -> None:
-    _tell(BurnIn(WARN, "chips were not tested to the end: the burn-in hung, and was given up"), job)
+def _end_hung_burn_in(job: bool) -> None:
+    _publish(
+        HealthReport(WARN, "chips were not fully tested: the burn-in hung and was stopped"), job
+    )
     os._exit(0)
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     with suppress(ValueError):
         if 0 < float(text) < 1e6:
             return float(text)
@@ -97,7 +102,7 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: what JAX leaves for the end of a process waits for hosts that have left.
+    # Not sys.exit: JAX's exit handlers would wait for hosts that have already left.
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

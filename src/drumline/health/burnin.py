@@ -1,10 +1,12 @@
-"""The burn-in: tests, cheapest first, round after round until the time is used up.
+"""The burn-in: run the tests, cheapest first, in rounds until the time is used up.
 
-Each round has other numbers in it, and a fault that comes now and then is found by repetition. All
-hosts of a slice do this together: after each test each tells the others what it observed, so that
-all of them come to the same verdict by the same rules. The first bad chip ends it.
+Each round has different inputs, and repetition finds intermittent faults. All hosts of a slice run
+the burn-in together. After each test they exchange their observations, so that all reach the same
+verdict by the same rules. The burn-in stops at the first chip that certainly fails.
 """
 
+import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,37 +15,48 @@ from typing import Any
 
 import jax
 
-from drumline.chips.kinds import device_kind
-from drumline.health.bench import Bench
-from drumline.health.checks.arithmetic import functions, matmul_bf16, matmul_int8
-from drumline.health.checks.devices import check_devices, described, own_numbers
-from drumline.health.checks.links import links
-from drumline.health.checks.machine import check_machine, slice_here
-from drumline.health.checks.memory import memory
-from drumline.health.checks.sizes import Sizes, sizes_for
-from drumline.health.judging import Finding, findings
-from drumline.health.observations import Observation, from_json, joined
-from drumline.health.report import FAIL, BurnIn, CheckOutcome
-from drumline.health.sharing import shared
-from drumline.health.summary import RunTimes, summarise
-
-Check = Callable[[Bench, Sizes, int], Iterator[Observation]]
-CHECKS: tuple[Check, ...] = (
-    matmul_bf16,
-    matmul_int8,
-    functions,
-    memory,
-    links,
+from drumline.chips.catalogue import device_kind
+from drumline.health.arithmetic import (
+    run_functions_test,
+    run_matmul_bf16_test,
+    run_matmul_int8_test,
 )
+from drumline.health.findings import Finding, Observation, find_faults, merge_hosts
+from drumline.health.host_checks import (
+    check_devices,
+    check_host,
+    current_slice,
+    describe_device,
+    local_ids,
+)
+from drumline.health.inputs import Sizes, sizes_for
+from drumline.health.links import run_links_test
+from drumline.health.memory import run_memory_test
+from drumline.health.report import FAIL, CheckOutcome, HealthReport
+from drumline.health.runner import ChipRunner
+from drumline.health.summary import RunTimings, build_report
+
+ChipTest = Callable[[ChipRunner, Sizes, int], Iterator[Observation]]
+CHIP_TESTS: tuple[ChipTest, ...] = (
+    run_matmul_bf16_test,
+    run_matmul_int8_test,
+    run_functions_test,
+    run_memory_test,
+    run_links_test,
+)
+HOST_TIMEOUT = 600
+"""Seconds to wait for another host, which may compile a program that this host has cached."""
+
+_exchange_ids = itertools.count()
 
 
-def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> BurnIn:
+def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> HealthReport:
     """Test chips and hosts.
 
     Args:
-        devices: JAX devices; all of them if not said. On several hosts, those of all hosts, and
-            every host must call this.
-        seconds: how long to go on; every test is run at least once, however short that is.
+        devices: JAX devices, by default all. On several hosts, pass the devices of all hosts, and
+            call this on every host.
+        seconds: The time to test. Every test runs at least once, even if this takes longer.
     """
     if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise ValueError(f"seconds is {seconds!r}: say how long to test, such as 30")
@@ -51,91 +64,113 @@ def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> BurnIn
         raise ValueError("devices is empty: name some, or leave it out to test all")
     if devices is not None and len({device.id for device in devices}) < len(devices):
         raise ValueError("devices has one twice, or some of several platforms: name each one once")
-    began = time.monotonic()
-    machine = check_machine()  # before JAX opens the chips' files
-    bench = Bench(jax.devices() if devices is None else devices)
-    if not bench.local:
-        raise ValueError("none of the devices belongs to this host, which would have no part in it")
+    started_at = time.monotonic()
+    host_outcomes = check_host()  # before JAX opens the chips' files
+    runner = ChipRunner(jax.devices() if devices is None else devices)
+    if not runner.local_devices:
+        raise ValueError("none of the devices belongs to this host: add some of its devices")
     try:
-        return burn(
-            bench,
-            sizes_for(list(bench.local)),
-            machine,
-            expected=_expected(bench) if devices is None else None,
-            elapsed=lambda: time.monotonic() - began,
+        return run_burn_in(
+            runner,
+            sizes_for(list(runner.local_devices)),
+            host_outcomes,
+            expected_devices=_expected_devices(runner) if devices is None else None,
+            elapsed=lambda: time.monotonic() - started_at,
             seconds=seconds,
         )
     finally:
-        bench.close()
+        runner.close()
 
 
-def burn(
-    bench: Bench,
+def run_burn_in(
+    runner: ChipRunner,
     sizes: Sizes,
-    machine: Mapping[str, CheckOutcome],
+    host_outcomes: Mapping[str, CheckOutcome],
     *,
-    expected: int | None,
+    expected_devices: int | None,
     elapsed: Callable[[], float],
     seconds: float,
-    checks: Sequence[Check] = CHECKS,
-) -> BurnIn:
-    """Test what is on a bench.
+    chip_tests: Sequence[ChipTest] = CHIP_TESTS,
+) -> HealthReport:
+    """Test the chips of a runner.
 
     Args:
-        bench: where programs run.
-        sizes: how large they are.
-        machine: what this host said of itself.
-        expected: how many devices each host should have, if that is known.
-        elapsed: the seconds since the beginning.
-        seconds: how many of them to use.
-        checks: the tests of a round, in order.
+        runner: Runs the programs.
+        sizes: The sizes of the tests.
+        host_outcomes: The outcomes of this host's own checks.
+        expected_devices: The number of devices that each host should have, if it is known.
+        elapsed: Returns the seconds since the start.
+        seconds: The time to test.
+        chip_tests: The tests of a round, in order.
     """
-    devices = [described(device) for device in bench.devices]
-    numbers = own_numbers(bench.local)
-    told = shared([{name: asdict(test) for name, test in machine.items()}, numbers])
-    hosts = [{name: CheckOutcome(**test) for name, test in tests.items()} for tests, _ in told]
-    # Where the bus shows which chip is missing, the numbers of those that are left do not: JAX
-    # counts them anew.
-    known = [
-        [] if tests.get("chips", CheckOutcome()).verdict == FAIL else own
-        for tests, (_, own) in zip(hosts, told, strict=True)
+    devices = [describe_device(device) for device in runner.devices]
+    exchanged = exchange_between_hosts(
+        [
+            {name: asdict(outcome) for name, outcome in host_outcomes.items()},
+            local_ids(runner.local_devices),
+        ]
+    )
+    hosts = [
+        {name: CheckOutcome(**outcome) for name, outcome in outcomes.items()}
+        for outcomes, _ in exchanged
     ]
-    for host, outcome in check_devices(devices, known, expected).items():
+    # JAX numbers its devices without gaps, so after a host has named the missing chip by its bus,
+    # the ids of its devices would name another chip.
+    ids_of_hosts = [
+        [] if outcomes.get("chips", CheckOutcome()).verdict == FAIL else ids
+        for outcomes, (_, ids) in zip(hosts, exchanged, strict=True)
+    ]
+    for host, outcome in check_devices(devices, ids_of_hosts, expected_devices).items():
         hosts[host]["devices"] = outcome
     kinds = {device.id: device.kind for device in devices}
-    found: list[Finding] = []
-    times: dict[str, RunTimes] = {}
-    turn = 0
+    findings: list[Finding] = []
+    timings: dict[str, RunTimings] = {}
+    round_index = 0
     while True:
-        for check in checks:
-            observed = _observed(check, bench, sizes, turn)
-            found += findings(observed, kinds)
-            for seen in observed:
-                times.setdefault(seen.test, RunTimes()).add(seen)
-            if any(_named(finding) for finding in found):
-                return summarise(devices, hosts, found, times, elapsed())
-        turn += 1
-        # By host 0's clock, so that all stop after the same round.
-        if (taken := shared(elapsed())[0]) >= seconds:
-            return summarise(devices, hosts, found, times, taken)
+        for run_test in chip_tests:
+            local = [seen.as_json() for seen in run_test(runner, sizes, round_index)]
+            observations = merge_hosts(
+                Observation.from_json(fields)
+                for host_fields in exchange_between_hosts(local)
+                for fields in host_fields
+            )
+            findings += find_faults(observations, kinds)
+            for observation in observations:
+                timings.setdefault(observation.test, RunTimings()).add(observation)
+            # Without a named chip, another round may find the bad chip.
+            if any(f.verdict == FAIL and f.device is not None for f in findings):
+                return build_report(devices, hosts, findings, timings, elapsed())
+        round_index += 1
+        # All hosts use the clock of host 0, so that they stop after the same round.
+        if (elapsed_seconds := exchange_between_hosts(elapsed())[0]) >= seconds:
+            return build_report(devices, hosts, findings, timings, elapsed_seconds)
 
 
-def _observed(check: Check, bench: Bench, sizes: Sizes, turn: int) -> list[Observation]:
-    """What all hosts observed in one test of one round."""
-    told = shared([seen.as_json() for seen in check(bench, sizes, turn)])
-    return joined(from_json(seen) for by_host in told for seen in by_host)
+def exchange_between_hosts(value: Any) -> list[Any]:
+    """Return the values of all hosts, by host index. Every host must call this equally often.
+
+    The values travel through the key-value store of JAX's coordinator. A collective would use the
+    chips and links under test.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    # JAX has no public name for the client. Orbax and JAX's own checkpoints use it too.
+    from jax._src import distributed
+
+    store: Any = distributed.global_state.client
+    prefix = f"drumline/burnin/{next(_exchange_ids)}"
+    store.key_value_set(f"{prefix}/{jax.process_index()}", json.dumps(value))
+    return [
+        json.loads(store.blocking_key_value_get(f"{prefix}/{host}", 1000 * HOST_TIMEOUT))
+        for host in range(jax.process_count())
+    ]
 
 
-def _named(finding: Finding) -> bool:
-    """Whether it is settled. Where it is not known who is wrong, another round may tell."""
-    return finding.verdict == FAIL and finding.device is not None
-
-
-def _expected(bench: Bench) -> int | None:
-    """The devices of each host, by the slice that the job names; a CPU emulates one chip."""
-    here = slice_here()
-    device = bench.devices[0]
-    kind = device_kind(device.device_kind)
-    if here is None or (kind is not None and kind.chip.kind != "tpu"):
+def _expected_devices(runner: ChipRunner) -> int | None:
+    """Return the number of devices of each host in the job's slice. A CPU device counts as a
+    chip."""
+    job_slice = current_slice()
+    catalogue_entry = device_kind(runner.devices[0].device_kind)
+    if job_slice is None or (catalogue_entry is not None and catalogue_entry.chip.kind != "tpu"):
         return None
-    return here.chips_per_host * (kind.devices_per_chip if kind else 1)
+    return job_slice.chips_per_host * (catalogue_entry.devices_per_chip if catalogue_entry else 1)

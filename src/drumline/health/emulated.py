@@ -1,8 +1,8 @@
-"""CPU devices that lie, for the emulator: the one place that reads a machine's `fault.json`.
+"""Inject faults into the computations of emulated chips. Only this module reads `fault.json`.
 
-A physical machine of the emulator is a folder, named by `$DRUMLINE_MACHINE`. If it has a fault,
-what its devices computed passes through here on its way to whoever looks at it, and now and then
-one bit of it is another. Anywhere else, `as_computed` and `as_sent` return what they are given.
+A physical machine of the emulator is a folder, named by `$DRUMLINE_MACHINE`. If it has a fault, the
+outputs of its devices pass through this module, which sometimes flips a bit. Outside
+the emulator, `inject_compute_fault` and `inject_link_fault` return their input.
 """
 
 import json
@@ -16,45 +16,45 @@ import numpy as np
 
 Tree = TypeVar("Tree")
 
-_SOON = 4
-"""Calls within which a fault strikes for the first time: stories should be quick."""
-_NOW_AND_THEN = 3
-"""After that, it strikes in about one call of so many."""
+_FIRST_CALLS = 4
+"""The number of calls within which a fault shows for the first time, so that tests are short."""
+_CALLS_PER_FAULT = 3
+"""The mean number of calls between faults after that."""
 
 
 @dataclass(frozen=True)
 class EmulatedFault:
-    """What is wrong with this machine."""
+    """The fault of an emulated machine."""
 
-    how: str
+    mode: str
     """`lies`, `nan` or `bad-link`."""
     chip: int
-    """The lying device, counted from 0 among the host's own."""
+    """The index of the faulty device among the host's own."""
     from_step: int
     seed: int
-    began: str
-    """The file that says that the fault is there from the start of every program."""
+    marker_file: str
+    """A file that exists once a program has reached `from_step`."""
 
     def is_due(self, step: int | None) -> bool:
-        """Whether it shows by now; a program that reaches the first bad step writes that down."""
-        if self.from_step <= 0 or os.path.exists(self.began):
+        """Return True if the fault shows by now. At the first faulty step, write the marker."""
+        if self.from_step <= 0 or os.path.exists(self.marker_file):
             return True
         if step is None or step < self.from_step:
             return False
-        with suppress(OSError), open(self.began, "a"):
+        with suppress(OSError), open(self.marker_file, "a"):
             pass
         return True
 
 
-class _Machine:
-    """The machine as it was last seen, and how often its fault could have struck."""
+class _FaultCache:
+    """The fault in the machine's file when it was last read, and the calls since then."""
 
     def __init__(self) -> None:
         self.version: object = None
         self.fault: EmulatedFault | None = None
         self.calls = 0
 
-    def look(self, folder: str) -> EmulatedFault | None:
+    def read(self, folder: str) -> EmulatedFault | None:
         file = os.path.join(folder, "fault.json")
         try:
             status = os.stat(file)
@@ -63,48 +63,49 @@ class _Machine:
             return None
         version = (file, status.st_mtime_ns, status.st_ino)
         if version != self.version:
-            self.fault, self.calls = _read(file, folder), 0
-            # Caught while it was being written: the next call reads it again.
+            self.fault, self.calls = _read_fault(file, folder), 0
+            # A file that is incomplete, because it is being written, is read again.
             self.version = None if self.fault is None else version
         return self.fault
 
 
-_machine = _Machine()
+_cache = _FaultCache()
 
 
-def fault_here() -> EmulatedFault | None:
-    """The fault of this machine, as its file has it now; None outside the emulator."""
+def current_fault() -> EmulatedFault | None:
+    """Return the fault in this machine's file, or None outside the emulator."""
     if not os.environ.get("DRUMLINE_EMULATED"):
         return None
     folder = os.environ.get("DRUMLINE_MACHINE")
-    return _machine.look(folder) if folder else None
+    return _cache.read(folder) if folder else None
 
 
-def as_computed(tree: Tree, *, step: int | None = None) -> Tree:
-    """What the chips say they computed: these arrays, or nearly.
+def inject_compute_fault(tree: Tree, *, step: int | None = None) -> Tree:
+    """Return computed arrays, possibly with an incorrect element.
 
     Args:
-        tree: arrays that programs have computed. Only what lies on the bad device changes, so the
+        tree: Arrays that programs have computed. Only shards on the faulty device change, so the
             replicas of a replicated array then differ.
-        step: the training's step; without one, as in a burn-in, a fault that begins at a later
-            step shows only where an earlier program has reached it.
+        step: The training step. Without it, as in a burn-in, a fault that begins at a later step
+            shows only if an earlier program has reached that step.
     """
-    fault = fault_here()
-    if fault is None or fault.how not in {"lies", "nan"} or not fault.is_due(step):
+    fault = current_fault()
+    if fault is None or fault.mode not in {"lies", "nan"} or not fault.is_due(step):
         return tree
-    return _struck(tree, fault, _into_nan if fault.how == "nan" else flip_bit)
+    return _inject(tree, fault, _set_nan if fault.mode == "nan" else flip_bit)
 
 
-def as_sent(tree: Tree) -> Tree:
-    """What arrived over the links: these arrays, or nearly, where a link into a chip is bad."""
-    fault = fault_here()
-    if fault is None or fault.how != "bad-link" or not fault.is_due(None):
+def inject_link_fault(tree: Tree) -> Tree:
+    """Return arrays received over links, possibly with an incorrect element on the chip of a bad
+    link."""
+    fault = current_fault()
+    if fault is None or fault.mode != "bad-link" or not fault.is_due(None):
         return tree
-    return _struck(tree, fault, flip_bit)
+    return _inject(tree, fault, flip_bit)
 
 
-def changed(array: Any, device: Any, change: Callable[[np.ndarray], None]) -> Any:
-    """The same array, but for what `change` does to the shard that lies on one device."""
+def modify_shard(array: Any, device: Any, modify: Callable[[np.ndarray], None]) -> Any:
+    """Return the array with `modify` applied to the shard on this device."""
     import jax
 
     shards = []
@@ -113,77 +114,77 @@ def changed(array: Any, device: Any, change: Callable[[np.ndarray], None]) -> An
             shards.append(shard.data)
             continue
         values = np.array(shard.data)
-        change(values)
+        modify(values)
         shards.append(jax.device_put(values, device))
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
 def flip_bit(values: np.ndarray, number: int) -> None:
-    """Flip one bit of one element, both chosen by a number."""
+    """Flip a bit of an element. The number chooses the bit and the element."""
     size = values.dtype.itemsize
-    # Of a boolean only one bit may change: another makes a value that is neither true nor false.
+    # Only the lowest bit of a boolean may change, or its value is neither true nor false.
     bit, element = divmod(number, values.size)
     bit %= 1 if values.dtype == np.bool_ else 8 * size
     raw = values.reshape(-1).view(np.uint8)
     raw[element * size + bit // 8] ^= np.uint8(1 << bit % 8)
 
 
-def _into_nan(values: np.ndarray, number: int) -> None:
+def _set_nan(values: np.ndarray, number: int) -> None:
     values.reshape(-1)[number % values.size] = np.nan
 
 
-def _struck(tree: Tree, fault: EmulatedFault, change: Callable[[np.ndarray, int], None]) -> Tree:
-    """The tree, in which the fault has changed one element if this call is one of its calls."""
+def _inject(tree: Tree, fault: EmulatedFault, modify: Callable[[np.ndarray, int], None]) -> Tree:
+    """Return the tree, with an element changed if the fault shows in this call."""
     import jax
 
-    local = jax.local_devices()
-    if not 0 <= fault.chip < len(local):
+    devices = jax.local_devices()
+    if not 0 <= fault.chip < len(devices):
         return tree
-    device = local[fault.chip]
+    device = devices[fault.chip]
     leaves, structure = jax.tree.flatten(tree)
-    hit = [i for i, leaf in enumerate(leaves) if _can_change(leaf, device, fault.how)]
-    if not hit:
+    candidates = [i for i, leaf in enumerate(leaves) if _can_change(leaf, device, fault.mode)]
+    if not candidates:
         return tree
-    call = _machine.calls
-    _machine.calls += 1
-    if call != fault.seed % _SOON and _mixed(fault.seed, call) % _NOW_AND_THEN:
+    call = _cache.calls
+    _cache.calls += 1
+    if call != fault.seed % _FIRST_CALLS and _hash(fault.seed, call) % _CALLS_PER_FAULT:
         return tree
-    number = _mixed(fault.seed + 1, call)
-    which = hit[number % len(hit)]
-    leaves[which] = changed(leaves[which], device, lambda values: change(values, number >> 8))
-    struck: Tree = jax.tree.unflatten(structure, leaves)
-    return struck
+    number = _hash(fault.seed + 1, call)
+    index = candidates[number % len(candidates)]
+    leaves[index] = modify_shard(leaves[index], device, lambda values: modify(values, number >> 8))
+    modified: Tree = jax.tree.unflatten(structure, leaves)
+    return modified
 
 
-def _can_change(leaf: Any, device: Any, how: str) -> bool:
-    """Whether a leaf has numbers on that device, and for NaN such as can be NaN."""
+def _can_change(leaf: Any, device: Any, mode: str) -> bool:
+    """Return True if a leaf has numbers on the device, and for `nan`, floating-point numbers."""
     import jax
     import jax.numpy as jnp
 
     if not isinstance(leaf, jax.Array) or not leaf.size or device not in leaf.sharding.device_set:
         return False
-    kinds = (jnp.inexact,) if how == "nan" else (jnp.number, jnp.bool_)
-    return any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)
+    dtypes = (jnp.inexact,) if mode == "nan" else (jnp.number, jnp.bool_)
+    return any(jnp.issubdtype(leaf.dtype, dtype) for dtype in dtypes)
 
 
-def _mixed(seed: int, number: int) -> int:
-    """A number below 2⁶⁴ without visible order: splitmix64 of both."""
+def _hash(seed: int, number: int) -> int:
+    """Return a pseudorandom number below 2⁶⁴ by splitmix64."""
     word = (seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + 1) & (2**64 - 1)
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return word ^ (word >> 31)
 
 
-def _read(file: str, folder: str) -> EmulatedFault | None:
+def _read_fault(file: str, folder: str) -> EmulatedFault | None:
     try:
         with open(file) as opened:
-            told = json.load(opened)
+            fields = json.load(opened)
         return EmulatedFault(
-            how=str(told["how"]),
-            chip=int(told.get("chip", 0)),
-            from_step=int(told.get("from_step", 0)),
-            seed=int(told.get("seed", 0)),
-            began=os.path.join(folder, "began"),
+            mode=str(fields["how"]),
+            chip=int(fields.get("chip", 0)),
+            from_step=int(fields.get("from_step", 0)),
+            seed=int(fields.get("seed", 0)),
+            marker_file=os.path.join(folder, "began"),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None

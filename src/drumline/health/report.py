@@ -1,103 +1,110 @@
-"""What a burn-in found: a verdict for each chip and each host, with the figures. Pure."""
+"""The report of a burn-in: verdicts and measurements by chip and host. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drumline.health.accusation import Accusation
+from drumline.deprecated import renamed_attribute
+from drumline.health.fault_report import FaultReport
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 
 
 def worst(verdicts: Iterable[str]) -> str:
-    """The worst of them; `pass` where there are none."""
+    """Return the worst verdict, or `pass` if there are none."""
     return max(verdicts, key=(PASS, WARN, FAIL).index, default=PASS)
 
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """Of one test, on one chip or host."""
+    """The outcome of a test on a chip or host."""
 
     verdict: str = PASS
-    said: str = ""
+    message: str = ""
     seconds: float | None = None
     tflops: float | None = None
     gb_per_s: float | None = None
     peak: float | None = None
-    """What the catalogue says, in the unit of the figure above."""
+    """The catalogue's peak, in the unit of the rate above."""
     share: float | None = None
 
+    said = renamed_attribute("said", "message")
+
     def as_dict(self) -> dict[str, Any]:
-        """As in JSON: figures that there are not are left out."""
-        told = {"verdict": self.verdict, "seconds": self.seconds, "said": self.said}
-        figures = {name: getattr(self, name) for name in ("tflops", "gb_per_s", "peak", "share")}
-        known = {name: figure for name, figure in figures.items() if figure is not None}
-        return {name: _rounded(value) for name, value in {**told, **known}.items()}
+        """Return the outcome as JSON values, without the rates that are not known."""
+        outcome = {"verdict": self.verdict, "seconds": self.seconds, "said": self.message}
+        rates = {name: getattr(self, name) for name in ("tflops", "gb_per_s", "peak", "share")}
+        known_rates = {name: rate for name, rate in rates.items() if rate is not None}
+        return {name: _round(value) for name, value in {**outcome, **known_rates}.items()}
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What tests said of something on a host."""
+class _TestedHardware:
+    """The outcomes of all tests of a chip or a host."""
 
     host: int
     tests: Mapping[str, CheckOutcome]
 
     @property
     def verdict(self) -> str:
-        """The worst of its tests."""
+        """The worst verdict of the tests."""
         return worst(test.verdict for test in self.tests.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """As in JSON."""
+        """Return the outcomes as JSON values."""
         tests = {name: test.as_dict() for name, test in self.tests.items()}
         return {"host": self.host, "verdict": self.verdict, "tests": tests}
 
 
-class HostHealth(Tested):
-    """A host itself."""
+class HostHealth(_TestedHardware):
+    """The health of a host."""
 
 
 @dataclass(frozen=True)
-class ChipHealth(Tested):
-    """A JAX device of a host."""
+class ChipHealth(_TestedHardware):
+    """The health of a JAX device."""
 
     id: int
     kind: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As in JSON."""
+        """Return the device and its outcomes as JSON values."""
         return {"id": self.id, "kind": self.kind, **super().as_dict()}
 
 
 @dataclass(frozen=True)
-class BurnIn:
-    """The whole of it. The same on every host of a slice."""
+class HealthReport:
+    """The report of a burn-in. It is the same on every host of a slice."""
 
     verdict: str
-    said: str
-    """One sentence."""
+    message: str
+    """A sentence with the result."""
     seconds: float = 0.0
     devices: tuple[ChipHealth, ...] = ()
     hosts: tuple[HostHealth, ...] = ()
-    accusations: tuple[Accusation, ...] = field(default=())
-    """One for each bad chip, or as near to it as can be told; none unless the verdict is `fail`."""
+    faults: tuple[FaultReport, ...] = field(default=())
+    """A report for each bad chip, or for its host or slice if the chip is unknown. Empty unless the
+    verdict is `fail`."""
+
+    said = renamed_attribute("said", "message")
+    accusations = renamed_attribute("accusations", "faults")
 
     def as_dict(self) -> dict[str, Any]:
-        """As in JSON."""
+        """Return the report as JSON values."""
         return {
             "verdict": self.verdict,
             "seconds": round(self.seconds, 3),
             "devices": [device.as_dict() for device in self.devices],
             "hosts": [host.as_dict() for host in self.hosts],
-            "accusations": [accusation.sentence for accusation in self.accusations],
-            "said": self.said,
+            "accusations": [fault.sentence for fault in self.faults],
+            "said": self.message,
         }
 
     def to_json(self) -> str:
-        """The report as text."""
+        """Return the report as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,199 +1,215 @@
-"""From findings and times to the report: verdicts, rates and shares, accusations. Pure."""
+"""Build the report of a burn-in from its findings and timings: verdicts, rates and faults. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from drumline.chips.kinds import device_kind
-from drumline.health.accusation import Accusation
-from drumline.health.checks.devices import Device
-from drumline.health.judging import LEAST_SHARE, UNJUDGED, Finding, slow_chips
-from drumline.health.observations import Observation
+from drumline.chips.catalogue import device_kind
+from drumline.health.fault_report import FaultReport
+from drumline.health.findings import (
+    MIN_SHARE,
+    UNJUDGED_SHARES,
+    Finding,
+    Observation,
+    find_slow_chips,
+)
+from drumline.health.host_checks import Device
 from drumline.health.report import (
     FAIL,
     PASS,
     WARN,
-    BurnIn,
     CheckOutcome,
     ChipHealth,
+    HealthReport,
     HostHealth,
     worst,
 )
 
 TESTS = ("matmul_bf16", "matmul_int8", "functions", "memory", "links")
 NOT_RUN = "not run: a bad chip was found before"
-TIMED = ("matmul_bf16", "matmul_int8", "memory")
-"""Tests in which every run is the same work, on each chip for itself, and long enough to judge."""
+TIMED_TESTS = ("matmul_bf16", "matmul_int8", "memory")
+"""Tests in which the chips do equal, independent work for long enough to compare their speed."""
 
 
 @dataclass
-class RunTimes:
-    """The runs of one test."""
+class RunTimings:
+    """The timings of a test."""
 
-    runs: list[Mapping[int, float]] = field(default_factory=list)
-    """Those by which the speed is judged: all of them do the same work."""
+    comparable: list[Mapping[int, float]] = field(default_factory=list)
+    """Seconds by device, for the runs with equal work. They determine the speed."""
     others: list[Mapping[int, float]] = field(default_factory=list)
     flops: float = 0.0
     bytes: float = 0.0
 
-    def add(self, seen: Observation) -> None:
-        """Count one run in."""
-        if seen.flops or seen.bytes:
-            self.runs.append(seen.seconds)
-            self.flops, self.bytes = seen.flops, seen.bytes
-        elif seen.seconds:
-            self.others.append(seen.seconds)
+    def add(self, observation: Observation) -> None:
+        """Add the timings of a run."""
+        if observation.flops or observation.bytes:
+            self.comparable.append(observation.seconds)
+            self.flops, self.bytes = observation.flops, observation.bytes
+        elif observation.seconds:
+            self.others.append(observation.seconds)
 
-    def of(self, device: int) -> list[float]:
-        """The seconds of each run on one device."""
-        return [run[device] for run in self.runs if device in run]
+    def run_seconds(self, device: int) -> list[float]:
+        """Return the seconds of the comparable runs on a device."""
+        return [run[device] for run in self.comparable if device in run]
 
-    def all(self, device: int) -> float:
-        """The seconds of all that was run on it."""
-        return sum(run.get(device, 0.0) for run in (*self.runs, *self.others))
+    def total_seconds(self, device: int) -> float:
+        """Return the seconds of all runs on a device."""
+        return sum(run.get(device, 0.0) for run in (*self.comparable, *self.others))
 
 
-def summarise(
+def build_report(
     devices: Sequence[Device],
-    hosts: Sequence[Mapping[str, CheckOutcome]],
-    found: Sequence[Finding],
-    times: Mapping[str, RunTimes],
+    host_outcomes: Sequence[Mapping[str, CheckOutcome]],
+    findings: Sequence[Finding],
+    timings: Mapping[str, RunTimings],
     seconds: float,
-) -> BurnIn:
-    """The report, from what the hosts said of themselves and what was found on the chips."""
-    chips = tuple(_chip(device, devices, found, times) for device in devices)
-    machines = tuple(HostHealth(number, tests) for number, tests in enumerate(hosts))
-    accusations = tuple(_accusations(devices, machines, found))
-    verdict = worst([*(chip.verdict for chip in chips), *(host.verdict for host in machines)])
-    verdict = FAIL if accusations else verdict
-    said = _said(verdict, chips, machines, accusations)
-    return BurnIn(verdict, said, seconds, chips, machines, accusations)
+) -> HealthReport:
+    """Build the report from the hosts' own checks and the findings and timings of the chips."""
+    chips = tuple(_chip_health(device, devices, findings, timings) for device in devices)
+    hosts = tuple(HostHealth(index, outcomes) for index, outcomes in enumerate(host_outcomes))
+    faults = tuple(_fault_reports(devices, hosts, findings))
+    verdict = worst([*(chip.verdict for chip in chips), *(host.verdict for host in hosts)])
+    verdict = FAIL if faults else verdict
+    return HealthReport(
+        verdict, _message(verdict, chips, hosts, faults), seconds, chips, hosts, faults
+    )
 
 
-def _chip(
+def _chip_health(
     device: Device,
     devices: Sequence[Device],
-    found: Sequence[Finding],
-    times: Mapping[str, RunTimes],
+    findings: Sequence[Finding],
+    timings: Mapping[str, RunTimings],
 ) -> ChipHealth:
-    tests = {}
-    known = any(finding.device is not None and finding.verdict == FAIL for finding in found)
+    outcomes = {}
+    bad_chip_is_known = any(f.device is not None and f.verdict == FAIL for f in findings)
     for test in TESTS:
         if test == "links" and len(devices) == 1:
-            tests[test] = CheckOutcome(said="skipped: there is one device")
+            outcomes[test] = CheckOutcome(message="skipped: there is one device")
             continue
-        outcome = _rates(test, device, times.get(test, RunTimes()))
+        test_times = timings.get(test, RunTimings())
+        outcome = _measured_outcome(test, device, test_times)
         peers = {other.id for other in devices if other.kind == device.kind}
-        warned = _speed(test, device, peers, times.get(test, RunTimes()), outcome)
-        mine = [finding for finding in found if finding.test == test]
-        blamed = [finding for finding in mine if finding.device == device.id]
-        # What one bad chip does to all others in a collective is no news once it is known.
-        shared = [] if known else [finding for finding in mine if device.id in finding.among]
-        if blamed:
-            first = max(blamed, key=lambda finding: finding.verdict == FAIL)
-            outcome = replace(outcome, verdict=first.verdict, said=first.why)
+        slowness = _slowness(test, device, peers, test_times, outcome)
+        of_test = [finding for finding in findings if finding.test == test]
+        of_chip = [finding for finding in of_test if finding.device == device.id]
+        # Once the bad chip is known, its effect on the others in a collective is no finding.
+        shared = [] if bad_chip_is_known else [f for f in of_test if device.id in f.suspects]
+        if of_chip:
+            first = max(of_chip, key=lambda finding: finding.verdict == FAIL)
+            outcome = replace(outcome, verdict=first.verdict, message=first.reason)
         elif shared:
-            said = f"not known which chip: {shared[0].why}"
-            outcome = replace(outcome, verdict=WARN, said=said)
-        elif warned:
-            outcome = replace(outcome, verdict=WARN, said=warned)
-        tests[test] = outcome
-    return ChipHealth(device.host, tests, device.id, device.kind)
+            message = f"the bad chip is unknown: {shared[0].reason}"
+            outcome = replace(outcome, verdict=WARN, message=message)
+        elif slowness:
+            outcome = replace(outcome, verdict=WARN, message=slowness)
+        outcomes[test] = outcome
+    return ChipHealth(device.host, outcomes, device.id, device.kind)
 
 
-def _rates(test: str, device: Device, times: RunTimes) -> CheckOutcome:
-    """How long a test took on a chip, and how near that is to what the catalogue says."""
-    runs = times.of(device.id)
-    if not times.all(device.id):
-        return CheckOutcome(said=NOT_RUN)
-    outcome = CheckOutcome(seconds=times.all(device.id))
+def _measured_outcome(test: str, device: Device, timings: RunTimings) -> CheckOutcome:
+    """Return a passed outcome with the time, rate and share of the peak on a chip."""
+    runs = timings.run_seconds(device.id)
+    if not timings.total_seconds(device.id):
+        return CheckOutcome(message=NOT_RUN)
+    outcome = CheckOutcome(seconds=timings.total_seconds(device.id))
     if not runs:
         return outcome
-    kind = device_kind(device.kind)
-    share = 1 / kind.devices_per_chip if kind else 0.0
-    if times.flops:
+    catalogue_entry = device_kind(device.kind)
+    device_share = 1 / catalogue_entry.devices_per_chip if catalogue_entry else 0.0
+    if timings.flops:
+        chip_peak = None
+        if catalogue_entry and test == "matmul_bf16":
+            chip_peak = catalogue_entry.chip.peak_bf16_flops
+        elif catalogue_entry:
+            chip_peak = catalogue_entry.chip.peak_8bit_flops
+        rate = timings.flops / median(runs) / 1e12
+        peak = chip_peak * device_share / 1e12 if chip_peak else None
+        return replace(outcome, tflops=rate, peak=peak, share=rate / peak if peak else None)
+    if timings.bytes:
+        rate = timings.bytes / median(runs) / 1e9
+        # Without wraparound links, a hop of a ring takes several links, so links have no share.
         peak = None
-        if kind:
-            peak = kind.chip.peak_bf16_flops if test == "matmul_bf16" else kind.chip.peak_8bit_flops
-        rate = times.flops / median(runs) / 1e12
-        top = peak * share / 1e12 if peak else None
-        return replace(outcome, tflops=rate, peak=top, share=rate / top if top else None)
-    if times.bytes:
-        rate = times.bytes / median(runs) / 1e9
-        # A hop of a ring is not one link where the torus has none from end to end: no share.
-        top = kind.chip.hbm_bandwidth * share / 1e9 if kind and test == "memory" else None
-        return replace(outcome, gb_per_s=rate, peak=top, share=rate / top if top else None)
+        if catalogue_entry and test == "memory":
+            peak = catalogue_entry.chip.hbm_bandwidth * device_share / 1e9
+        return replace(outcome, gb_per_s=rate, peak=peak, share=rate / peak if peak else None)
     return outcome
 
 
-def _speed(
-    test: str, device: Device, peers: Set[int], times: RunTimes, outcome: CheckOutcome
+def _slowness(
+    test: str, device: Device, peers: Set[int], timings: RunTimings, outcome: CheckOutcome
 ) -> str:
-    """What is to be said of a chip's speed; nothing as a rule."""
+    """Return a message if a chip is slow, else an empty string."""
     name = test.replace("_", " ")
-    if test in TIMED:
-        runs = [{d: taken for d, taken in run.items() if d in peers} for run in times.runs]
-        factor = slow_chips(runs, device.platform).get(device.id)
+    if test in TIMED_TESTS:
+        runs = [
+            {d: seconds for d, seconds in run.items() if d in peers} for run in timings.comparable
+        ]
+        factor = find_slow_chips(runs, device.platform).get(device.id)
         if factor is not None:
             return f"{name}: takes {factor:.2f} times as long as the other chips"
-    judged = (device.platform, test) not in UNJUDGED
-    least = LEAST_SHARE.get(device.platform, 0.0) if judged else 0.0
-    if outcome.share is not None and outcome.share < least:
+    is_judged = (device.platform, test) not in UNJUDGED_SHARES
+    min_share = MIN_SHARE.get(device.platform, 0.0) if is_judged else 0.0
+    if outcome.share is not None and outcome.share < min_share:
         rate, unit = (outcome.tflops, "TFLOP/s") if outcome.tflops else (outcome.gb_per_s, "GB/s")
-        return f"{name}: {rate:,.0f} of {outcome.peak:,.0f} {unit}, under {least:.0%}"
+        return f"{name}: {rate:,.0f} of {outcome.peak:,.0f} {unit}, under {min_share:.0%}"
     return ""
 
 
-def _accusations(
-    devices: Sequence[Device], hosts: Iterable[HostHealth], found: Sequence[Finding]
-) -> list[Accusation]:
-    """One for each bad chip; for a host, or for the slice, only what no chip explains."""
+def _fault_reports(
+    devices: Sequence[Device], hosts: Iterable[HostHealth], findings: Sequence[Finding]
+) -> list[FaultReport]:
+    """Return the reports of the bad chips and hosts.
+
+    If there are none, return a report for the host or slice of the first finding without a chip.
+    """
     host_of = {device.id: device.host for device in devices}
-    failed = [finding for finding in found if finding.verdict == FAIL]
-    named: dict[int, list[Finding]] = {}
+    failed = [finding for finding in findings if finding.verdict == FAIL]
+    by_chip: dict[int, list[Finding]] = {}
     for finding in failed:
         if finding.device is not None:
-            named.setdefault(finding.device, []).append(finding)
-    accusations = []
-    for chip, theirs in sorted(named.items()):
-        more = len(theirs) - 1
-        also = f" (and {more} more finding{'s' if more > 1 else ''})" if more else ""
-        accusations.append(Accusation(theirs[0].why + also, host_of[chip], chip))
+            by_chip.setdefault(finding.device, []).append(finding)
+    reports = []
+    for chip, chip_findings in sorted(by_chip.items()):
+        more = len(chip_findings) - 1
+        suffix = f" (and {more} more finding{'s' if more > 1 else ''})" if more else ""
+        reports.append(FaultReport(chip_findings[0].reason + suffix, host_of[chip], chip))
     for host in hosts:
-        reasons = [test.said for test in host.tests.values() if test.verdict == FAIL]
+        reasons = [test.message for test in host.tests.values() if test.verdict == FAIL]
         if reasons:
-            accusations.append(Accusation("; ".join(reasons), host.host))
-    if not accusations and failed:
-        suspects = {host_of[chip] for chip in failed[0].among}
-        alone = suspects.pop() if len(suspects) == 1 else None
-        accusations.append(Accusation(failed[0].why, alone))
-    return accusations
+            reports.append(FaultReport("; ".join(reasons), host.host))
+    if not reports and failed:
+        suspect_hosts = {host_of[chip] for chip in failed[0].suspects}
+        host_index = suspect_hosts.pop() if len(suspect_hosts) == 1 else None
+        reports.append(FaultReport(failed[0].reason, host_index))
+    return reports
 
 
-def _said(
+def _message(
     verdict: str,
     chips: Sequence[ChipHealth],
     hosts: Sequence[HostHealth],
-    accusations: Sequence[Accusation],
+    faults: Sequence[FaultReport],
 ) -> str:
-    counted = f"{_count(len(chips), 'chip')} on {_count(len(hosts), 'host')}"
+    counts = f"{_count(len(chips), 'chip')} on {_count(len(hosts), 'host')}"
     if verdict == FAIL:
-        more = len(accusations) - 1
-        also = f", and {more} more" if more else ""
-        return accusations[0].sentence.removeprefix("drumline: ") + also
+        more = len(faults) - 1
+        suffix = f", and {more} more" if more else ""
+        return faults[0].sentence.removeprefix("drumline: ") + suffix
     if verdict == PASS:
-        return f"{counted}: nothing wrong was found"
-    places = [(f"chip {chip.id}", chip.tests) for chip in chips]
-    places += [(f"host {host.host}", host.tests) for host in hosts]
+        return f"{counts}: no faults found"
+    hardware = [(f"chip {chip.id}", chip.tests) for chip in chips]
+    hardware += [(f"host {host.host}", host.tests) for host in hosts]
     warnings = [
-        f"{who}: {test.said}"
-        for who, tests in places
+        f"{name}: {test.message}"
+        for name, tests in hardware
         for test in tests.values()
         if test.verdict == WARN
     ]
     more = len(warnings) - 1
-    also = f", and {_count(more, 'more warning')}" if more else ""
-    return f"{counted} compute right, but {warnings[0]}{also}"
+    suffix = f", and {_count(more, 'more warning')}" if more else ""
+    return f"{counts} compute correctly, but {warnings[0]}{suffix}"
 
 
 def _count(number: int, noun: str) -> str:

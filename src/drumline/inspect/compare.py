@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.chips import TIERS, UnknownName, places, price
-from drumline.deprecated import renamed_field, renamed_parameters
+from drumline.chips import TIERS, UnknownName, price, zone_offers
+from drumline.deprecated import renamed_attribute, renamed_keywords
 from drumline.errors import UserError
 from drumline.inspect.compiling.axes import format_mesh
 from drumline.inspect.compiling.lowering import describe_error
@@ -44,8 +44,8 @@ class VariantEstimate:
     dollars: float | None = None
     """The price of a call at the lowest listed price, or None if none is listed."""
 
-    layout = renamed_field("layout", "variant")
-    why = renamed_field("why", "reason")
+    layout = renamed_attribute("layout", "variant")
+    why = renamed_attribute("why", "reason")
 
     @property
     def fits(self) -> bool:
@@ -118,7 +118,7 @@ def _table_row(choice: VariantEstimate) -> list[str]:
     ]
 
 
-@renamed_parameters(layouts="variants")
+@renamed_keywords(layouts="variants")
 def compare(
     fn: Callable[..., Any],
     variants: Iterable[ProgramVariant] | Mapping[str, Any],
@@ -216,7 +216,7 @@ def _dollars_per_second(machine: Machine, tier: str) -> float | None:
     """Return the lowest price of the whole machine, or None if none is listed."""
     if machine.slice is None:
         return None
-    prices = (price(machine.slice, place.zone, tier) for place in places(machine.slice))
+    prices = (price(machine.slice, offer.zone, tier) for offer in zone_offers(machine.slice))
     chip_hours = [listed.per_chip_hour for listed in prices if listed is not None]
     return min(chip_hours) * machine.chips / 3600 if chip_hours else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.deprecated import renamed_field, renamed_parameters
+from drumline.deprecated import renamed_attribute, renamed_keywords
 from drumline.inspect.collectives import COLLECTIVE_KINDS
 from drumline.inspect.compiling.axes import MeshAxes, format_mesh
 from drumline.inspect.compiling.meshes import MeshLike
@@ -43,7 +43,7 @@ class EstimatedCollective:
     bytes: float
     """The size of their operands on each device."""
 
-    taken = renamed_field("taken", "bytes")
+    taken = renamed_attribute("taken", "bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Estimate:
     timeline: Timeline = field(repr=False)
     machine: Machine = field(repr=False)
 
-    laid = renamed_field("laid", "axis_links")
+    laid = renamed_attribute("laid", "axis_links")
 
     @property
     def bound(self) -> str:
@@ -187,7 +187,7 @@ class Estimate:
         write_trace(self, Path(path))
 
 
-@renamed_parameters(laid="torus_dims")
+@renamed_keywords(laid="torus_dims")
 def estimate(
     fn: Any,
     *args: Any,

@@ -18,11 +18,11 @@ from urllib.parse import urlencode
 
 from drumline.jobs.connection import (
     RESPONSE_SECONDS,
-    ConnectionLost,
     Json,
     NoServer,
     Refused,
     ServerConnection,
+    ServerDisconnected,
 )
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Client:
                 elif running is not None:
                     running.discard(frame["host"])
                 yield frame
-        except ConnectionLost as error:
+        except ServerDisconnected as error:
             raise Refused(f"{error}; this also ends the command") from error
         if running is None or running:
             raise Refused("the server exited before the end of the command")
@@ -314,7 +314,7 @@ class Client:
                 return
             except (ConnectionRefusedError, FileNotFoundError):
                 self._server.start()
-            except ConnectionLost as error:
+            except ServerDisconnected as error:
                 # The next server cannot continue at the same position: hosts alternate in the
                 # stream, and an attempt may have ended. So the caller gets an error.
                 if started:
@@ -352,7 +352,7 @@ class Client:
         """Return `{pid, version, home, cloud, jobs, started}`, or None if no server runs."""
         try:
             return self._server.call_running("GET", "/status")
-        except (ConnectionRefusedError, FileNotFoundError, ConnectionLost):
+        except (ConnectionRefusedError, FileNotFoundError, ServerDisconnected):
             return None
 
     def stop_server(self) -> bool:
@@ -361,7 +361,7 @@ class Client:
             self._server.call_running("POST", "/stop")
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except ConnectionLost:
+        except ServerDisconnected:
             pass  # the server may exit before it sends the response
         self._wait_for_stop(lambda: not self._server.server_listens())
         # A server that listens again is the next one, which started after this one had exited.

@@ -167,7 +167,7 @@ class ServerExiting(ConnectionRefusedError):
     """The server is exiting and ignored the call, which may be sent to the next server."""
 
 
-class ConnectionLost(Exception):
+class ServerDisconnected(Exception):
     """The connection ended before the end of the response."""
 
 
@@ -219,7 +219,7 @@ class ServerConnection:
                 response = self.call_running(method, path, body, timeout)
             except (ConnectionRefusedError, FileNotFoundError):
                 self.start()
-            except ConnectionLost as error:
+            except ServerDisconnected as error:
                 if method != "GET":
                     message = f"{error}; drumline list shows whether the request was executed"
                     raise Refused(message) from error
@@ -246,7 +246,7 @@ class ServerConnection:
                 f"the server has not answered in {timeout:.0f} s; see {self.log}"
             ) from error
         except (ConnectionResetError, BrokenPipeError) as error:
-            raise ConnectionLost("the server exited before it answered") from error
+            raise ServerDisconnected("the server exited before it answered") from error
         except json.JSONDecodeError as error:
             raise Refused(f"the server's answer to {path} is not JSON; see {self.log}") from error
         finally:
@@ -286,7 +286,7 @@ class ServerConnection:
             self.start()
             yield from self.exchange(path, body)
         except (ConnectionResetError, BrokenPipeError) as error:
-            raise ConnectionLost("the server exited before the end of its answer") from error
+            raise ServerDisconnected("the server exited before the end of its answer") from error
         finally:
             connection.close()
 
@@ -339,7 +339,7 @@ class ServerConnection:
             while data := response.read_some():
                 yield data
         except (ConnectionResetError, BrokenPipeError) as error:
-            raise ConnectionLost("the server exited in the middle of the logs") from error
+            raise ServerDisconnected("the server exited in the middle of the logs") from error
         finally:
             connection.close()
 

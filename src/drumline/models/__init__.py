@@ -1,8 +1,8 @@
-"""Models small enough to read and fast enough to use: an MLP, a Vision Transformer, a decoder.
+"""Models to read and to train: an MLP, a Vision Transformer, a decoder with or without experts.
 
-Each is one file and one frozen dataclass of sizes, with pure functions of weights and batch. A
-table in the file, `LAYOUTS`, maps its logical axes to mesh axes; changing the parallelism is
-naming another row of that table, or giving one of your own.
+Each model is one file with one frozen dataclass of options and pure functions of weights and batch.
+The table `LAYOUTS` in the file maps its logical axes to mesh axes. To change the parallelism, name
+another row of the table or pass a mapping.
 """
 
 from drumline.models.lm import LM, llama_1b3, llama_350m

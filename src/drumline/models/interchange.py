@@ -1,12 +1,13 @@
-"""Weights under the names and in the shapes of other libraries, both ways, as `safetensors`.
+"""Export and import weights as `safetensors` files with the names and shapes of other libraries.
 
-A `ViT` has timm's (`vit_base_patch16_224` and its like), an `LM` has those of transformers' Llama:
+A `ViT` maps to timm's Vision Transformers (`vit_base_patch16_224` and others), an `LM` to the
+Llama models of transformers:
 
     save("vit.safetensors", model, params)       # timm: model.load_state_dict(load_file(…))
     params = load("llama/", model)               # the folder of a model from the hub
 
-Their kernels are `[outputs, inputs]` and ours `[inputs, outputs]`; ours have heads apart, and the
-layers of a stack in one array. No number is changed on the way.
+Their kernels are `[outputs, inputs]` and ours `[inputs, outputs]`. Ours have a dimension for the
+heads, and all layers in one stacked array. The conversion is exact.
 """
 
 from __future__ import annotations
@@ -21,89 +22,96 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from drumline.models.layouts import Params
 from drumline.models.lm import LM
+from drumline.models.sharding import Params
 from drumline.models.vit import ViT
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
-Tensors = dict[str, Numbers]
+NumpyArray = np.ndarray[Any, np.dtype[Any]]
+Tensors = dict[str, NumpyArray]
 
 
 @dataclass(frozen=True)
-class Shared:
-    """A tensor of the other library, and what of ours it holds.
+class TensorMapping:
+    """The relation between a tensor of the other library and one or more of our weights.
 
     Attributes:
-        theirs: its name; `{}` stands for the number of the block.
-        ours: our weights in it, one behind the other in its first dimension.
-        export: one of our weights as it lies there.
-        adopt: the way back, to the shape of ours.
+        tensor: the name of the tensor; `{}` stands for the index of the block.
+        weights: the names of our weights, concatenated along the tensor's first dimension.
+        to_tensor: converts one of our weights.
+        to_weight: converts a part of the tensor to a weight of the given shape.
     """
 
-    theirs: str
-    ours: tuple[str, ...]
-    export: Callable[[Numbers], Numbers]
-    adopt: Callable[[Numbers, tuple[int, ...]], Numbers]
+    tensor: str
+    weights: tuple[str, ...]
+    to_tensor: Callable[[NumpyArray], NumpyArray]
+    to_weight: Callable[[NumpyArray, tuple[int, ...]], NumpyArray]
 
     @property
-    def in_blocks(self) -> bool:
-        """Whether every block has one."""
-        return "{}" in self.theirs
+    def is_per_block(self) -> bool:
+        """True if every block has its own tensor."""
+        return "{}" in self.tensor
 
 
-def export(model: ViT | LM, params: Params) -> Tensors:
-    """The weights under the other library's names, as NumPy arrays.
+def to_tensors(model: ViT | LM, params: Params) -> Tensors:
+    """Convert weights to NumPy arrays under the names of the other library.
 
     Raises:
-        ValueError: they are not this model's.
+        ValueError: the weights do not fit the model.
     """
-    table, found = _table(model), Tensors()
+    mappings, tensors = _mappings(model), Tensors()
     _check_weights(model, params)
-    for shared in table:
-        for block in range(model.depth) if shared.in_blocks else (None,):
-            parts = [shared.export(np.asarray(_ours(params, name, block))) for name in shared.ours]
-            found[shared.theirs.format(block)] = np.ascontiguousarray(np.concatenate(parts))
-    return found
+    for mapping in mappings:
+        for block in range(model.depth) if mapping.is_per_block else (None,):
+            parts = [
+                mapping.to_tensor(np.asarray(_weight(params, name, block)))
+                for name in mapping.weights
+            ]
+            tensors[mapping.tensor.format(block)] = np.ascontiguousarray(np.concatenate(parts))
+    return tensors
 
 
-def adopt(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
-    """The model's weights, in float32, from the other library's.
+def from_tensors(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
+    """Convert tensors of the other library to float32 weights of the model.
 
     Raises:
-        ValueError: a tensor lacks, has another shape, or has no place in the model.
+        ValueError: a tensor is missing, has the wrong shape, or does not belong to the model.
     """
-    left = {name: value for name, value in tensors.items() if not _is_derived(name)}
+    remaining = {name: value for name, value in tensors.items() if not _is_derived(name)}
     if (
         isinstance(model, LM)
-        and "lm_head.weight" not in left
-        and "model.embed_tokens.weight" in left
+        and "lm_head.weight" not in remaining
+        and "model.embed_tokens.weight" in remaining
     ):
-        left["lm_head.weight"] = left["model.embed_tokens.weight"]  # they are tied
+        # The checkpoint ties the head to the embedding table.
+        remaining["lm_head.weight"] = remaining["model.embed_tokens.weight"]
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    stacks: dict[str, list[Numbers]] = {}
+    stacks: dict[str, list[NumpyArray]] = {}
     params: Params = {"blocks": {}}
-    for shared in _table(model):
-        for block in range(model.depth) if shared.in_blocks else (None,):
-            name = shared.theirs.format(block)
-            if name not in left:
-                raise ValueError(f"{_kind(model)}: {name} is not there; {_what_there_is(left)}")
-            given = np.asarray(left.pop(name))
-            if not jnp.issubdtype(given.dtype, jnp.floating):
+    for mapping in _mappings(model):
+        for block in range(model.depth) if mapping.is_per_block else (None,):
+            name = mapping.tensor.format(block)
+            if name not in remaining:
+                raise ValueError(f"{_kind(model)}: {name} is missing; {_list_names(remaining)}")
+            tensor = np.asarray(remaining.pop(name))
+            if not jnp.issubdtype(tensor.dtype, jnp.floating):
                 raise ValueError(
-                    f"{_kind(model)}: {name} is {given.dtype}; weights that were quantized have to "
-                    "be floats again first"
+                    f"{_kind(model)}: {name} is {tensor.dtype}; convert quantized weights to "
+                    "floats first"
                 )
-            wanted = [_ours(shapes, ours, None).shape for ours in shared.ours]
-            wanted = [shape[1:] if shared.in_blocks else shape for shape in wanted]
-            parts = _divided(model, name, given, shared, wanted)
-            for ours, part in zip(shared.ours, parts, strict=True):
-                if shared.in_blocks:
-                    stacks.setdefault(ours, []).append(part)
+            weight_shapes = [_weight(shapes, weight, None).shape for weight in mapping.weights]
+            if mapping.is_per_block:
+                weight_shapes = [shape[1:] for shape in weight_shapes]
+            parts = _split_tensor(model, name, tensor, mapping, weight_shapes)
+            for weight, part in zip(mapping.weights, parts, strict=True):
+                if mapping.is_per_block:
+                    stacks.setdefault(weight, []).append(part)
                 else:
-                    params[ours] = jnp.asarray(part, jnp.float32)
-    if left:
-        some = ", ".join(sorted(left)[:3])
-        raise ValueError(f"{_kind(model)}: it has no place for {some}{_more(len(left) - 3)}")
+                    params[weight] = jnp.asarray(part, jnp.float32)
+    if remaining:
+        first = ", ".join(sorted(remaining)[:3])
+        raise ValueError(
+            f"{_kind(model)}: the model has no weights for {first}{_more(len(remaining) - 3)}"
+        )
     params["blocks"] = {
         name: jnp.asarray(np.stack(parts), jnp.float32) for name, parts in stacks.items()
     }
@@ -111,24 +119,24 @@ def adopt(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
 
 
 def save(path: str | Path, model: ViT | LM, params: Params) -> None:
-    """Write the weights as one `safetensors` file; one that was there stays until that is done."""
+    """Write the weights to one `safetensors` file, replacing an existing file only when done."""
     from safetensors.numpy import save_file
 
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(export(model, params), str(draft), metadata={"format": "pt"})
-        draft.replace(path)
+        save_file(to_tensors(model, params), str(temporary), metadata={"format": "pt"})
+        temporary.replace(path)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def load(path: str | Path, model: ViT | LM) -> Params:
-    """The weights in a `safetensors` file, or in all those of a folder.
+    """Read the weights from a `safetensors` file, or from all those of a folder.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: they are not this model's.
+        FileNotFoundError: there is no such file.
+        ValueError: the tensors do not fit the model.
     """
     path = Path(path)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -140,155 +148,164 @@ def load(path: str | Path, model: ViT | LM) -> Params:
             if name in tensors:
                 raise ValueError(f"{file}: {name} is in another file of {path}, too")
             tensors[name] = value
-    return adopt(model, tensors)
+    return from_tensors(model, tensors)
 
 
 def _read(file: Path) -> Tensors:
     from safetensors import SafetensorError, safe_open
 
     try:
-        # Through JAX: NumPy alone has no bfloat16.
+        # The JAX reader supports bfloat16, the NumPy reader does not.
         with safe_open(file, framework="flax") as opened:
             return {name: np.asarray(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
-    except SafetensorError as wrong:
-        raise ValueError(f"{file}: no whole safetensors file: {wrong}") from None
+    except SafetensorError as error:
+        raise ValueError(f"{file}: not a complete safetensors file: {error}") from None
 
 
-# The tables -----------------------------------------------------------------------------------
+# Mappings
 
 
-def _as_it_is(theirs: str, ours: str) -> Shared:
-    return Shared(theirs, (ours,), lambda x: x, lambda x, shape: x.reshape(shape))
+def _identity(tensor: str, weight: str) -> TensorMapping:
+    return TensorMapping(tensor, (weight,), lambda x: x, lambda x, shape: x.reshape(shape))
 
 
-def _flat(theirs: str, *ours: str) -> Shared:
-    """Biases, of heads and features or of features alone."""
-    return Shared(theirs, ours, lambda x: x.reshape(-1), lambda x, shape: x.reshape(shape))
+def _flat(tensor: str, *weights: str) -> TensorMapping:
+    """Map biases, with or without a dimension for the heads."""
+    return TensorMapping(
+        tensor, weights, lambda x: x.reshape(-1), lambda x, shape: x.reshape(shape)
+    )
 
 
-def _kernel(theirs: str, *ours: str, inputs: int = 1) -> Shared:
-    """Kernels whose first dimensions, so many of them, are inputs."""
+def _kernel(tensor: str, *weights: str, inputs: int = 1) -> TensorMapping:
+    """Map kernels whose first `inputs` dimensions are contracted."""
 
-    def export(x: Numbers) -> Numbers:
+    def to_tensor(x: NumpyArray) -> NumpyArray:
         rows = int(np.prod(x.shape[:inputs]))
         return x.reshape(rows, -1).T
 
-    return Shared(theirs, ours, export, lambda x, shape: x.T.reshape(shape))
+    return TensorMapping(tensor, weights, to_tensor, lambda x, shape: x.T.reshape(shape))
 
 
-def _patches(theirs: str, ours: str, model: ViT) -> Shared:
-    """The first convolution: theirs `[D, C, height, width]`, ours a product of flat patches."""
-    cut, channels = model.patch, model.channels
+def _patches(tensor: str, weight: str, model: ViT) -> TensorMapping:
+    """Map the patch embedding: a convolution `[D, C, height, width]` there, a matmul here."""
+    size, channels = model.patch, model.channels
 
-    def export(x: Numbers) -> Numbers:
-        return x.reshape(cut, cut, channels, -1).transpose(3, 2, 0, 1)
+    def to_tensor(x: NumpyArray) -> NumpyArray:
+        return x.reshape(size, size, channels, -1).transpose(3, 2, 0, 1)
 
-    return Shared(theirs, (ours,), export, lambda x, shape: x.transpose(2, 3, 1, 0).reshape(shape))
+    def to_weight(x: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+        return x.transpose(2, 3, 1, 0).reshape(shape)
+
+    return TensorMapping(tensor, (weight,), to_tensor, to_weight)
 
 
-def _one_row(theirs: str, ours: str) -> Shared:
-    """What theirs has for a batch of one."""
+def _with_batch(tensor: str, weight: str) -> TensorMapping:
+    """Map a tensor that has a leading dimension for a batch of one."""
 
-    def export(x: Numbers) -> Numbers:
+    def to_tensor(x: NumpyArray) -> NumpyArray:
         return x.reshape(1, -1, x.shape[-1])
 
-    return Shared(theirs, (ours,), export, lambda x, shape: x.reshape(shape))
+    return TensorMapping(tensor, (weight,), to_tensor, lambda x, shape: x.reshape(shape))
 
 
-def _table(model: ViT | LM) -> list[Shared]:
+def _mappings(model: ViT | LM) -> list[TensorMapping]:
     if isinstance(model, ViT):
         return _timm(model)
     if model.experts:
-        raise ValueError("LM: with experts it has no counterpart among transformers' Llamas")
+        raise ValueError("LM: transformers has no Llama with experts; set experts=0")
     return _llama()
 
 
-def _timm(model: ViT) -> list[Shared]:
+def _timm(model: ViT) -> list[TensorMapping]:
     qkv = ("query", "key", "value")
     return [
         _patches("patch_embed.proj.weight", "patch", model),
-        _as_it_is("patch_embed.proj.bias", "patch_bias"),
-        _one_row("cls_token", "class_token"),
-        _one_row("pos_embed", "positions"),
-        _as_it_is("blocks.{}.norm1.weight", "attention_norm"),
-        _as_it_is("blocks.{}.norm1.bias", "attention_shift"),
+        _identity("patch_embed.proj.bias", "patch_bias"),
+        _with_batch("cls_token", "class_token"),
+        _with_batch("pos_embed", "positions"),
+        _identity("blocks.{}.norm1.weight", "attention_norm"),
+        _identity("blocks.{}.norm1.bias", "attention_shift"),
         _kernel("blocks.{}.attn.qkv.weight", *qkv),
         _flat("blocks.{}.attn.qkv.bias", *(f"{name}_bias" for name in qkv)),
         _kernel("blocks.{}.attn.proj.weight", "output", inputs=2),
-        _as_it_is("blocks.{}.attn.proj.bias", "output_bias"),
-        _as_it_is("blocks.{}.norm2.weight", "feedforward_norm"),
-        _as_it_is("blocks.{}.norm2.bias", "feedforward_shift"),
+        _identity("blocks.{}.attn.proj.bias", "output_bias"),
+        _identity("blocks.{}.norm2.weight", "feedforward_norm"),
+        _identity("blocks.{}.norm2.bias", "feedforward_shift"),
         _kernel("blocks.{}.mlp.fc1.weight", "up"),
-        _as_it_is("blocks.{}.mlp.fc1.bias", "up_bias"),
+        _identity("blocks.{}.mlp.fc1.bias", "up_bias"),
         _kernel("blocks.{}.mlp.fc2.weight", "down"),
-        _as_it_is("blocks.{}.mlp.fc2.bias", "down_bias"),
-        _as_it_is("norm.weight", "norm"),
-        _as_it_is("norm.bias", "shift"),
+        _identity("blocks.{}.mlp.fc2.bias", "down_bias"),
+        _identity("norm.weight", "norm"),
+        _identity("norm.bias", "shift"),
         _kernel("head.weight", "head"),
-        _as_it_is("head.bias", "head_bias"),
+        _identity("head.bias", "head_bias"),
     ]
 
 
-def _llama() -> list[Shared]:
+def _llama() -> list[TensorMapping]:
     block = "model.layers.{}"
     return [
-        _as_it_is("model.embed_tokens.weight", "table"),
-        _as_it_is(f"{block}.input_layernorm.weight", "attention_norm"),
+        _identity("model.embed_tokens.weight", "table"),
+        _identity(f"{block}.input_layernorm.weight", "attention_norm"),
         _kernel(f"{block}.self_attn.q_proj.weight", "query"),
         _kernel(f"{block}.self_attn.k_proj.weight", "key"),
         _kernel(f"{block}.self_attn.v_proj.weight", "value"),
         _kernel(f"{block}.self_attn.o_proj.weight", "output", inputs=2),
-        _as_it_is(f"{block}.post_attention_layernorm.weight", "feedforward_norm"),
+        _identity(f"{block}.post_attention_layernorm.weight", "feedforward_norm"),
         _kernel(f"{block}.mlp.gate_proj.weight", "gate"),
         _kernel(f"{block}.mlp.up_proj.weight", "up"),
         _kernel(f"{block}.mlp.down_proj.weight", "down"),
-        _as_it_is("model.norm.weight", "norm"),
+        _identity("model.norm.weight", "norm"),
         _kernel("lm_head.weight", "head"),
     ]
 
 
 def _check_weights(model: ViT | LM, params: Params) -> None:
-    """Refuse weights of another model: indexing would take the last block for all that lack."""
+    """Raise ValueError for weights of another model. JAX clips the index of a missing block."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    wanted, given = (
+    expected, actual = (
         {
             jax.tree_util.keystr(path, simple=True, separator="."): np.shape(leaf)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
         for tree in (shapes, params)
     )
-    for name in [*wanted, *given]:
-        if wanted.get(name) != given.get(name):
+    for name in [*expected, *actual]:
+        if expected.get(name) != actual.get(name):
             raise ValueError(
-                f"{_kind(model)}: {name} is {given.get(name, 'not there')}, but the model has "
-                f"{wanted.get(name, 'none')}"
+                f"{_kind(model)}: {name} is {actual.get(name, 'missing')}, but the model has "
+                f"{expected.get(name, 'none')}"
             )
 
 
-def _ours(params: Mapping[str, Any], name: str, block: int | None) -> Any:
-    """A weight by its name, which no weight in the blocks shares with one outside."""
+def _weight(params: Mapping[str, Any], name: str, block: int | None) -> Any:
+    """Return a weight by name. No weight of a block has the name of a weight outside the blocks."""
     if name not in params["blocks"]:
         return params[name]
     return params["blocks"][name] if block is None else params["blocks"][name][block]
 
 
-def _divided(
-    model: ViT | LM, name: str, given: Numbers, shared: Shared, wanted: list[tuple[int, ...]]
-) -> list[Numbers]:
-    """The parts of a tensor that are our weights, each in our shape."""
-    expected = [shared.export(np.empty(shape, np.float32)).shape for shape in wanted]
-    whole = (sum(shape[0] for shape in expected), *expected[0][1:])
-    if given.shape != whole:
+def _split_tensor(
+    model: ViT | LM,
+    name: str,
+    tensor: NumpyArray,
+    mapping: TensorMapping,
+    shapes: list[tuple[int, ...]],
+) -> list[NumpyArray]:
+    """Split a tensor into our weights, each converted to its shape."""
+    part_shapes = [mapping.to_tensor(np.empty(shape, np.float32)).shape for shape in shapes]
+    expected = (sum(shape[0] for shape in part_shapes), *part_shapes[0][1:])
+    if tensor.shape != expected:
         raise ValueError(
-            f"{_kind(model)}: {name} is {list(given.shape)}, but the model has {list(whole)}"
+            f"{_kind(model)}: {name} is {list(tensor.shape)}, but the model has {list(expected)}"
         )
-    ends = np.cumsum([shape[0] for shape in expected])[:-1]
-    pieces = np.split(given, ends)
-    return [shared.adopt(piece, shape) for piece, shape in zip(pieces, wanted, strict=True)]
+    ends = np.cumsum([shape[0] for shape in part_shapes])[:-1]
+    parts = np.split(tensor, ends)
+    return [mapping.to_weight(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _is_derived(name: str) -> bool:
-    """Tables that follow from the sizes and that older files carry along."""
+    """Return True for tables in older files that follow from the sizes."""
     return name.endswith("rotary_emb.inv_freq")
 
 
@@ -296,9 +313,9 @@ def _kind(model: ViT | LM) -> str:
     return type(model).__name__
 
 
-def _what_there_is(names: Mapping[str, Any]) -> str:
+def _list_names(names: Mapping[str, Any]) -> str:
     if not names:
-        return "there is nothing"
+        return "there are no tensors"
     return f"there are {', '.join(sorted(names)[:3])}{_more(len(names) - 3)}"
 
 

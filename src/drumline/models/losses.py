@@ -1,8 +1,9 @@
-"""Cross-entropy, also where the classes are divided between devices: the logits stay there.
+"""Cross-entropy with sharded classes, and the inputs and losses of image classifiers.
 
-Each device needs the largest logit, the sum of exponentials and the target's logit, three numbers
-a row, from all the others. For the gradient it keeps the logits in the type they came in and the
-logarithm of that sum; left to itself, differentiation would keep the exponentials in float32.
+If the classes are sharded, no device gathers the logits. The devices exchange three numbers per
+row: the largest logit, the sum of exponentials and the target's logit. The backward pass uses the
+logits in their own type and the logarithm of that sum. Automatic differentiation would save the
+exponentials in float32 instead.
 """
 
 # The shapes in the types are not forward references.
@@ -18,115 +19,136 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
-from drumline.models.layouts import sums_over_all
+from drumline.models.sharding import Metrics, sum_over_devices
 
 IGNORE_INDEX = -100
-"""A target that is not to be predicted, as most libraries number it."""
+"""The default target to ignore, the same as in most libraries."""
 
-Saved = tuple[jax.Array, jax.Array, jax.Array]
+Residuals = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def cross_entropy(
     logits: Float[Array, "*rows V"],
     targets: Int[Array, "*rows"],
-    over: tuple[str, ...] = (),
+    axes: tuple[str, ...] = (),
     *,
     ignore_index: int = IGNORE_INDEX,
 ) -> Float[Array, "*rows"]:
-    """The negative logarithm, in float32, of the probability of each target.
+    """Return the negative log-probability of each target in float32.
 
-    A target of `ignore_index` has a loss of zero and no gradient. Any other that is no class has
-    NaN for both: what is computed cannot raise, and a label that means nothing must not train.
+    A target of `ignore_index` has a loss of zero and no gradient. Any other target out of range has
+    a loss and gradient of NaN, because compiled code cannot raise and an invalid label must not go
+    unnoticed.
 
     Args:
-        logits: this device's share of the classes.
-        targets: numbered over the classes of all devices.
-        over: the mesh axes that divide the classes, for use inside `jax.shard_map`.
-        ignore_index: the number of a target that is not to be predicted.
+        logits: this device's shard of the classes.
+        targets: class indices, counted over the classes of all devices.
+        axes: the mesh axes that shard the classes, inside `jax.shard_map`.
+        ignore_index: the target to ignore.
     """
-    return _cross_entropy(over, ignore_index, logits, targets.astype(jnp.int32))
+    return _cross_entropy(axes, ignore_index, logits, targets.astype(jnp.int32))
 
 
-def mean_of_counted(
+def masked_mean(
     values: Float[Array, "*rows"], targets: Int[Array, "*rows"], *, ignore_index: int
 ) -> Float[Array, ""]:
-    """The mean in float32 over all rows on all devices whose target is not to be ignored.
+    """Return the float32 mean over all rows of all devices whose target is not ignored.
 
-    It is zero where all are ignored.
+    The mean is zero if all targets are ignored.
     """
-    counted = targets != ignore_index
-    total = jnp.sum(jnp.where(counted, values.astype(jnp.float32), 0.0))
-    total, count = sums_over_all(total, jnp.sum(counted, dtype=jnp.float32))
+    mask = targets != ignore_index
+    total = jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0))
+    total, count = sum_over_devices(total, jnp.sum(mask, dtype=jnp.float32))
     return total / jnp.maximum(count, 1.0)
+
+
+def scale_pixels(image: Num[Array, "*dims"], dtype: str) -> Float[Array, "*dims"]:
+    """Map bytes from 0..255 to floats from -1 to 1, and cast floats only."""
+    if jnp.issubdtype(image.dtype, jnp.integer):
+        image = image.astype(jnp.float32) / 127.5 - 1
+    return image.astype(dtype)
+
+
+def classification_loss(
+    logits: Float[Array, "B classes"], labels: Int[Array, " B"], *, ignore_index: int
+) -> tuple[Float[Array, ""], Metrics]:
+    """Return the mean cross-entropy and the accuracy of a batch, without ignored labels."""
+    labels = labels.astype(jnp.int32)
+    losses = cross_entropy(logits, labels, ignore_index=ignore_index)
+    hits = jnp.argmax(logits, axis=-1) == labels
+    loss, accuracy = (
+        masked_mean(values, labels, ignore_index=ignore_index) for values in (losses, hits)
+    )
+    return loss, {"accuracy": accuracy}
+
+
+def check_indices(name: str, values: Any, count: int, ignore_index: int) -> None:
+    """Raise ValueError if an index is not in 0..count-1. Skip arrays without concrete values.
+
+    Args:
+        name: the name of the array, for the message.
+        values: an array; traced arrays and arrays of several hosts are not checked.
+        count: the number of valid indices.
+        ignore_index: the only valid index outside the range.
+    """
+    if not jnp.issubdtype(values.dtype, jnp.integer):
+        raise ValueError(f"{name} holds {values.dtype}; it must hold integers")
+    if isinstance(values, jax.core.Tracer) or not getattr(values, "is_fully_addressable", True):
+        return
+    indices = np.asarray(values)
+    invalid = np.argwhere(((indices < 0) | (indices >= count)) & (indices != ignore_index))
+    if invalid.size:
+        position = tuple(int(i) for i in invalid[0])
+        raise ValueError(
+            f"{name}{list(position)} is {indices[position]}; it can be 0 to {count - 1}, "
+            f"or {ignore_index} to ignore it"
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _cross_entropy(
-    over: tuple[str, ...], ignore_index: int, logits: jax.Array, targets: jax.Array
+    axes: tuple[str, ...], ignore_index: int, logits: jax.Array, targets: jax.Array
 ) -> jax.Array:
-    return _forward(over, ignore_index, logits, targets)[0]
+    return _forward(axes, ignore_index, logits, targets)[0]
 
 
 def _forward(
-    over: tuple[str, ...], ignore_index: int, logits: jax.Array, targets: jax.Array
-) -> tuple[jax.Array, Saved]:
-    wide = logits.astype(jnp.float32)
-    peak = jnp.max(wide, axis=-1)
-    peak = lax.pmax(peak, over) if over else peak
-    total = jnp.sum(jnp.exp(wide - peak[..., None]), axis=-1)
-    local = _local(over, logits, targets)
-    mine = (local >= 0) & (local < logits.shape[-1])
+    axes: tuple[str, ...], ignore_index: int, logits: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, Residuals]:
+    logits32 = logits.astype(jnp.float32)
+    peak = jnp.max(logits32, axis=-1)
+    peak = lax.pmax(peak, axes) if axes else peak
+    total = jnp.sum(jnp.exp(logits32 - peak[..., None]), axis=-1)
+    local = _local_targets(axes, logits, targets)
+    is_local = (local >= 0) & (local < logits.shape[-1])
     index = jnp.clip(local, 0, logits.shape[-1] - 1)
-    hit = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0].astype(jnp.float32)
-    hit = jnp.where(mine, hit, 0.0)
-    if over:
-        total, hit = lax.psum((total, hit), over)
-    classes = logits.shape[-1] * (lax.axis_size(over) if over else 1)
+    target_logit = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
+    target_logit = jnp.where(is_local, target_logit.astype(jnp.float32), 0.0)
+    if axes:
+        total, target_logit = lax.psum((total, target_logit), axes)
+    classes = logits.shape[-1] * (lax.axis_size(axes) if axes else 1)
     ignored = targets == ignore_index
-    unknown = ((targets < 0) | (targets >= classes)) & ~ignored
-    log_sum = jnp.where(unknown, jnp.nan, peak + jnp.log(total))
-    return jnp.where(ignored, 0.0, log_sum - hit), (logits, targets, log_sum)
+    invalid = ((targets < 0) | (targets >= classes)) & ~ignored
+    log_sum = jnp.where(invalid, jnp.nan, peak + jnp.log(total))
+    return jnp.where(ignored, 0.0, log_sum - target_logit), (logits, targets, log_sum)
 
 
 def _backward(
-    over: tuple[str, ...], ignore_index: int, saved: Saved, g: jax.Array
+    axes: tuple[str, ...], ignore_index: int, residuals: Residuals, g: jax.Array
 ) -> tuple[jax.Array, None]:
-    logits, targets, log_sum = saved
+    logits, targets, log_sum = residuals
     probability = jnp.exp(logits.astype(jnp.float32) - log_sum[..., None])
-    local = _local(over, logits, targets)
-    hit = local[..., None] == jnp.arange(logits.shape[-1])
+    local = _local_targets(axes, logits, targets)
+    is_target = local[..., None] == jnp.arange(logits.shape[-1])
     weight = jnp.where(targets == ignore_index, 0.0, g)
-    return ((probability - hit) * weight[..., None]).astype(logits.dtype), None
+    return ((probability - is_target) * weight[..., None]).astype(logits.dtype), None
 
 
 _cross_entropy.defvjp(_forward, _backward)
 
 
-def _local(over: tuple[str, ...], logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The targets, counted from this device's first class."""
-    return targets - lax.axis_index(over) * logits.shape[-1] if over else targets
-
-
-def check_numbers(what: str, values: Any, count: int, ignore_index: int) -> None:
-    """Refuse whole numbers that are none of `count`, where their values are known.
-
-    Args:
-        what: whose numbers they are, for the refusal.
-        values: an array; one that is traced, or not all here, is taken on trust.
-        count: the first number that is too large.
-        ignore_index: the one number outside that has a meaning.
-    """
-    if not jnp.issubdtype(values.dtype, jnp.integer):
-        raise ValueError(f"{what} holds {values.dtype}; it must hold integers")
-    if isinstance(values, jax.core.Tracer) or not getattr(values, "is_fully_addressable", True):
-        return
-    known = np.asarray(values)
-    wrong = np.argwhere(((known < 0) | (known >= count)) & (known != ignore_index))
-    if wrong.size:
-        at = tuple(int(i) for i in wrong[0])
-        raise ValueError(
-            f"{what}{list(at)} is {known[at]}; it can be 0 to {count - 1}, "
-            f"or {ignore_index} for one that is not to be predicted"
-        )
+def _local_targets(axes: tuple[str, ...], logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Return the targets relative to this device's first class."""
+    return targets - lax.axis_index(axes) * logits.shape[-1] if axes else targets

@@ -1,10 +1,10 @@
-"""The slides' MLP: linear layers with ReLU between them, a classifier of images.
+"""A multilayer perceptron for image classification: linear layers with ReLU between them.
 
     images[B, …] → flat[B, 784] → 1024 → ReLU → 512 → ReLU → logits[B, 10]
 
-Under tensor parallelism the layers go in pairs. The first of a pair has its columns divided and
-gathers the rows of the batch while it multiplies; the second has its rows divided and scatters
-them again. A last layer without a partner works on each device's own rows.
+Under tensor parallelism the layers come in pairs. The first of a pair is column-parallel and
+gathers the rows of the batch while it multiplies. The second is row-parallel and scatters them
+again. An unpaired last layer computes each device's own rows.
 """
 
 # The shapes in the types are not forward references.
@@ -21,22 +21,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from drumline.models.images import as_floats, judge
-from drumline.models.layouts import (
-    Dims,
-    Division,
-    Layout,
-    Metrics,
-    OnMesh,
-    Params,
-    axes_of,
-    check_apart,
-    read_layout,
+from drumline.models.losses import (
+    IGNORE_INDEX,
+    check_indices,
+    classification_loss,
+    scale_pixels,
 )
-from drumline.models.losses import IGNORE_INDEX, check_numbers
+from drumline.models.sharding import (
+    Layout,
+    LogicalAxes,
+    Metrics,
+    ModelSharding,
+    Params,
+    ShardedModel,
+    axes_of,
+    check_disjoint_axes,
+    resolve_layout,
+)
 
 AXES = ("batch", "embed", "hidden")
-"""Logical axes: examples; the undivided side of each pair's weights; what is between the pairs."""
+"""Logical axes: examples; the outer dimensions of each pair of layers; the inner dimensions."""
 
 LAYOUTS: dict[str, Layout] = {
     "data": {"batch": "data"},
@@ -47,16 +51,16 @@ LAYOUTS: dict[str, Layout] = {
 
 
 @dataclass(frozen=True)
-class MLP(OnMesh):
-    """The sizes of an MLP and how it lies on a mesh.
+class MLP(ShardedModel):
+    """A multilayer perceptron for image classification.
 
     Attributes:
-        input_dim: numbers in an image.
-        hidden_sizes: the widths of the hidden layers.
-        num_classes: how many there are to tell apart.
+        input_dim: the number of values in an image.
+        hidden_sizes: the sizes of the hidden layers.
+        num_classes: the number of classes.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
-        compute_dtype: the type to multiply in; the weights are stored in float32.
-        ignore_index: the label of an image that counts neither for the loss nor for the accuracy.
+        compute_dtype: the type of the matmuls; the weights are stored in float32.
+        ignore_index: the label of images that count neither for the loss nor for the accuracy.
     """
 
     input_dim: int = 28 * 28
@@ -69,104 +73,105 @@ class MLP(OnMesh):
     item = "images"
 
     def __post_init__(self) -> None:
-        """Refuse sizes and layouts that no mesh could mend."""
+        """Check the sizes and the layout."""
         for name, size in (("input_dim", self.input_dim), ("num_classes", self.num_classes)):
             if size < 1:
                 raise ValueError(f"MLP: {name} is {size}; it must be at least 1")
         if not all(size > 0 for size in self.hidden_sizes):
             raise ValueError(f"MLP: hidden_sizes is {self.hidden_sizes}; each must be at least 1")
         layout = self._layout()
-        check_apart("MLP", layout, "embed", "hidden")
+        check_disjoint_axes("MLP", layout, "embed", "hidden")
         if not set(axes_of(layout, "hidden")) <= set(axes_of(layout, "batch")):
             raise ValueError(
-                f"MLP: layout divides hidden over {layout.get('hidden')!r} but not the batch; "
-                "the batch's rows travel round that ring, so name that axis for both"
+                f"MLP: layout shards hidden over {layout.get('hidden')!r} but not the batch; "
+                "the rows of the batch move around that ring, so name that axis for both"
             )
 
     def init(self, key: PRNGKeyArray) -> Params:
-        """Draw the weights, each with variance 1/(its inputs); the biases are zero."""
-        keys = jax.random.split(key, len(self._widths) - 1)
+        """Draw the weights with variance 1/inputs. Biases are zero."""
+        keys = jax.random.split(key, len(self._sizes) - 1)
         return {
             f"layer{i}": {
                 "weight": jax.random.normal(keys[i], (inputs, outputs)) * inputs**-0.5,
                 "bias": jnp.zeros(outputs),
             }
-            for i, (inputs, outputs) in enumerate(pairwise(self._widths))
+            for i, (inputs, outputs) in enumerate(pairwise(self._sizes))
         }
 
     def loss(
         self, params: Params, batch: dict[str, jax.Array], key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
-        """The mean cross-entropy of a batch, and its accuracy.
+        """Return the mean cross-entropy of a batch, and its accuracy.
 
-        A label that is no class is refused where its value is known. Under `jit` it is not, and
-        the loss is NaN.
+        A label out of range raises ValueError. Under `jit`, where values are unknown, it makes the
+        loss NaN.
 
         Args:
-            params: as `init` draws them.
-            batch: "image", `[B, …]`, bytes from 0 to 255 or floats; "label", `int[B]`, with
-                `ignore_index` for an image that does not count.
-            key: for models with randomness in them; here there is none.
+            params: the weights, as from `init`.
+            batch: "image", `[B, …]`, bytes or floats; "label", `int[B]`, with `ignore_index` for
+                images that do not count.
+            key: unused; the model has no randomness.
         """
         del key
         self.check_batch(batch)
-        here = Division.here("MLP", self._layout())
-        here.check_rows("a batch of", self.items(batch), "batch")
-        return here.run(self._local_loss, params, self._dims(), batch)
+        sharding = ModelSharding.on_current_mesh("MLP", self._layout())
+        sharding.check_rows("a batch of", self.items(batch), "batch")
+        return sharding.run(self._local_loss, params, self._logical_axes(), batch)
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
-        """Refuse labels that are no classes, where their values are known."""
-        check_numbers("MLP: label", batch["label"], self.num_classes, self.ignore_index)
+        """Raise ValueError if a label is out of range. Skip labels that are traced."""
+        check_indices("MLP: label", batch["label"], self.num_classes, self.ignore_index)
 
     def flops(self, batch: Mapping[str, Any]) -> float:
-        """FLOPs of a training step: 6 for each weight and example, the usual convention.
+        """Return the FLOPs of a training step: 6 per weight and example, the usual convention.
 
-        A multiplication and an addition forward, and twice that backward.
+        The forward pass takes 2, a multiplication and an addition, and the backward pass 4.
         """
-        return 6.0 * sum(a * b for a, b in pairwise(self._widths)) * self.items(batch)
+        return 6.0 * sum(a * b for a, b in pairwise(self._sizes)) * self.items(batch)
 
     def items(self, batch: Mapping[str, Any]) -> int:
-        """Images in a batch."""
+        """Return the number of images in a batch."""
         return int(batch["label"].shape[0])
 
     @property
-    def _widths(self) -> tuple[int, ...]:
+    def _sizes(self) -> tuple[int, ...]:
         return (self.input_dim, *self.hidden_sizes, self.num_classes)
 
     def _layout(self) -> Layout:
-        return read_layout("MLP", self.layout, LAYOUTS, AXES)
+        return resolve_layout("MLP", self.layout, LAYOUTS, AXES)
 
-    def _dims(self) -> dict[str, dict[str, Dims]]:
+    def _logical_axes(self) -> dict[str, dict[str, LogicalAxes]]:
         last = len(self.hidden_sizes)
 
-        def dims(i: int) -> dict[str, Dims]:
-            if i == last:  # the classes stay whole
+        def axes(i: int) -> dict[str, LogicalAxes]:
+            if i == last:  # the classes are not sharded
                 inputs = ("hidden", "embed") if i % 2 else "embed"
                 return {"weight": (inputs, None), "bias": (None,)}
             if i % 2:
                 return {"weight": ("hidden", "embed"), "bias": (None,)}
             return {"weight": ("embed", "hidden"), "bias": ("hidden",)}
 
-        return {f"layer{i}": dims(i) for i in range(last + 1)}
+        return {f"layer{i}": axes(i) for i in range(last + 1)}
 
     def _local_loss(
-        self, here: Division, params: Params, batch: dict[str, jax.Array]
+        self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        logits = self._local_logits(here, params, batch["image"])
-        return judge(logits, batch["label"], ignore_index=self.ignore_index)
+        logits = self._local_logits(sharding, params, batch["image"])
+        return classification_loss(logits, batch["label"], ignore_index=self.ignore_index)
 
     def _local_logits(
-        self, here: Division, params: Params, image: Float[Array, "B ..."]
+        self, sharding: ModelSharding, params: Params, image: Float[Array, "B ..."]
     ) -> Float[Array, "B classes"]:
-        x = as_floats(image.reshape(image.shape[0], -1), self.compute_dtype)
-        weights = here.at_hand(params, self._dims(), jnp.dtype(self.compute_dtype), rows=("batch",))
-        project, last = here.projections("hidden"), len(self.hidden_sizes)
+        x = scale_pixels(image.reshape(image.shape[0], -1), self.compute_dtype)
+        dtype = jnp.dtype(self.compute_dtype)
+        weights = sharding.gathered(params, self._logical_axes(), dtype, rows=("batch",))
+        project, last = sharding.projections("hidden"), len(self.hidden_sizes)
         for i in range(last + 1):
             weight, bias = weights[f"layer{i}"]["weight"], weights[f"layer{i}"]["bias"]
             if i % 2:
-                x = project.bring_back(x, weight)
+                x = project.row_parallel(x, weight)
             elif i < last:
-                (x,) = project.spread_out(x, [weight])
+                (x,) = project.column_parallel(x, [weight])
             else:
                 x = x @ weight
             x = x + bias.astype(x.dtype)

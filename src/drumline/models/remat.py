@@ -1,12 +1,13 @@
-"""What a block keeps for its backward pass, by name.
+"""The intermediate results that a block saves for its backward pass, by policy.
 
-    none         every intermediate result: the fastest, and the most memory
-    dots         the results of all products, those between queries and keys among them
-    projections  the results of products by weights; attention is computed again
-    full         nothing but the block's input: everything is computed again
+    none         all intermediate results: fastest, and the most memory
+    dots         the results of all matmuls, including those of queries and keys
+    projections  the results of matmuls with weights; attention is recomputed
+    full         only the input of the block; everything is recomputed
 
-In between, what is computed again is what costs memory and little time: norms, activations, and
-under `projections` the scores of attention, which grow with the square of the sequence.
+Under `dots` and `projections` the backward pass recomputes results that take much memory and little
+time: norms, activations, and under `projections` the attention scores, which grow with the square
+of the sequence length.
 """
 
 # mypy: allow-untyped-calls
@@ -20,11 +21,11 @@ import jax
 
 RematName = Literal["none", "dots", "projections", "full"]
 Remat = bool | RematName
-"""A name, or True for "full" and False for "none"."""
+"""A policy; True is "full" and False is "none"."""
 
 
 def check_remat(model: str, remat: Remat) -> None:
-    """Refuse a name that means nothing."""
+    """Raise ValueError if the policy is unknown."""
     if not isinstance(remat, bool) and remat not in get_args(RematName):
         raise ValueError(
             f"{model}: remat is {remat!r}; it can be {', '.join(get_args(RematName))}, "
@@ -32,18 +33,19 @@ def check_remat(model: str, remat: Remat) -> None:
         )
 
 
-def rematerialised(
+def rematerialize(
     block: Callable[..., Any], remat: Remat, *, scanned: bool, gathers: bool
 ) -> Callable[..., Any]:
-    """A block that keeps for its backward pass what `remat` says, and computes the rest again.
+    """Make a block save only what the policy says, and recompute the rest in its backward pass.
 
     Args:
         block: the layer.
-        remat: what it keeps.
-        scanned: whether it is the body of `lax.scan`. There the loop parts the two passes; written
-            out, XLA would merge what is computed again with what it was to replace.
-        gathers: whether it gathers its weights. Then they are gathered again whatever is kept:
-            otherwise every layer's whole weights would wait in memory for the backward pass.
+        remat: the policy.
+        scanned: True for the body of a `lax.scan`. The loop then separates the two passes. Without
+            it, XLA would merge recomputed results with the originals that they should replace.
+        gathers: True if the block gathers its weights. They are then gathered again under any
+            policy. Otherwise the gathered weights of all layers would stay in memory until the
+            backward pass.
     """
     policies = jax.checkpoint_policies
     policy: Callable[..., Any] | None
@@ -57,17 +59,15 @@ def rematerialised(
         case _:
             if not gathers:
                 return block
-            policy = _is_no_weight
-    again: Callable[..., Any] = jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
-    return again
+            policy = _is_saveable
+    rematerialized: Callable[..., Any] = jax.checkpoint(
+        block, policy=policy, prevent_cse=not scanned
+    )
+    return rematerialized
 
 
-def _is_no_weight(primitive: Any, *_inputs: Any, **_params: Any) -> bool:
-    """Whether a result may be kept for the backward pass.
-
-    Not what was gathered, nor what merely has another type, shape or mark: from that, the gathered
-    weights would be kept in another form.
-    """
+def _is_saveable(primitive: Any, *_inputs: Any, **_params: Any) -> bool:
+    """Return False for gathered weights and for casts and reshapes, which would save them too."""
     return primitive.name not in {
         "all_gather",
         "concatenate",

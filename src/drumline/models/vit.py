@@ -1,11 +1,11 @@
 """The Vision Transformer of timm's `vit_*_patch16_224`: S/16, B/16 and L/16.
 
-    images[B, 224, 224, 3] → patches[B, 196, 768] → tokens[B, 197, D], a class token first
-        → blocks of attention and feed-forward, pre-norm → norm → head on the class token
+    images[B, 224, 224, 3] → patches[B, 196, 768] → tokens[B, 197, D], with a class token first
+        → L pre-norm blocks of attention and feed-forward → norm → head on the class token
 
-The sequence carries a few tokens of padding where a kernel or a mesh wants a rounder length; no
-other token ever sees them. Under tensor parallelism each device has its own part of the sequence
-between the projections, and its own heads and hidden features within them.
+The sequence is padded if a kernel or the mesh needs a multiple of some length. No token attends to
+the padding. Under tensor parallelism the activations between the projections are sharded by
+sequence, and inside them each device has its own heads and hidden features.
 """
 
 # The shapes in the types are not forward references.
@@ -14,10 +14,10 @@ between the projections, and its own heads and hidden features within them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import lcm
 from typing import Any, get_args
 
 import jax
@@ -25,40 +25,42 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-from drumline.models.activations import gelu
-from drumline.models.images import as_floats, judge
-from drumline.models.layouts import (
-    Dims,
-    Division,
-    Layout,
-    Metrics,
-    OnMesh,
-    Params,
-    Weights,
-    check_apart,
-    check_together,
-    layers,
-    read_layout,
+from drumline.models.losses import (
+    IGNORE_INDEX,
+    check_indices,
+    classification_loss,
+    scale_pixels,
 )
-from drumline.models.losses import IGNORE_INDEX, check_numbers
 from drumline.models.remat import Remat, check_remat
-from drumline.parallel.block import steps
+from drumline.models.sharding import (
+    Layout,
+    LogicalAxes,
+    Metrics,
+    ModelSharding,
+    Params,
+    ShardedModel,
+    Weights,
+    check_disjoint_axes,
+    check_same_axes,
+    resolve_layout,
+    unstack_layers,
+)
 from drumline.parallel.block.attention import CUDNN_MULTIPLE, Kernel, attend, has_cudnn
-from drumline.parallel.block.norms import layer_norm
-from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.layers import attention_layer, feedforward_layer, layer_norm
 from drumline.parallel.block.weights import (
+    BlockShape,
     Weight,
     attention_weights,
-    axes_by_name,
-    begin,
     feedforward_weights,
-    stacked,
+    init,
+    logical_axes,
+    stack_layers,
 )
-from drumline.parallel.rings.ring import read_wire_dtype
-from drumline.parallel.taps import look, scope, tap
+from drumline.parallel.rings.ring import check_wire_dtype
+from drumline.parallel.taps import scope, tap, tap_lazy
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
-"""Logical axes: examples, tokens, a token's vector, attention heads, feed-forward features."""
+"""Logical axes: examples, tokens, the model dimension, attention heads, hidden features."""
 
 LAYOUTS: dict[str, Layout] = {
     "data": {"batch": "data"},
@@ -73,7 +75,7 @@ LAYOUTS: dict[str, Layout] = {
     },
 }
 
-OUTSIDE: dict[str, Dims] = {
+OUTER_AXES: dict[str, LogicalAxes] = {
     "patch": (None, "embed"),
     "patch_bias": (None,),
     "class_token": (None,),
@@ -83,33 +85,32 @@ OUTSIDE: dict[str, Dims] = {
     "head": ("embed", None),
     "head_bias": (None,),
 }
-"""Weights before and after the blocks, and the logical axes of their dimensions."""
+"""The logical axes of the weights before and after the blocks."""
 
 
 @dataclass(frozen=True)
-class ViT(OnMesh):
-    """The sizes of a Vision Transformer, how it computes, and how it lies on a mesh.
+class ViT(ShardedModel):
+    """A Vision Transformer: its sizes, its layout on a mesh, and the options of its computation.
 
     Attributes:
-        width: D, the length of a token's vector.
+        width: D, the model dimension.
         depth: L, the number of blocks.
-        heads: N, the number of attention heads, of D/N features each.
-        image: pixels on a side.
-        patch: pixels on a side of a patch.
-        channels: numbers in a pixel.
-        classes: how many there are to tell apart.
-        hidden: F, the width of the feed-forward part; 4·D if None.
+        heads: N, the number of attention heads of dimension D/N.
+        image: the height and width of an image in pixels.
+        patch: the height and width of a patch in pixels.
+        channels: the number of channels of a pixel.
+        classes: the number of classes.
+        hidden: F, the hidden dimension of the feed-forward layer; None is 4·D.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
-        compute_dtype: the type to multiply in; the weights are stored in float32.
-        wire_dtype: the type in which sums travel on the rings of divided weights; None is float32,
-            `"bfloat16"` half the bytes, rounded at every hop.
-        attention: `"auto"` for the best kernel of the platform, or the name of one
+        compute_dtype: the type of the matmuls; the weights are stored in float32.
+        wire_dtype: the type in which rings send sums. None is float32; `"bfloat16"` halves the
+            bytes and rounds at every permute.
+        attention: `"auto"` for the best kernel of the platform, or the name of a kernel
             (`drumline.parallel.block.attention`).
-        scan_layers: whether one compiled block serves all layers, in a loop.
-        remat: what the blocks keep for the backward pass, the rest being computed again: True or
-            `"full"` for nothing, `"projections"`, `"dots"`, False or `"none"` for everything
-            (`drumline.models.remat`).
-        ignore_index: the label of an image that counts neither for the loss nor for the accuracy.
+        scan_layers: True to compile one block and run all layers in a loop.
+        remat: the results that blocks save for the backward pass: True or `"full"` for none,
+            `"projections"`, `"dots"`, False or `"none"` for all (`drumline.models.remat`).
+        ignore_index: the label of images that count neither for the loss nor for the accuracy.
     """
 
     width: int
@@ -131,7 +132,7 @@ class ViT(OnMesh):
     item = "images"
 
     def __post_init__(self) -> None:
-        """Refuse sizes and layouts that no mesh could mend."""
+        """Check the sizes, the options and the layout."""
         if self.width % self.heads:
             raise ValueError(f"ViT: width {self.width} cannot be divided into {self.heads} heads")
         if self.image % self.patch:
@@ -139,24 +140,24 @@ class ViT(OnMesh):
                 f"ViT: images of {self.image} pixels cannot be cut into patches of {self.patch}"
             )
         check_remat("ViT", self.remat)
-        read_wire_dtype("ViT", self.wire_dtype)
+        check_wire_dtype("ViT", self.wire_dtype)
         if self.attention not in get_args(Kernel):
-            known = ", ".join(get_args(Kernel))
-            raise ValueError(f"ViT: attention is {self.attention!r}; it can be {known}")
-        check_together("ViT", self._layout(), ("sequence", "heads", "hidden"))
-        check_apart("ViT", self._layout(), "batch", "sequence")
+            kernels = ", ".join(get_args(Kernel))
+            raise ValueError(f"ViT: attention is {self.attention!r}; it can be {kernels}")
+        check_same_axes("ViT", self._layout(), ("sequence", "heads", "hidden"))
+        check_disjoint_axes("ViT", self._layout(), "batch", "sequence")
 
     def init(self, key: PRNGKeyArray) -> Params:
-        """Draw the weights from normals of σ = 0.02 cut off at 2σ, as timm does, but the patches'.
+        """Draw the weights as timm does, from normals with σ = 0.02 truncated at 2σ.
 
-        Those have variance 1/(their inputs). Biases and the class token are zero.
+        The patch embedding has variance 1/inputs. Biases and the class token are zero.
         """
         d, keys = self.width, iter(jax.random.split(key, 9))
 
         def draw(*dims: int, sigma: float = 0.02) -> jax.Array:
             return jax.random.truncated_normal(next(keys), -2, 2, dims) * sigma
 
-        blocks = begin(stacked(self._block_weights(), self.depth), lambda w: draw(*w.dims))
+        blocks = init(stack_layers(self._block_weights(), self.depth), lambda w: draw(*w.dims))
         pixels = self.patch**2 * self.channels
         return {
             "patch": draw(pixels, d, sigma=pixels**-0.5),
@@ -173,31 +174,31 @@ class ViT(OnMesh):
     def loss(
         self, params: Params, batch: dict[str, jax.Array], key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
-        """The mean cross-entropy of a batch, and its accuracy.
+        """Return the mean cross-entropy of a batch, and its accuracy.
 
-        A label that is no class is refused where its value is known. Under `jit` it is not, and
-        the loss is NaN.
+        A label out of range raises ValueError. Under `jit`, where values are unknown, it makes the
+        loss NaN.
 
         Args:
-            params: as `init` draws them.
-            batch: "image", `[B, H, W, C]`, bytes from 0 to 255 or floats; "label", `int[B]`, with
-                `ignore_index` for an image that does not count.
-            key: for models with randomness in them; here there is none.
+            params: the weights, as from `init`.
+            batch: "image", `[B, H, W, C]`, bytes or floats; "label", `int[B]`, with `ignore_index`
+                for images that do not count.
+            key: unused; the model has no randomness.
         """
         del key
         self.check_batch(batch)
         self._check_images(batch["image"])
-        here = Division.here("ViT", self._layout())
-        here.check_rows("a batch of", self.items(batch), "batch")
-        return here.run(self._local_loss, params, self._dims(), batch)
+        sharding = ModelSharding.on_current_mesh("ViT", self._layout())
+        sharding.check_rows("a batch of", self.items(batch), "batch")
+        return sharding.run(self._local_loss, params, self._logical_axes(), batch)
 
     def logits(
         self, params: Params, image: Num[Array, "B height width C"]
     ) -> Float[Array, "B classes"]:
-        """The scores of each class, on one device. Every step of the way can be tapped."""
+        """Return the logits of the classes, on one device. Supports `collecting` taps."""
         self._check_images(image)
-        here = Division.whole("ViT", self._layout())
-        return self._local_logits(here, params, image)
+        sharding = ModelSharding.on_one_device("ViT", self._layout())
+        return self._local_logits(sharding, params, image)
 
     def _check_images(self, image: Num[Array, "B height width C"]) -> None:
         expected = (self.image, self.image, self.channels)
@@ -205,14 +206,14 @@ class ViT(OnMesh):
             raise ValueError(f"ViT: images are {image.shape[1:]}, but the model takes {expected}")
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
-        """Refuse labels that are no classes, where their values are known."""
-        check_numbers("ViT: label", batch["label"], self.classes, self.ignore_index)
+        """Raise ValueError if a label is out of range. Skip labels that are traced."""
+        check_indices("ViT: label", batch["label"], self.classes, self.ignore_index)
 
     def flops(self, batch: Mapping[str, Any]) -> float:
-        """FLOPs of a training step: of the multiplications, three times those of the forward pass.
+        """Return the matmul FLOPs of a training step, three times those of the forward pass.
 
-        That is 6 for each weight and token, and 12·S·D a token and block for attention over S
-        tokens; norms, padding and what is computed again do not count.
+        These are 6 per weight and token, and 12·S·D per token and block for attention over S
+        tokens. Norms, padding and recomputation are not counted.
         """
         d, s = self.width, self.tokens
         patches = (s - 1) * self.patch**2 * self.channels * d
@@ -220,12 +221,12 @@ class ViT(OnMesh):
         return 6.0 * self.items(batch) * (patches + self.depth * block + d * self.classes)
 
     def items(self, batch: Mapping[str, Any]) -> int:
-        """Images in a batch."""
+        """Return the number of images in a batch."""
         return int(batch["label"].shape[0])
 
     @property
     def tokens(self) -> int:
-        """The length of the sequence: one token a patch, and the class token."""
+        """The length of the sequence: one token per patch, and the class token."""
         return (self.image // self.patch) ** 2 + 1
 
     @property
@@ -233,7 +234,7 @@ class ViT(OnMesh):
         return 4 * self.width if self.hidden is None else self.hidden
 
     def _layout(self) -> Layout:
-        return read_layout("ViT", self.layout, LAYOUTS, AXES)
+        return resolve_layout("ViT", self.layout, LAYOUTS, AXES)
 
     def _block_weights(self) -> dict[str, Weight]:
         shape = BlockShape(
@@ -251,99 +252,137 @@ class ViT(OnMesh):
             **feedforward_weights(shape, biased=True),
         }
 
-    def _dims(self) -> dict[str, Any]:
-        return {**OUTSIDE, "blocks": axes_by_name(stacked(self._block_weights(), self.depth))}
+    def _logical_axes(self) -> dict[str, Any]:
+        blocks = logical_axes(stack_layers(self._block_weights(), self.depth))
+        return {**OUTER_AXES, "blocks": blocks}
 
     def _local_loss(
-        self, here: Division, params: Params, batch: dict[str, jax.Array]
+        self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        logits = self._local_logits(here, params, batch["image"])
-        return judge(logits, batch["label"], ignore_index=self.ignore_index)
+        logits = self._local_logits(sharding, params, batch["image"])
+        return classification_loss(logits, batch["label"], ignore_index=self.ignore_index)
 
     def _local_logits(
-        self, here: Division, params: Params, image: Num[Array, "B height width C"]
+        self, sharding: ModelSharding, params: Params, image: Num[Array, "B height width C"]
     ) -> Float[Array, "B classes"]:
-        x = tap("embedding", self._embed(here, params, image))
-        rows = x.shape[:2]
-        # One row for each token: given three dimensions, XLA lays some of these arrays out with the
-        # batch innermost, and transposes them for every multiplication.
+        x = tap("embedding", self._embed(sharding, params, image))
+        sequences = x.shape[:2]
+        # One row per token. With three dimensions XLA lays some of these arrays out with the batch
+        # innermost and transposes them for every matmul.
         x = x.reshape(-1, self.width)
-        block = here.block(
-            lambda x, stored: (self._block(here, x, rows, stored), None),
+        block = sharding.rematerialize(
+            lambda x, stored: (self._block(sharding, x, sequences, stored), None),
             remat=self.remat,
             scanned=self.scan_layers,
         )
         if self.scan_layers:
             x, _ = lax.scan(block, x, params["blocks"])
         else:
-            for number, stored in enumerate(layers(params["blocks"], self.depth)):
-                with scope(f"blocks.{number}"):
+            for index, stored in enumerate(unstack_layers(params["blocks"], self.depth)):
+                with scope(f"blocks.{index}"):
                     x, _ = block(x, stored)
-        return self._classify(here, params, x.reshape(*rows, self.width))
+        return self._classify(sharding, params, x.reshape(*sequences, self.width))
 
     def _embed(
-        self, here: Division, params: Params, image: Num[Array, "B height width C"]
+        self, sharding: ModelSharding, params: Params, image: Num[Array, "B height width C"]
     ) -> Float[Array, "B S D"]:
-        """Tokens of the device's own part of the sequence, with positions and padding."""
-        batch, side, cut = image.shape[0], self.image // self.patch, self.patch
-        rows = as_floats(image, self.compute_dtype)
-        rows = rows.reshape(batch, side, cut, side, cut, -1).swapaxes(2, 3)
-        rows = rows.reshape(batch, side * side, -1)
-        # The class token is a patch of zeros with an offset of its own; so is padding.
-        padding = self._padded(here) - self.tokens
-        rows = jnp.pad(rows, ((0, 0), (1, padding), (0, 0)))
+        """Return this device's shard of the tokens, with positions and padding."""
+        batch, grid, size = image.shape[0], self.image // self.patch, self.patch
+        pixels = scale_pixels(image, self.compute_dtype)
+        pixels = pixels.reshape(batch, grid, size, grid, size, -1).swapaxes(2, 3)
+        pixels = pixels.reshape(batch, grid * grid, -1)
+        # The class token and the padding are patches of zeros with their own offsets.
+        padding = self._padded_length(sharding) - self.tokens
+        pixels = jnp.pad(pixels, ((0, 0), (1, padding), (0, 0)))
         names = ("patch", "patch_bias", "class_token", "positions")
-        w = self._at_hand(here, {name: params[name] for name in names})
+        w = self._gathered(sharding, {name: params[name] for name in names})
         offset = w["positions"].at[0].add(w["class_token"]).at[1:].add(w["patch_bias"])
-        offset = jnp.pad(offset, ((0, padding), (0, 0))).astype(rows.dtype)
-        patches = here.own_rows(rows, "sequence", axis=1) @ w["patch"]
-        look("patch", lambda: patches[:, 1 : self.tokens] + w["patch_bias"].astype(rows.dtype))
-        return patches + here.own_rows(offset, "sequence")
+        offset = jnp.pad(offset, ((0, padding), (0, 0))).astype(pixels.dtype)
+        patches = sharding.local_rows(pixels, "sequence", axis=1) @ w["patch"]
+        tap_lazy(
+            "patch", lambda: patches[:, 1 : self.tokens] + w["patch_bias"].astype(pixels.dtype)
+        )
+        return patches + sharding.local_rows(offset, "sequence")
 
     def _block(
-        self, here: Division, x: Float[Array, "T D"], rows: tuple[int, ...], stored: Weights
+        self,
+        sharding: ModelSharding,
+        x: Float[Array, "T D"],
+        sequences: tuple[int, ...],
+        stored: Weights,
     ) -> Float[Array, "T D"]:
-        """One block further; `rows` are the images and their tokens that make up the T rows."""
-        w = self._at_hand(here, stored)
-        mix = partial(attend, causal=False, kernel=self.attention, tokens=self.tokens)
-        shared: Any = {"norm": layer_norm, "sequences": rows}
-        heads, hidden = (here.projections(name, self.wire_dtype) for name in ("heads", "hidden"))
-        x = steps.attention(x, w, heads, attend=mix, **shared)
-        return steps.feedforward(x, w, hidden, activation=gelu, **shared)
+        """Apply one block. `sequences` is `(B, S)` of the B·S rows of x."""
+        w = self._gathered(sharding, stored)
+        attention = partial(attend, causal=False, kernel=self.attention, length=self.tokens)
+        shared: Any = {"norm": layer_norm, "sequences": sequences}
+        project_heads, project_hidden = (
+            sharding.projections(name, self.wire_dtype) for name in ("heads", "hidden")
+        )
+        x = attention_layer(x, w, project_heads, attend=attention, **shared)
+        return feedforward_layer(x, w, project_hidden, activation=gelu, **shared)
 
     def _classify(
-        self, here: Division, params: Params, x: Float[Array, "B S D"]
+        self, sharding: ModelSharding, params: Params, x: Float[Array, "B S D"]
     ) -> Float[Array, "B classes"]:
         token = x[:, 0]
-        if over := here.axes("sequence"):
-            # Only the first device of the ring has it.
-            token = lax.psum(jnp.where(lax.axis_index(over) == 0, token, 0), over)
+        if axes := sharding.axes("sequence"):
+            # Only the first device of the ring has the class token.
+            token = lax.psum(jnp.where(lax.axis_index(axes) == 0, token, 0), axes)
         names = ("norm", "shift", "head", "head_bias")
-        w = self._at_hand(here, {name: params[name] for name in names}, rows=("batch",))
+        w = self._gathered(sharding, {name: params[name] for name in names}, rows=("batch",))
         logits = tap("norm", layer_norm(token, w["norm"], w["shift"])) @ w["head"]
         return tap("head", logits + w["head_bias"].astype(logits.dtype))
 
-    def _at_hand(self, here: Division, stored: Weights, **rows: Any) -> Weights:
-        known = {**OUTSIDE, **axes_by_name(self._block_weights())}
-        dims = {name: known[name] for name in stored}
-        return here.at_hand(stored, dims, jnp.dtype(self.compute_dtype), **rows)
+    def _gathered(self, sharding: ModelSharding, stored: Weights, **rows: Any) -> Weights:
+        all_axes = {**OUTER_AXES, **logical_axes(self._block_weights())}
+        axes = {name: all_axes[name] for name in stored}
+        return sharding.gathered(stored, axes, jnp.dtype(self.compute_dtype), **rows)
 
-    def _padded(self, here: Division) -> int:
-        cudnn = self.attention == "cudnn" or (self.attention == "auto" and has_cudnn())
-        multiple = lcm(here.count("sequence"), CUDNN_MULTIPLE if cudnn else 1)
+    def _padded_length(self, sharding: ModelSharding) -> int:
+        uses_cudnn = self.attention == "cudnn" or (self.attention == "auto" and has_cudnn())
+        multiple = math.lcm(sharding.shards("sequence"), CUDNN_MULTIPLE if uses_cudnn else 1)
         return -(-self.tokens // multiple) * multiple
 
 
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """Compute the exact GELU `x · Φ(x)` in float32, without the tanh approximation.
+
+    The backward pass saves only x. Automatic differentiation would save each factor of the
+    derivative, on a GPU two more arrays of the hidden dimension.
+    """
+    wide = x.astype(jnp.float32)
+    return (wide * _normal_cdf(wide)).astype(x.dtype)
+
+
+def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gelu(x), x
+
+
+def _gelu_backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+    # The barrier keeps XLA from saving intermediate results of the forward pass.
+    wide = lax.optimization_barrier(x).astype(jnp.float32)
+    density = jnp.exp(-0.5 * jnp.square(wide)) * (2 * math.pi) ** -0.5
+    return ((g.astype(jnp.float32) * (_normal_cdf(wide) + wide * density)).astype(x.dtype),)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+def _normal_cdf(x: jax.Array) -> jax.Array:
+    return 0.5 * (1 + lax.erf(x * 0.5**0.5))
+
+
 def vit_s16(**changes: Any) -> ViT:
-    """ViT-S/16: 22,050,664 parameters."""
+    """Return ViT-S/16 with 22,050,664 parameters."""
     return replace(ViT(width=384, depth=12, heads=6), **changes)
 
 
 def vit_b16(**changes: Any) -> ViT:
-    """ViT-B/16: 86,567,656 parameters."""
+    """Return ViT-B/16 with 86,567,656 parameters."""
     return replace(ViT(width=768, depth=12, heads=12), **changes)
 
 
 def vit_l16(**changes: Any) -> ViT:
-    """ViT-L/16: 304,326,632 parameters."""
+    """Return ViT-L/16 with 304,326,632 parameters."""
     return replace(ViT(width=1024, depth=24, heads=16), **changes)

@@ -1,46 +1,49 @@
-"""Where JAX, PyTorch and exact arithmetic part ways, and why.
+"""Compare the numerics of JAX, PyTorch and exact arithmetic, and explain differences.
 
-Each name is imported when it is asked for: PyTorch is needed only where something is compared with
-it, and JAX takes a second to start.
+Names are imported on first use, because only comparisons with PyTorch need PyTorch, and JAX takes a
+second to import.
 """
 
 from importlib import import_module
 from typing import Any
 
-_HOMES: dict[str, tuple[str, ...]] = {
-    "comparison": ("ErrorComparison", "compare"),
-    "errors": ("ErrorStatistics", "error_statistics"),
-    "finite": ("FirstNotFinite", "NotFinite", "check_finite", "first_not_finite"),
-    "implementations": ("UnderJax", "UnderTorch"),
-    "matmul": ("MatmulSurvey", "survey_matmul"),
-    "mistakes": ("Mistake",),
-    "ported.divergence": ("trace_divergence",),
-    "ported.names": ("LLAMA", "TIMM_VIT", "Rename"),
-    "ported.report": ("Divergence", "DivergenceCause", "LayerError"),
-    "repetition": ("Repeated", "repeat"),
-    "rounding.precision": ("PrecisionReport", "precision"),
-    "topk": ("TopKWarning", "Violation", "top_k", "violations"),
-    "topk_survey": ("TopKGrid", "TopKSurvey", "survey_topk"),
-}
-"""Module → the names it gives; no module has the name of one of them, which it would hide."""
-_ELSEWHERE = {
-    "tap": "drumline.parallel.taps",
-    "scope": "drumline.parallel.taps",
-    "Target": "drumline.targets",
-    "load_target": "drumline.targets",
-}
-"""What models need to be traced, and what names functions, from where they are."""
+from drumline.deprecated import lookup
 
-__all__ = [*_ELSEWHERE, *(name for names in _HOMES.values() for name in names)]
+_MODULES: dict[str, tuple[str, ...]] = {
+    "drumline.numerics.comparison": ("ErrorComparison", "compare"),
+    "drumline.numerics.errors": ("ErrorStatistics", "error_statistics"),
+    "drumline.numerics.finite": ("FirstNotFinite", "NotFinite", "check_finite", "first_not_finite"),
+    "drumline.numerics.implementations": ("UnderJax", "UnderTorch"),
+    "drumline.numerics.matmul": ("MatmulSurvey", "survey_matmul"),
+    "drumline.numerics.ported.divergence": (
+        "Divergence",
+        "DivergenceCause",
+        "LayerError",
+        "trace_divergence",
+    ),
+    "drumline.numerics.ported.torch_values": ("LLAMA", "TIMM_VIT", "Rename"),
+    "drumline.numerics.repetition": ("RepeatReport", "repeat"),
+    "drumline.numerics.rounding.precision": ("PrecisionReport", "precision"),
+    "drumline.numerics.topk": ("TopKWarning", "Violation", "top_k", "violations"),
+    "drumline.numerics.topk_survey": ("TopKGrid", "TopKSurvey", "survey_topk"),
+    "drumline.parallel.taps": ("scope", "tap"),
+    "drumline.targets": ("Target", "load_target"),
+}
+"""The modules of the public names. No submodule may have one of these names, or it would hide
+it."""
+_NEW_NAMES = {
+    "Mistake": "drumline.errors:UserError",
+    "Repeated": "drumline.numerics:RepeatReport",
+}
+
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
-        return getattr(import_module(_ELSEWHERE[name]), name)
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
+        return lookup(__name__, name, _NEW_NAMES)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
-"""`compare`: one computation by several implementations, against a reference that knows better."""
+"""Compare several implementations of a computation with a more precise reference."""
 
-# NumPy's functions promise less than they return.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from drumline.numerics.errors import ErrorStatistics, Numbers, error_statistics
+from drumline.errors import UserError
+from drumline.numerics.errors import ErrorStatistics, NDArray, error_statistics
 from drumline.numerics.implementations import UnderJax, UnderTorch
-from drumline.numerics.mistakes import Mistake
 
 
 @dataclass(frozen=True)
-class Row:
-    """The errors of one output of one implementation."""
+class ComparisonRow:
+    """The errors of an implementation in an output."""
 
     implementation: str
     output: str
@@ -29,12 +29,12 @@ class Row:
 
 @dataclass(frozen=True)
 class ErrorComparison:
-    """All of them, in the order in which they were given."""
+    """The errors of all implementations, in the order of the arguments of `compare`."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the comparison as JSON values."""
         return {
             "rows": [
                 {
@@ -48,18 +48,19 @@ class ErrorComparison:
         }
 
     def table(self) -> str:
-        """For a reader."""
+        """Return the comparison as a table of text."""
         headings = ["IMPLEMENTATION", "OUTPUT", "DTYPE", "MAX ERROR", "RMS", "MAX ULP", "RMS ULP"]
         cells = [[*headings, "DIFFER"]]
         for row in self.rows:
-            e = row.errors
-            numbers = [
-                f"{e.max_abs:.2e}",
-                f"{e.rms_abs:.2e}",
-                f"{e.max_ulp:.3g}",
-                f"{e.rms_ulp:.3g}",
+            errors = row.errors
+            formatted = [
+                f"{errors.max_abs:.2e}",
+                f"{errors.rms_abs:.2e}",
+                f"{errors.max_ulp:.3g}",
+                f"{errors.rms_ulp:.3g}",
+                f"{errors.differ:.1%}",
             ]
-            cells.append([row.implementation, row.output, row.dtype, *numbers, f"{e.differ:.1%}"])
+            cells.append([row.implementation, row.output, row.dtype, *formatted])
         widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -69,16 +70,16 @@ class ErrorComparison:
     __str__ = table
 
     def plot(self, path: str | Path) -> None:
-        """Draw the largest errors in units of the last place into an SVG file."""
-        from drumline.numerics.plots import Chart, write
+        """Plot the largest errors in ulps into an SVG file."""
+        from drumline.numerics.plots import Chart, write_svg
 
         outputs = list(dict.fromkeys(row.output for row in self.rows))
         curves: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
-            spot = (float(1 + outputs.index(row.output)), row.errors.max_ulp)
-            curves.setdefault(row.implementation, []).append(spot)
+            point = (float(1 + outputs.index(row.output)), row.errors.max_ulp)
+            curves.setdefault(row.implementation, []).append(point)
         labels = {float(1 + i): name for i, name in enumerate(outputs)}
-        write(
+        write_svg(
             path,
             Chart("Largest error by output", "", "units in the last place", curves, labels, False),
         )
@@ -89,71 +90,74 @@ def compare(
     *inputs: Any,
     reference: Callable[..., Any] | None = None,
 ) -> ErrorComparison:
-    """Run each function on the same inputs and measure its results against a reference.
+    """Run each function on the same inputs and measure its errors against a reference.
 
     Args:
-        fns: by name; a plain function is given NumPy arrays. `UnderJax` and `UnderTorch` wrap
-            functions of JAX's arrays and PyTorch's tensors, with their settings.
-        inputs: arrays, given to each.
-        reference: returns what is true, as float64 or as mpmath's numbers (`numerics.exact`). If
-            None, the first function in float64.
+        fns: The functions by name. A plain function gets NumPy arrays. `UnderJax` and `UnderTorch`
+            wrap functions of JAX arrays and PyTorch tensors, with their settings.
+        inputs: The arrays to pass to each function.
+        reference: Returns the expected results as float64 or as mpmath's numbers
+            (`numerics.exact`). By default, the first function runs in float64.
 
     Raises:
-        Mistake: there is nothing to compare, or the outputs have other names or shapes.
+        UserError: There is nothing to compare, or the outputs differ in name or shape.
     """
     if not fns:
-        raise Mistake("compare: there is no function to compare")
-    given = tuple(np.asarray(x) for x in inputs)
-    name, first = next(iter(fns.items()))
-    truth = dict(_outputs(reference(*given) if reference else _in_float64(first, given)))
-    if not truth:
-        raise Mistake("compare: the reference returns nothing that could be compared")
-    for output, value in truth.items():
+        raise UserError("compare: there is no function to compare")
+    arrays = tuple(np.asarray(x) for x in inputs)
+    first_name, first = next(iter(fns.items()))
+    expected = dict(
+        _named_outputs(reference(*arrays) if reference else _run_in_float64(first, arrays))
+    )
+    if not expected:
+        raise UserError("compare: the reference returns nothing that could be compared")
+    for output, value in expected.items():
         if reference is None and value.dtype.itemsize < 8 and value.dtype.kind not in "biu":
-            raise Mistake(
-                f"compare: given float64, {name} computes {output} in {value.dtype} all the same; "
-                "give a reference"
+            raise UserError(
+                f"compare: given float64, {first_name} computes {output} in {value.dtype}; "
+                "pass a reference"
             )
     rows = []
     for name, function in fns.items():
-        found = dict(_outputs(function(*given)))
-        if found.keys() != truth.keys():
-            raise Mistake(
-                f"compare: {name} returns {', '.join(found)}, and the reference {', '.join(truth)}"
+        actual = dict(_named_outputs(function(*arrays)))
+        if actual.keys() != expected.keys():
+            raise UserError(
+                f"compare: {name} returns {', '.join(actual)}, and the reference "
+                f"{', '.join(expected)}"
             )
-        for output, value in found.items():
-            errors = error_statistics(value, truth[output])
-            rows.append(Row(name, output, str(value.dtype), errors))
+        for output, value in actual.items():
+            errors = error_statistics(value, expected[output])
+            rows.append(ComparisonRow(name, output, str(value.dtype), errors))
     return ErrorComparison(tuple(rows))
 
 
-def _in_float64(function: Callable[..., Any], inputs: tuple[Numbers, ...]) -> Any:
-    wide = tuple(_widest(x) for x in inputs)
+def _run_in_float64(function: Callable[..., Any], inputs: tuple[NDArray, ...]) -> Any:
+    inputs64 = tuple(_as_float64(x) for x in inputs)
     if isinstance(function, UnderTorch):
-        return UnderTorch(function.function, device="cpu")(*wide)
+        return UnderTorch(function.function, device="cpu")(*inputs64)
     import jax
 
     with jax.enable_x64(True):
         if isinstance(function, UnderJax):
             with jax.default_device(jax.local_devices(backend="cpu")[0]):
-                return UnderJax(function.function, "highest")(*wide)
-        return function(*wide)
+                return UnderJax(function.function, "highest")(*inputs64)
+        return function(*inputs64)
 
 
-def _widest(x: Numbers) -> Numbers:
+def _as_float64(x: NDArray) -> NDArray:
     if np.iscomplexobj(x):
         return x.astype(np.complex128)
-    # Narrow floats are of no kind that NumPy knows.
+    # bfloat16 and float8 have a kind that NumPy does not know.
     return x if x.dtype.kind in "biuOUS" else x.astype(np.float64)
 
 
-def _outputs(value: Any, path: str = "") -> Iterator[tuple[str, Numbers]]:
-    """The arrays in a result, by their places."""
+def _named_outputs(value: Any, path: str = "") -> Iterator[tuple[str, NDArray]]:
+    """Yield the arrays in a result with their paths."""
     if isinstance(value, Mapping):
         for name, part in value.items():
-            yield from _outputs(part, f"{path}.{name}" if path else str(name))
+            yield from _named_outputs(part, f"{path}.{name}" if path else str(name))
     elif isinstance(value, tuple | list):
-        for number, part in enumerate(value):
-            yield from _outputs(part, f"{path}[{number}]")
+        for index, part in enumerate(value):
+            yield from _named_outputs(part, f"{path}[{index}]")
     else:
         yield path or "result", np.asarray(value)

@@ -1,49 +1,54 @@
-"""How far computed numbers lie from the true ones.
+"""Errors of computed numbers against a reference.
 
-The true ones come as float64, or as mpmath's numbers where float64 is not enough (that is, where
-what is judged is itself float64, or cancellation has eaten float64's digits). A *unit in the last
-place* is the distance between neighbours of the computed type around the true value: half a unit is
-the best that any computation can promise, and the measure by which types can be compared.
+The reference is in float64, or in mpmath's numbers if float64 is not enough: if the result itself
+is float64, or if cancellation loses too many digits. One *ulp* (unit in the last place) is the
+distance between neighbours of the result's type around the reference. No computation can promise
+less than half an ulp, and ulps make types comparable.
 """
 
-# NumPy's functions promise less than they return.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from drumline.numerics.mistakes import Mistake
+from drumline.deprecated import renamed_attribute, renamed_keywords
+from drumline.errors import UserError
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
+NDArray = np.ndarray[Any, np.dtype[Any]]
 
-WIDEST = 2**1000
-"""Differences of float64 numbers near the largest are taken at a fourth of their size."""
+LARGE = 2**1000
+"""Differences of larger float64 numbers are computed at a fourth of their size."""
+TF32_MANTISSA_BITS = 10
+"""The stored bits of the mantissa, as in float16."""
 
 
 @dataclass(frozen=True)
 class ErrorStatistics:
     """The errors of an array.
 
+    An element is misplaced if either the result or the reference is not finite, and they are not
+    the same infinity or both NaN.
+
     Attributes:
-        count: elements compared.
-        max_abs: the largest distance from the truth; infinite if one is NaN or infinite and
-            should not be, or the other way round.
-        rms_abs: the root of the mean square of those distances.
-        max_ulp: the largest distance in units of the last place.
-        rms_ulp: the root of their mean square.
-        max_relative: the largest distance, over the root mean square of the true values.
-        differ: the share of elements that are not the true value's nearest neighbour.
-        misplaced: elements that are NaN or infinite and should not be, or the other way round.
-        worst: the position of the largest distance in units of the last place, None where there is
-            no element.
-        got: what stands there.
-        true: what should.
+        count: The number of elements.
+        max_abs: The largest absolute error; infinite if an element is misplaced.
+        rms_abs: The root mean square of the absolute errors.
+        max_ulp: The largest error in ulps.
+        rms_ulp: The root mean square of the errors in ulps.
+        max_relative: The largest absolute error divided by the root mean square of the reference.
+        differ: The share of elements that are not the number nearest to the reference.
+        misplaced: The number of misplaced elements.
+        worst: The position of the largest error in ulps, or None if there are no elements.
+        actual: The result at that position.
+        expected: The reference at that position.
     """
 
     count: int
@@ -55,181 +60,229 @@ class ErrorStatistics:
     differ: float
     misplaced: int
     worst: tuple[int, ...] | None
-    got: float
-    true: float
+    actual: float
+    expected: float
+
+    got = renamed_attribute("got", "actual")
+    true = renamed_attribute("true", "expected")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity and no NaN: they become strings."""
+        """Return the statistics as JSON values. Infinity and NaN become strings."""
+        values = {_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
         return {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self).items()
+            for name, value in values.items()
         }
 
 
-def error_statistics(got: Any, true: Any) -> ErrorStatistics:
-    """The errors of `got` against `true`: float64, or an object array of mpmath's numbers.
+_JSON_NAMES = {"actual": "got", "expected": "true"}
+
+
+@renamed_keywords(got="actual", true="expected")
+def error_statistics(actual: Any, expected: Any) -> ErrorStatistics:
+    """Return the errors of `actual` against `expected`.
+
+    Args:
+        actual: The computed array.
+        expected: The reference: a float64 array, or an object array of mpmath's numbers.
 
     Raises:
-        Mistake: the shapes differ, or there is no arithmetic for the type.
+        UserError: The shapes differ, or the type is not supported.
     """
-    got, true = np.asarray(got), np.asarray(true)
-    if got.shape != true.shape:
-        raise Mistake(f"the result is {got.shape} and the reference {true.shape}")
-    if np.iscomplexobj(got):
-        got, true = _parts(got), _parts(true)
-    elif np.iscomplexobj(true):
-        raise Mistake(f"the reference is {true.dtype} and the result {got.dtype}, which is real")
-    judge = _exactly if true.dtype == object else _in_float64
-    nearest_true, distance, units, scale = judge(got, true)
-    finite = np.isfinite(_wide(got)) & np.isfinite(nearest_true)
-    same = _same(got, nearest_true) if _is_float(got.dtype) else distance == 0
-    misplaced = ~finite & ~same
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape:
+        raise UserError(f"the result is {actual.shape} and the reference {expected.shape}")
+    if np.iscomplexobj(actual):
+        actual, expected = _stack_parts(actual), _stack_parts(expected)
+    elif np.iscomplexobj(expected):
+        raise UserError(
+            f"the reference is {expected.dtype} and the result {actual.dtype}, which is real"
+        )
+    measure = _mpmath_errors if expected.dtype == object else _float64_errors
+    rounded, distance, ulps, scale = measure(actual, expected)
+    finite = np.isfinite(actual.astype(np.float64)) & np.isfinite(rounded)
+    equal = _equal_or_nan(actual, rounded) if _is_float(actual.dtype) else distance == 0
+    misplaced = ~finite & ~equal
     distance = np.where(finite, distance, np.where(misplaced, math.inf, 0.0))
-    units = np.where(finite, units, np.where(misplaced, math.inf, 0.0))
-    if not got.size:
+    ulps = np.where(finite, ulps, np.where(misplaced, math.inf, 0.0))
+    if not actual.size:
         return ErrorStatistics(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, None, math.nan, math.nan)
-    at = int(np.argmax(units))
-    worst = tuple(int(i) for i in np.unravel_index(at, got.shape))
+    worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(ulps)), actual.shape))
     largest = float(distance.max())
     return ErrorStatistics(
-        count=got.size,
+        count=actual.size,
         max_abs=largest,
         rms_abs=_rms(distance),
-        max_ulp=float(units.max()),
-        rms_ulp=_rms(units),
+        max_ulp=float(ulps.max()),
+        rms_ulp=_rms(ulps),
         max_relative=largest / scale if scale else (math.inf if largest else 0.0),
-        differ=float(np.mean(~same)),
+        differ=float(np.mean(~equal)),
         misplaced=int(misplaced.sum()),
         worst=worst,
-        got=float(_wide(got)[worst]),
-        true=float(true[worst]),
+        actual=float(actual.astype(np.float64)[worst]),
+        expected=float(expected[worst]),
     )
 
 
-def spacing(true: Any, dtype: Any) -> Numbers:
-    """The unit of the last place of a type at these float64 values, as float64.
+def ulp_size(x: Any, dtype: Any) -> NDArray:
+    """Return the ulp of a type at these float64 values, as float64.
 
-    That of the largest finite number for all beyond it. Of float64 itself it may be subnormal.
+    Beyond the type's largest number, return the ulp of that number. For float64 the result may be
+    subnormal.
     """
-    return np.ldexp(1.0, _unit_exponent(np.abs(np.asarray(true, np.float64)), np.dtype(dtype)))
+    return np.ldexp(1.0, _ulp_exponent(np.abs(np.asarray(x, np.float64)), np.dtype(dtype)))
 
 
-def nearest(true: Any, dtype: Any) -> Numbers:
-    """The numbers of a type nearest to these float64 values, as float64; of two, the even one.
+def round_to(x: Any, dtype: Any) -> NDArray:
+    """Round float64 values to the nearest numbers of a type, ties to even, as float64.
 
-    A cast would do that, but for types narrower than float32 NumPy's casts round twice.
+    NumPy's casts to types narrower than float32 round twice.
     """
-    true, kind = np.asarray(true, np.float64), np.dtype(dtype)
-    if kind == np.float64:
-        return true
+    x, dtype = np.asarray(x, np.float64), np.dtype(dtype)
+    if dtype == np.float64:
+        return x
     with np.errstate(invalid="ignore", over="ignore"):
-        exponent = _unit_exponent(np.abs(true), kind)
-        rounded = np.ldexp(np.rint(np.ldexp(true, -exponent)), exponent)
-        return np.where(np.abs(rounded) > _largest(kind), np.copysign(np.inf, true), rounded)
+        exponent = _ulp_exponent(np.abs(x), dtype)
+        rounded = np.ldexp(np.rint(np.ldexp(x, -exponent)), exponent)
+        overflows = np.abs(rounded) > float(ml_dtypes.finfo(dtype).max)
+        return np.where(overflows, np.copysign(np.inf, x), rounded)
 
 
-def _in_float64(got: Numbers, true: Numbers) -> tuple[Numbers, Numbers, Numbers, float]:
-    if not _is_float(got.dtype):
-        return _whole_numbers(got, true)
-    true = true.astype(np.float64)
-    wide = got.astype(np.float64)
-    exponent = _unit_exponent(np.abs(true), got.dtype)
+def round_to_bfloat16(x: NDArray) -> NDArray:
+    """Round to bfloat16: eight bits of mantissa, and float32's range."""
+    return round_to(x, ml_dtypes.bfloat16)
+
+
+def round_to_float16(x: NDArray) -> NDArray:
+    """Round to float16: eleven bits of mantissa, up to 65,504."""
+    return round_to(x, np.float16)
+
+
+def round_to_tf32(x: NDArray) -> NDArray:
+    """Round to TF32: eleven bits of mantissa, and float32's range; ties away from zero.
+
+    GPUs multiply float32 in this type by default.
+    """
+    magnitude = np.where(np.isfinite(x) & (x != 0), x, 1.0)
+    _, exponent = np.frexp(magnitude)
+    ulp_exponent = exponent - 1 - TF32_MANTISSA_BITS
+    with np.errstate(invalid="ignore"):
+        scaled = np.ldexp(x, -ulp_exponent)
+        rounded = np.trunc(scaled + np.copysign(0.5, scaled))
+        return np.where(np.isfinite(x), np.ldexp(rounded, ulp_exponent), x)
+
+
+NARROW_TYPES: dict[str, Callable[[NDArray], NDArray]] = {
+    "bfloat16": round_to_bfloat16,
+    "float16": round_to_float16,
+    "TF32": round_to_tf32,
+}
+"""The rounding functions of the types narrower than float32, by name."""
+
+
+def _float64_errors(actual: NDArray, expected: NDArray) -> tuple[NDArray, NDArray, NDArray, float]:
+    """Return the rounded reference, the absolute errors, the errors in ulps, and the scale."""
+    if not _is_float(actual.dtype):
+        return _integer_errors(actual, expected)
+    expected = expected.astype(np.float64)
+    actual64 = actual.astype(np.float64)
+    exponent = _ulp_exponent(np.abs(expected), actual.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        # A fourth of both: the distance of the largest from the smallest is no float64.
-        quarter = np.abs(wide / 4 - true / 4)
-        plain = np.abs(wide - true)
-        big = (np.abs(wide) > WIDEST) | (np.abs(true) > WIDEST)
-        units = np.where(big, np.ldexp(quarter, 2 - exponent), np.ldexp(plain, -exponent))
-        distance = np.where(big, quarter * 4, plain)
-    return nearest(true, got.dtype), distance, units, _rms(np.abs(true[np.isfinite(true)]))
+        # The difference between the largest and the smallest float64 overflows; a fourth does not.
+        quarter = np.abs(actual64 / 4 - expected / 4)
+        difference = np.abs(actual64 - expected)
+        is_large = (np.abs(actual64) > LARGE) | (np.abs(expected) > LARGE)
+        ulps = np.where(is_large, np.ldexp(quarter, 2 - exponent), np.ldexp(difference, -exponent))
+        distance = np.where(is_large, quarter * 4, difference)
+    scale = _rms(np.abs(expected[np.isfinite(expected)]))
+    return round_to(expected, actual.dtype), distance, ulps, scale
 
 
-def _whole_numbers(got: Numbers, true: Numbers) -> tuple[Numbers, Numbers, Numbers, float]:
-    """Integers and booleans: a unit is one. Python's integers, as float64 has not all of them."""
-    wide = true.astype(np.float64)
-    if true.dtype.kind in "biu":
-        distance = np.abs(got.astype(object) - true.astype(object)).astype(np.float64)
+def _integer_errors(actual: NDArray, expected: NDArray) -> tuple[NDArray, NDArray, NDArray, float]:
+    """Return the errors of integers and booleans. An ulp is 1."""
+    expected64 = expected.astype(np.float64)
+    if expected.dtype.kind in "biu":
+        # In Python's integers, because float64 cannot represent all of them.
+        difference = np.abs(actual.astype(object) - expected.astype(object)).astype(np.float64)
     else:
         with np.errstate(invalid="ignore"):
-            distance = np.abs(got.astype(np.float64) - wide)
-    return wide, distance, distance, _rms(np.abs(wide[np.isfinite(wide)]))
+            difference = np.abs(actual.astype(np.float64) - expected64)
+    scale = _rms(np.abs(expected64[np.isfinite(expected64)]))
+    return expected64, difference, difference, scale
 
 
-def _exactly(got: Numbers, true: Numbers) -> tuple[Numbers, Numbers, Numbers, float]:
-    """The same with mpmath's numbers, one by one."""
+def _mpmath_errors(actual: NDArray, expected: NDArray) -> tuple[NDArray, NDArray, NDArray, float]:
+    """Return the errors against mpmath's numbers, element by element."""
     import mpmath
 
-    kind = got.dtype
-    if not _is_float(kind):
-        raise Mistake(f"mpmath's numbers are a reference for floats, and the result is {kind}")
-    nearest_true, distance, units = (np.empty(got.shape, np.float64) for _ in range(3))
-    info = ml_dtypes.finfo(kind)
-    least, digits = int(info.minexp) - int(info.nmant), int(info.nmant)
-    with mpmath.workprec(4000):  # more than the widest range of float64 has bits
-        most = mpmath.mpf(float(info.max))
-        for at in np.ndindex(got.shape):
-            exact, here = mpmath.mpf(true[at]), float(got[at])
+    dtype = actual.dtype
+    if not _is_float(dtype):
+        raise UserError(f"mpmath's numbers are a reference for floats, and the result is {dtype}")
+    rounded, distance, ulps = (np.empty(actual.shape, np.float64) for _ in range(3))
+    info = ml_dtypes.finfo(dtype)
+    min_exponent, mantissa_bits = int(info.minexp) - int(info.nmant), int(info.nmant)
+    with mpmath.workprec(4000):  # more bits than the whole range of float64
+        max_finite = mpmath.mpf(float(info.max))
+        for position in np.ndindex(actual.shape):
+            exact, computed = mpmath.mpf(expected[position]), float(actual[position])
             if not mpmath.isfinite(exact):
-                nearest_true[at], distance[at], units[at] = float(exact), 0.0, 0.0
+                rounded[position] = float(exact)
+                distance[position], ulps[position] = 0.0, 0.0
                 continue
-            size = mpmath.mag(exact) - 1 if exact else least
-            exponent = min(max(size - digits, least), int(info.maxexp) - 1 - digits)
-            rounded = mpmath.ldexp(mpmath.nint(mpmath.ldexp(exact, -exponent)), exponent)
-            beyond = math.copysign(math.inf, 1 if exact > 0 else -1)
-            nearest_true[at] = beyond if abs(rounded) > most else float(rounded)
-            if math.isfinite(here):
-                error = abs(mpmath.mpf(here) - exact)
-                distance[at], units[at] = float(error), float(mpmath.ldexp(error, -exponent))
+            magnitude = mpmath.mag(exact) - 1 if exact else min_exponent
+            exponent = min(
+                max(magnitude - mantissa_bits, min_exponent),
+                int(info.maxexp) - 1 - mantissa_bits,
+            )
+            nearest = mpmath.ldexp(mpmath.nint(mpmath.ldexp(exact, -exponent)), exponent)
+            infinity = math.copysign(math.inf, 1 if exact > 0 else -1)
+            rounded[position] = infinity if abs(nearest) > max_finite else float(nearest)
+            if math.isfinite(computed):
+                error = abs(mpmath.mpf(computed) - exact)
+                distance[position] = float(error)
+                ulps[position] = float(mpmath.ldexp(error, -exponent))
             else:
-                distance[at] = units[at] = math.inf
-        numbers = [abs(value) for value in true.flat if mpmath.isfinite(value)]
-        squares = mpmath.fsum(value * value for value in numbers)
-        scale = float(mpmath.sqrt(squares / len(numbers))) if numbers else 0.0
-    return nearest_true, distance, units, scale
+                distance[position] = ulps[position] = math.inf
+        magnitudes = [abs(value) for value in expected.flat if mpmath.isfinite(value)]
+        squares = mpmath.fsum(value * value for value in magnitudes)
+        scale = float(mpmath.sqrt(squares / len(magnitudes))) if magnitudes else 0.0
+    return rounded, distance, ulps, scale
 
 
-def _unit_exponent(size: Numbers, kind: np.dtype[Any]) -> Any:
-    """The power of two that is the unit of the last place at numbers of this size."""
-    info = ml_dtypes.finfo(kind)
-    digits, least, most = int(info.nmant), int(info.minexp), int(info.maxexp) - 1
-    _, exponent = np.frexp(np.where(np.isfinite(size), size, float(info.max)))
-    exponent = np.where(size == 0, least, exponent - 1)
-    return np.clip(exponent, least, most) - digits
+def _ulp_exponent(magnitude: NDArray, dtype: np.dtype[Any]) -> Any:
+    """Return the exponents of the ulps of a type at these magnitudes."""
+    info = ml_dtypes.finfo(dtype)
+    min_exponent, max_exponent = int(info.minexp), int(info.maxexp) - 1
+    _, exponent = np.frexp(np.where(np.isfinite(magnitude), magnitude, float(info.max)))
+    exponent = np.where(magnitude == 0, min_exponent, exponent - 1)
+    return np.clip(exponent, min_exponent, max_exponent) - int(info.nmant)
 
 
-def _largest(kind: np.dtype[Any]) -> float:
-    return float(ml_dtypes.finfo(kind).max)
-
-
-def _is_float(kind: np.dtype[Any]) -> bool:
-    if np.issubdtype(kind, np.floating) and kind.itemsize <= 8:
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    if np.issubdtype(dtype, np.floating) and dtype.itemsize <= 8:
         return True
-    if kind.kind in "biu":
+    if dtype.kind in "biu":
         return False
-    if kind in (np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e5m2)):
+    if dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e5m2)):
         return True
-    raise Mistake(f"errors of {kind} cannot be measured: it is no IEEE type of up to 64 bits")
+    raise UserError(f"errors of {dtype} cannot be measured: it is no IEEE type of up to 64 bits")
 
 
-def _wide(got: Numbers) -> Numbers:
-    return got.astype(np.float64)
+def _equal_or_nan(actual: NDArray, expected: NDArray) -> NDArray:
+    """Return True for elements that are equal or both NaN. The two zeros are equal."""
+    actual64 = actual.astype(np.float64)
+    return (actual64 == expected) | (np.isnan(actual64) & np.isnan(expected))
 
 
-def _same(got: Numbers, nearest_true: Numbers) -> Numbers:
-    """Whether each is the number that it should be; zeros are alike, and so are NaNs."""
-    wide = _wide(got)
-    return (wide == nearest_true) | (np.isnan(wide) & np.isnan(nearest_true))
+def _stack_parts(x: NDArray) -> NDArray:
+    return np.stack([x.real, x.imag], axis=-1)
 
 
-def _parts(numbers: Numbers) -> Numbers:
-    return np.stack([numbers.real, numbers.imag], axis=-1)
-
-
-def _rms(numbers: Numbers) -> float:
-    """Of numbers from zero on, whose squares may be too large or too small for float64."""
-    if not numbers.size:
+def _rms(x: NDArray) -> float:
+    """Return the root mean square of non-negative numbers, without overflow or underflow."""
+    if not x.size:
         return 0.0
-    largest = float(numbers.max())
+    largest = float(x.max())
     if largest == 0 or not math.isfinite(largest):
         return largest
-    return largest * math.sqrt(float(np.mean(np.square(numbers / largest))))
+    return largest * math.sqrt(float(np.mean(np.square(x / largest))))

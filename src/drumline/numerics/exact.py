@@ -1,6 +1,6 @@
-"""References where float64 is not enough: mpmath's numbers, as object arrays."""
+"""References for results that float64 cannot judge: object arrays of mpmath's numbers."""
 
-# NumPy's functions promise less than they return.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ from typing import Any
 import mpmath
 import numpy as np
 
-from drumline.numerics.errors import Numbers
+from drumline.numerics.errors import NDArray
 
 BITS = 2400
-"""Enough for every product of two float64 numbers and sums of them without rounding."""
+"""Enough bits for any product of two float64 numbers and for sums of them, without rounding."""
 
 
-def matmul(a: Any, b: Any) -> Numbers:
-    """`a @ b` of two matrices, without any rounding."""
-    rows, columns = _numbers(a), _numbers(b).T
-    out = np.empty((len(rows), len(columns)), object)
+def matmul(a: Any, b: Any) -> NDArray:
+    """Return `a @ b` for two matrices, without rounding."""
+    rows, columns = _as_mpf(a), _as_mpf(b).T
+    result = np.empty((len(rows), len(columns)), object)
     with mpmath.workprec(2 * BITS):
-        for at in np.ndindex(out.shape):
-            out[at] = mpmath.fdot(rows[at[0]], columns[at[1]])
-    return out
+        for row, column in np.ndindex(result.shape):
+            result[row, column] = mpmath.fdot(rows[row], columns[column])
+    return result
 
 
-def total(x: Any) -> Numbers:
-    """The sum of all elements, without any rounding."""
+def total(x: Any) -> NDArray:
+    """Return the sum of all elements, without rounding."""
     with mpmath.workprec(BITS):
-        return np.array(mpmath.fsum(_numbers(x).ravel()), object)
+        return np.array(mpmath.fsum(_as_mpf(x).ravel()), object)
 
 
-def softmax(x: Any, bits: int = 200) -> Numbers:
-    """Over the last dimension, to so many bits."""
-    numbers = _numbers(x)
-    out = np.empty(numbers.shape, object)
+def softmax(x: Any, bits: int = 200) -> NDArray:
+    """Return the softmax over the last axis, to this number of bits."""
+    logits = _as_mpf(x)
+    result = np.empty(logits.shape, object)
     with mpmath.workprec(bits):
-        for at in np.ndindex(numbers.shape[:-1]):
-            shares = [mpmath.exp(value) for value in numbers[at]]
-            whole = mpmath.fsum(shares)
-            for i, share in enumerate(shares):
-                out[(*at, i)] = share / whole
-    return out
+        for position in np.ndindex(logits.shape[:-1]):
+            weights = [mpmath.exp(logit) for logit in logits[position]]
+            normalizer = mpmath.fsum(weights)
+            for i, weight in enumerate(weights):
+                result[(*position, i)] = weight / normalizer
+    return result
 
 
-def _numbers(x: Any) -> Numbers:
-    given = np.asarray(x)
-    out = np.empty(given.shape, object)
-    for at in np.ndindex(given.shape):
-        out[at] = mpmath.mpf(float(given[at]))
-    return out
+def _as_mpf(x: Any) -> NDArray:
+    array = np.asarray(x)
+    result = np.empty(array.shape, object)
+    for position in np.ndindex(array.shape):
+        result[position] = mpmath.mpf(float(array[position]))
+    return result

@@ -1,9 +1,9 @@
-"""Is every number of a tree finite? Told in every training step, and never waited for.
+"""Check that all numbers of a tree are finite, in every training step, without waiting for it.
 
-One reduction over all floating leaves, which finds the first element that is NaN or infinite. It
-is dispatched behind the step, its few bytes are copied to the host in the background, and a later
-call reads them once they are there. By then the tree itself may have been donated to the next step:
-all that an error tells was carried by the reduction.
+A reduction over the floating-point leaves finds the first element that is NaN or infinite. The
+reduction is dispatched after the step, its few bytes are copied to the host in the background, and
+a later call reads them. By then the tree may have been donated to the next step, so the reduction
+returns everything that an error reports.
 """
 
 # The shapes in the types are not forward references.
@@ -24,98 +24,105 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, UInt32
 
-from drumline.numerics.mistakes import Mistake
+from drumline.deprecated import renamed_attribute
+from drumline.errors import UserError
 
-MOST_PENDING = 64
-"""Results that may be outstanding: a host so far ahead of its devices waits for the oldest."""
+MAX_PENDING = 64
+"""The largest number of unread results. A host further ahead waits for the oldest result."""
 
 _KINDS = ("nan", "inf", "-inf")
 _NONE = np.uint32(2**32 - 1)
-"""Stands where all is finite; no position is as high."""
-_SPAN = 2**30
-"""Positions that fit beside a kind into 32 bits, less `_NONE`."""
+"""The value if all elements are finite. No position is as large."""
+_MAX_POSITIONS = 2**30
+"""The positions that fit into 32 bits with two bits for the kind, without reaching `_NONE`."""
 
 
 class NotFinite(ArithmeticError):
-    """The first element of a tree that is NaN or infinite."""
+    """An error: a tree has an element that is NaN or infinite."""
 
-    def __init__(self, place: NotFinitePlace, step: int | None = None) -> None:
-        """Made of what the reduction found, and the step it belongs to."""
-        super().__init__(place, step)
-        self.place = place
+    def __init__(self, element: NonFiniteElement, step: int | None = None) -> None:
+        """`element` is the first such element, `step` the step that it belongs to."""
+        super().__init__(element, step)
+        self.element = element
         self.step = step
 
+    place = renamed_attribute("place", "element")
+
     def __str__(self) -> str:
-        """What stands where, and in which step."""
-        return str(self.place) if self.step is None else f"step {self.step}: {self.place}"
+        """Return the step, the element and its value."""
+        return str(self.element) if self.step is None else f"step {self.step}: {self.element}"
 
 
 @dataclass(frozen=True)
-class NotFinitePlace:
-    """Where a tree is not finite, and what stands there."""
+class NonFiniteElement:
+    """The first element of a tree that is NaN or infinite."""
 
     leaf: str
-    """Its path, such as `params.blocks.query`."""
+    """The path of the leaf, such as `params.blocks.query`."""
     position: tuple[int, ...]
-    """The first such element, row by row."""
+    """The position in the leaf. The first one in row-major order is returned."""
     kind: str
     """`nan`, `inf` or `-inf`."""
     count: int | None
-    """How many elements of the leaf are not finite; unknown for leaves of 2³² and more."""
+    """The number of non-finite elements in the leaf, or None for leaves of 2³² elements or more."""
     size: int
-    """How many elements the leaf has."""
+    """The number of elements in the leaf."""
 
     def __str__(self) -> str:
-        """A sentence without its full stop."""
-        at = f"[{', '.join(map(str, self.position))}]" if self.position else ""
-        many = "" if self.count is None else f"; {self.count:,} of {self.size:,} are not finite"
-        return f"{self.leaf}{at} is {self.kind}{many}"
+        """Return a sentence without a full stop."""
+        position = f"[{', '.join(map(str, self.position))}]" if self.position else ""
+        total = "" if self.count is None else f"; {self.count:,} of {self.size:,} are not finite"
+        return f"{self.leaf}{position} is {self.kind}{total}"
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FirstNotFinite:
-    """What the reduction over a tree tells, on the device still. A jitted step may return it."""
+    """The result of the reduction over a tree, on the device. A jitted step may return it."""
 
-    found: UInt32[Array, " facts"]
-    """The leaf's number, its count, and the position in parts, the kind in the last."""
+    encoded: UInt32[Array, " fields"]
+    """The index of the leaf, the count, and the parts of the position; the last part includes the
+    kind."""
     leaves: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata={"static": True})
-    """The path and the shape of each floating leaf."""
+    """The path and the shape of each floating-point leaf."""
 
-    def place(self, name: str = "tree") -> NotFinitePlace | None:
-        """Where the tree is not finite; None where it is. Waits for the device."""
-        facts = [int(fact) for fact in np.asarray(self.found.addressable_data(0))]
-        if facts[0] == _NONE:
+    found = renamed_attribute("found", "encoded")
+    place = renamed_attribute("place", "read")
+
+    def read(self, name: str = "tree") -> NonFiniteElement | None:
+        """Wait for the device and return the element, or None if the tree is finite."""
+        fields = [int(value) for value in np.asarray(self.encoded.addressable_data(0))]
+        if fields[0] == _NONE:
             return None
-        path, shape = self.leaves[facts[0]]
-        parts = _parts(shape)
-        *upper, last = facts[2 : 2 + len(parts)]
+        path, shape = self.leaves[fields[0]]
+        axis_groups = _axis_groups(shape)
+        *indices, last = fields[2 : 2 + len(axis_groups)]
         position: list[int] = []
-        for (start, end), at in zip(parts, (*upper, last // 4), strict=True):
-            position += (int(p) for p in np.unravel_index(at, shape[start:end]))
+        for (start, end), index in zip(axis_groups, (*indices, last // 4), strict=True):
+            position += (int(i) for i in np.unravel_index(index, shape[start:end]))
         size = math.prod(shape)
-        return NotFinitePlace(
+        return NonFiniteElement(
             leaf=f"{name}.{path}" if path else name,
             position=tuple(position),
             kind=_KINDS[last % 4],
-            count=facts[1] if size < 2**32 else None,
+            count=fields[1] if size < 2**32 else None,
             size=size,
         )
 
 
 def first_not_finite(tree: Any) -> FirstNotFinite:
-    """The first element that is NaN or infinite, for use inside `jax.jit` too.
+    """Find the first element that is NaN or infinite. This also works inside `jax.jit`.
 
-    Give what a jitted step returns of it to `check_finite`, in place of a tree.
+    Return the result from a jitted step and pass it to `check_finite` instead of a tree.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     floating = [
         (path, leaf)
-        for path, leaf in zip(_paths(structure), leaves, strict=True)
+        for path, leaf in zip(_leaf_paths(structure), leaves, strict=True)
         if _is_floating(leaf)
     ]
     return FirstNotFinite(
-        found=_reduce(tuple(_as_jax_takes_it(leaf) for _, leaf in floating)),
+        encoded=_reduce(tuple(_fit_to_float32(leaf) for _, leaf in floating)),
         leaves=tuple((path, np.shape(leaf)) for path, leaf in floating),
     )
 
@@ -123,147 +130,147 @@ def first_not_finite(tree: Any) -> FirstNotFinite:
 def check_finite(
     tree: Any, name: str = "tree", *, step: int | None = None, wait: bool = False
 ) -> None:
-    """Raise for this tree, or for one of an earlier call, as soon as the device has told.
+    """Raise for this tree, or for that of an earlier call, once the device has the result.
 
-    Integers and whatever is no number are passed over. Each thread has its own queue; an error
-    empties it, so that one that is caught is not followed by others of the same cause.
+    Integers and leaves that are not numeric are ignored. Each thread has its own queue. An error
+    empties the queue, so that a caught error is not followed by others with the same cause.
 
     Args:
-        tree: arrays, or what `first_not_finite` found inside of a jitted step.
-        name: what to call the tree in the error.
-        step: the step it belongs to, for the error.
-        wait: whether to wait for this tree and all earlier ones, as after the last step.
+        tree: Arrays, or the result of `first_not_finite` in a jitted step.
+        name: The name of the tree in the error.
+        step: The step that the tree belongs to, for the error.
+        wait: True to wait for this tree and all earlier ones, as after the last step.
 
     Raises:
-        NotFinite: an element is NaN or infinite.
+        NotFinite: An element is NaN or infinite.
     """
     first = tree if isinstance(tree, FirstNotFinite) else first_not_finite(tree)
-    if isinstance(first.found, jax.core.Tracer):
-        raise Mistake(
-            f"check_finite: {name} is being traced and has no numbers yet; inside of jax.jit use "
-            "first_not_finite, return what it gives, and check that outside"
+    if isinstance(first.encoded, jax.core.Tracer):
+        raise UserError(
+            f"check_finite: {name} is being traced and has no numbers yet; inside jax.jit use "
+            "first_not_finite, return its result, and check that outside"
         )
-    pending = _here.pending
+    queue = _local.queue
     if first.leaves:
-        first.found.copy_to_host_async()
-        pending.append(_Pending(first, name, step))
-    while pending and (wait or len(pending) > MOST_PENDING or pending[0].is_ready()):
-        told = pending.popleft()
-        place = told.first.place(told.name)
-        if place is not None:
-            pending.clear()
-            raise NotFinite(place, told.step)
+        first.encoded.copy_to_host_async()
+        queue.append(_PendingCheck(first, name, step))
+    while queue and (wait or len(queue) > MAX_PENDING or queue[0].is_ready()):
+        pending = queue.popleft()
+        element = pending.first.read(pending.name)
+        if element is not None:
+            queue.clear()
+            raise NotFinite(element, pending.step)
 
 
 @dataclass(frozen=True)
-class _Pending:
-    """A reduction whose result has not been read."""
+class _PendingCheck:
+    """A reduction with an unread result."""
 
     first: FirstNotFinite
     name: str
     step: int | None
 
     def is_ready(self) -> bool:
-        found: Any = self.first.found
-        return bool(found.is_ready())
+        encoded: Any = self.first.encoded
+        return bool(encoded.is_ready())
 
 
-class _Here(threading.local):
-    """What a thread has dispatched, oldest first."""
+class _ThreadQueue(threading.local):
+    """The pending checks of a thread, oldest first."""
 
     def __init__(self) -> None:
-        self.pending: deque[_Pending] = deque()
+        self.queue: deque[_PendingCheck] = deque()
 
 
-_here = _Here()
+_local = _ThreadQueue()
 
 
-# ---- the reduction ---------------------------------------------------------------------------
+# ---- The reduction -----------------------------------------------------------------------------
 
 
 @jax.jit
-def _reduce(leaves: tuple[jax.Array, ...]) -> UInt32[Array, " facts"]:
-    """The number of the first leaf that is not finite, and what `_first` tells of it."""
-    longest = max((len(_parts(leaf.shape)) for leaf in leaves), default=1)
+def _reduce(leaves: tuple[jax.Array, ...]) -> UInt32[Array, " fields"]:
+    """Return the index of the first non-finite leaf, and the fields of `_reduce_leaf`."""
+    max_groups = max((len(_axis_groups(leaf.shape)) for leaf in leaves), default=1)
     if not leaves:
-        return jnp.full(2 + longest, _NONE)
+        return jnp.full(2 + max_groups, _NONE)
     rows = []
     for leaf in leaves:
-        facts = _first(leaf)
-        rows.append(jnp.stack(facts + [_NONE] * (1 + longest - len(facts))))
+        fields = _reduce_leaf(leaf)
+        rows.append(jnp.stack(fields + [_NONE] * (1 + max_groups - len(fields))))
     table = jnp.stack(rows)
-    bad = table[:, 1] != _NONE
-    number = jnp.argmax(bad)
-    leaf_number = jnp.where(bad.any(), number.astype(jnp.uint32), _NONE)
-    return jnp.concatenate([leaf_number[None], table[number]])
+    is_bad = table[:, 1] != _NONE
+    index = jnp.argmax(is_bad)
+    leaf_index = jnp.where(is_bad.any(), index.astype(jnp.uint32), _NONE)
+    return jnp.concatenate([leaf_index[None], table[index]])
 
 
-def _first(leaf: Any) -> list[Any]:
-    """How many elements are not finite, and the parts of the first one's position.
+def _reduce_leaf(leaf: Any) -> list[Any]:
+    """Return the number of non-finite elements and the encoded position of the first one.
 
-    Positions are made of each axis by itself, never of the leaf laid out flat: a leaf that is
-    sharded stays where it is, and every device searches its own shard.
+    Positions are computed along the axes, without flattening the leaf. So a sharded leaf is not
+    moved, and each device searches its own shard.
     """
     x = jnp.asarray(leaf)
     if jnp.iscomplexobj(x):
         x = jnp.where(jnp.isfinite(x.real), x.imag, x.real)
     if x.dtype.itemsize == 1:
         x = x.astype(jnp.float32)
-    bad = ~jnp.isfinite(x)
+    is_bad = ~jnp.isfinite(x)
     kind = jnp.where(jnp.isnan(x), 0, jnp.where(x > 0, 1, 2)).astype(jnp.uint32)
-    *upper, last = _parts(x.shape)
-    among, found = bad, []
-    for part in upper:
-        at = _position(x.shape, part)
-        found.append(_least(among, at))
-        among = among & (at == found[-1])
-    found.append(_least(among, _position(x.shape, last) * 4 + kind))
-    count = bad.sum(dtype=jnp.uint32) if x.size < 2**32 else jnp.uint32(0)
-    return [count, *found]
+    *leading_groups, last_group = _axis_groups(x.shape)
+    candidates, indices = is_bad, []
+    for axes in leading_groups:
+        index = _index_within(x.shape, axes)
+        indices.append(_min_where(candidates, index))
+        candidates = candidates & (index == indices[-1])
+    indices.append(_min_where(candidates, _index_within(x.shape, last_group) * 4 + kind))
+    count = is_bad.sum(dtype=jnp.uint32) if x.size < 2**32 else jnp.uint32(0)
+    return [count, *indices]
 
 
-def _least(among: Bool[Array, "*dims"], at: UInt32[Array, "*dims"]) -> UInt32[Array, ""]:
-    return jnp.where(among, at, _NONE).min()
+def _min_where(mask: Bool[Array, "*dims"], values: UInt32[Array, "*dims"]) -> UInt32[Array, ""]:
+    return jnp.where(mask, values, _NONE).min()
 
 
-def _position(shape: tuple[int, ...], part: tuple[int, int]) -> UInt32[Array, "*dims"]:
-    """Each element's place among these axes, row by row."""
-    at, stride = jnp.zeros(shape, jnp.uint32), 1
-    for axis in reversed(range(*part)):
-        at = at + lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
+def _index_within(shape: tuple[int, ...], axes: tuple[int, int]) -> UInt32[Array, "*dims"]:
+    """Return the row-major index of each element within a group of axes."""
+    index, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(*axes)):
+        index = index + lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
         stride *= shape[axis]
-    return at
+    return index
 
 
-def _parts(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Axes in groups, first to end, so that a place within a group can be counted in 32 bits.
+def _axis_groups(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Split the axes into groups, as (start, end), so that an index within a group fits 32 bits.
 
-    The last group leaves room for the kind; it has no axes where the last axis is too long.
+    The last group reserves bits for the kind. It has no axes if the last axis is too long.
     """
-    parts, end, size = [], len(shape), 1
+    groups, end, size = [], len(shape), 1
     for axis in reversed(range(len(shape))):
-        if size * shape[axis] > _SPAN:
-            parts.append((axis + 1, end))
+        if size * shape[axis] > _MAX_POSITIONS:
+            groups.append((axis + 1, end))
             end, size = axis + 1, 1
         size *= shape[axis]
-    return [(0, end), *reversed(parts)]
+    return [(0, end), *reversed(groups)]
 
 
 @lru_cache
-def _paths(structure: Any) -> tuple[str, ...]:
-    """The place of each leaf, as a user writes it; made once, as every step asks for the same."""
-    numbered = jax.tree_util.tree_unflatten(structure, range(structure.num_leaves))
-    paths, _ = jax.tree_util.tree_flatten_with_path(numbered)
+def _leaf_paths(structure: Any) -> tuple[str, ...]:
+    """Return the path of each leaf. Cached, because every step has the same structure."""
+    indices = jax.tree_util.tree_unflatten(structure, range(structure.num_leaves))
+    paths, _ = jax.tree_util.tree_flatten_with_path(indices)
     return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths)
 
 
-def _as_jax_takes_it(leaf: Any) -> Any:
-    """A leaf of the host's may be wider than JAX's numbers, which would make 1e300 infinite."""
+def _fit_to_float32(leaf: Any) -> Any:
+    """Replace the finite elements of a host's float64 leaf by 0. JAX would make 1e300 infinite."""
     if isinstance(leaf, jax.Array) or np.dtype(getattr(leaf, "dtype", float)).itemsize <= 4:
         return leaf
-    wide = np.asarray(leaf)
-    kind = np.complex64 if wide.dtype.kind == "c" else np.float32
-    return np.where(np.isfinite(wide), 0, wide).astype(kind)
+    array = np.asarray(leaf)
+    dtype = np.complex64 if array.dtype.kind == "c" else np.float32
+    return np.where(np.isfinite(array), 0, array).astype(dtype)
 
 
 def _is_floating(leaf: Any) -> bool:
@@ -275,5 +282,5 @@ def _is_floating(leaf: Any) -> bool:
 
 @lru_cache
 def _is_inexact(dtype: Any) -> bool:
-    """JAX takes microseconds to say so, and a tree has hundreds of leaves."""
+    """Return True for floating-point types. Cached, because JAX takes microseconds per leaf."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))

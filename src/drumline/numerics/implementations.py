@@ -1,10 +1,10 @@
-"""One computation by several implementations: JAX or PyTorch, each under its settings.
+"""Run a function with JAX or PyTorch, under given settings.
 
-Each takes NumPy arrays and returns NumPy arrays, so that all get the same numbers and can be
-compared; `seconds` leaves both on the device and measures the time.
+Implementations take NumPy arrays and return NumPy arrays, so that they get the same numbers and can
+be compared. `seconds` measures the time with the arrays on the device.
 """
 
-# NumPy's functions promise less than they return.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from drumline.numerics.errors import Numbers
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
+from drumline.numerics.errors import NDArray
 
 JaxPrecision = Literal["default", "high", "highest"]
 TorchPrecision = Literal["medium", "high", "highest"]
-ENOUGH = 0.2
-"""Seconds after which a time is known well enough, if there were `LEAST` runs."""
-LEAST, MOST = 5, 200
+TIMING_SECONDS = 0.2
+"""The seconds after which a measurement ends, if there were `MIN_RUNS` runs."""
+MIN_RUNS, MAX_RUNS = 5, 200
 
 
 def has_torch() -> bool:
-    """Whether PyTorch can be imported, which is more than that it is there."""
+    """Return True if PyTorch can be imported. An installed PyTorch may fail to import."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -37,63 +37,63 @@ def has_torch() -> bool:
     return True
 
 
-def need_torch() -> Any:
-    """PyTorch, or a sentence."""
+def import_torch() -> Any:
+    """Return the module `torch`, or raise UserError if it is not installed."""
     if not has_torch():
-        raise Mistake("PyTorch is not installed, and this needs it: pip install 'drumline[torch]'")
+        raise UserError("PyTorch is not installed; install it with pip install 'drumline[torch]'")
     import torch
 
     return torch
 
 
 class Implementation(Protocol):
-    """A function as one library computes it."""
+    """A function in one library."""
 
-    def __call__(self, *inputs: Numbers) -> Any:
-        """The results, as NumPy arrays in whatever the function puts them."""
+    def __call__(self, *inputs: NDArray) -> Any:
+        """Return the results as NumPy arrays, in the structure that the function returns."""
         ...
 
-    def seconds(self, *inputs: Numbers) -> float:
-        """The median time of a run on the device, when everything is compiled and in place."""
+    def seconds(self, *inputs: NDArray) -> float:
+        """Return the median time of a run on the device, without compilation and transfers."""
         ...
 
 
 @dataclass(frozen=True)
 class UnderJax:
-    """A function of arrays, compiled by `jax.jit`.
+    """A function of JAX arrays, compiled by `jax.jit`.
 
     Attributes:
-        function: of JAX's arrays.
-        precision: of its products; "default" is whatever the device has for it.
-        options: the compiler's, such as `{"xla_allow_excess_precision": False}`.
+        function: A function of JAX arrays.
+        precision: The matmul precision; "default" is the device's default.
+        options: Compiler options, such as `{"xla_allow_excess_precision": False}`.
     """
 
     function: Callable[..., Any]
     precision: JaxPrecision = "default"
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
-    def __call__(self, *inputs: Numbers) -> Any:
-        """As `Implementation` has it."""
+    def __call__(self, *inputs: NDArray) -> Any:
+        """Run the function. See `Implementation`."""
         import jax
 
-        with self._settings():
+        with self._set_precision():
             return jax.tree.map(np.asarray, self._compiled()(*inputs))
 
-    def seconds(self, *inputs: Numbers) -> float:
-        """As `Implementation` has it."""
+    def seconds(self, *inputs: NDArray) -> float:
+        """Measure the function. See `Implementation`."""
         import jax
 
-        there = [jax.device_put(x) for x in inputs]
-        with self._settings():
+        arrays = [jax.device_put(x) for x in inputs]
+        with self._set_precision():
             compiled = self._compiled()
-            return _median(lambda: jax.block_until_ready(compiled(*there)))
+            return _median_seconds(lambda: jax.block_until_ready(compiled(*arrays)))
 
     def _compiled(self) -> Any:
         import jax
 
         return jax.jit(self.function, compiler_options=self.options or None)
 
-    def _settings(self) -> Any:
+    def _set_precision(self) -> Any:
         import jax
 
         if self.precision == "default":
@@ -103,56 +103,58 @@ class UnderJax:
 
 @dataclass(frozen=True)
 class UnderTorch:
-    """A function of tensors.
+    """A function of PyTorch tensors.
 
     Attributes:
-        function: of PyTorch's tensors.
-        precision: as `torch.set_float32_matmul_precision` takes it; None leaves it as it is.
-        device: where to run; the GPU if there is one, if None.
+        function: A function of PyTorch tensors.
+        precision: The argument of `torch.set_float32_matmul_precision`; None keeps the setting.
+        device: The device to run on, by default the GPU if there is one.
     """
 
     function: Callable[..., Any]
     precision: TorchPrecision | None = None
     device: str | None = None
 
-    def __call__(self, *inputs: Numbers) -> Any:
-        """As `Implementation` has it."""
-        with self._settings() as device:
-            return from_torch(self.function(*self._there(inputs, device)))
+    def __call__(self, *inputs: NDArray) -> Any:
+        """Run the function. See `Implementation`."""
+        with self._set_precision() as device:
+            return to_numpy(self.function(*_to_device(inputs, device)))
 
-    def seconds(self, *inputs: Numbers) -> float:
-        """As `Implementation` has it."""
+    def seconds(self, *inputs: NDArray) -> float:
+        """Measure the function. See `Implementation`."""
         import torch
 
-        with self._settings() as device:
-            there = self._there(inputs, device)
+        with self._set_precision() as device:
+            tensors = _to_device(inputs, device)
 
             def run() -> None:
-                self.function(*there)
+                self.function(*tensors)
                 if device != "cpu":
                     torch.cuda.synchronize()
 
-            return _median(run)
-
-    def _there(self, inputs: Sequence[Numbers], device: str) -> list[Any]:
-        return [as_tensor(x).to(device) for x in inputs]
+            return _median_seconds(run)
 
     @contextmanager
-    def _settings(self) -> Iterator[str]:
-        torch = need_torch()
+    def _set_precision(self) -> Iterator[str]:
+        """Set the precision and yield the device."""
+        torch = import_torch()
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        before = torch.get_float32_matmul_precision()
+        previous = torch.get_float32_matmul_precision()
         try:
             if self.precision is not None:
                 torch.set_float32_matmul_precision(self.precision)
             with torch.no_grad():
                 yield device
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(previous)
 
 
-def as_tensor(x: Numbers) -> Any:
-    """An array as PyTorch has it, also in bfloat16, which it does not take from NumPy."""
+def _to_device(inputs: Sequence[NDArray], device: str) -> list[Any]:
+    return [to_tensor(x).to(device) for x in inputs]
+
+
+def to_tensor(x: NDArray) -> Any:
+    """Return an array as a PyTorch tensor. PyTorch itself does not take bfloat16 from NumPy."""
     import torch
 
     if x.dtype.name == "bfloat16":
@@ -160,27 +162,27 @@ def as_tensor(x: Numbers) -> Any:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def from_torch(value: Any) -> Any:
-    """Tensors, in whatever they are, as NumPy's arrays; all else as it is taken for one."""
+def to_numpy(value: Any) -> Any:
+    """Return the tensors in a structure of dicts, tuples and lists as NumPy arrays."""
     if isinstance(value, dict):
-        return {name: from_torch(part) for name, part in value.items()}
+        return {name: to_numpy(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(from_torch(part) for part in value)
+        return tuple(to_numpy(part) for part in value)
     if not hasattr(value, "detach"):
         return np.asarray(value)
-    plain = value.detach().cpu()
-    if str(plain.dtype) == "torch.bfloat16":
+    tensor = value.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
         import ml_dtypes
 
-        return plain.float().numpy().astype(ml_dtypes.bfloat16)  # the same numbers
-    return plain.numpy()
+        return tensor.float().numpy().astype(ml_dtypes.bfloat16)  # exact
+    return tensor.numpy()
 
 
-def _median(run: Callable[[], Any]) -> float:
+def _median_seconds(run: Callable[[], Any]) -> float:
     run()  # compiles, and fills caches
-    times: list[float] = []
-    while len(times) < LEAST or (sum(times) < ENOUGH and len(times) < MOST):
-        begin = time.perf_counter()
+    seconds: list[float] = []
+    while len(seconds) < MIN_RUNS or (sum(seconds) < TIMING_SECONDS and len(seconds) < MAX_RUNS):
+        started_at = time.perf_counter()
         run()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+        seconds.append(time.perf_counter() - started_at)
+    return statistics.median(seconds)

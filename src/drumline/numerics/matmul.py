@@ -1,10 +1,10 @@
-"""The slides' chart: products of float32 matrices in JAX and in PyTorch, against float64.
+"""Measure float32 matmuls in JAX and PyTorch against float64.
 
-`[d, 4] × [4, d]` shows the precision of the operands by itself, because almost nothing is summed;
-square ones show it beside the error of a sum, and what precision costs in time.
+`[d, 4] × [4, d]` shows the precision of the operands, because almost nothing is summed. Square
+matmuls also show the error of a sum and the cost of precision in time.
 """
 
-# NumPy's functions promise less than they return.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from drumline.numerics import narrow as rounded_to
-from drumline.numerics.errors import ErrorStatistics, Numbers, error_statistics
+from drumline.deprecated import renamed_attribute
+from drumline.numerics.errors import (
+    ErrorStatistics,
+    NDArray,
+    error_statistics,
+    round_to_bfloat16,
+    round_to_tf32,
+)
 from drumline.numerics.implementations import (
     Implementation,
     JaxPrecision,
@@ -34,15 +40,15 @@ TORCH = "PyTorch highest"
 
 
 @dataclass(frozen=True)
-class MeasuredProduct:
-    """One product by one implementation.
+class MatmulMeasurement:
+    """The measurement of a matmul by an implementation.
 
     Attributes:
-        shape: `thin`, or `square`.
+        shape: `thin` or `square`.
         size: d.
-        implementation: its name.
-        errors: against float64.
-        seconds: the median time of a run.
+        implementation: The name of the implementation.
+        errors: The errors against float64.
+        seconds: The median time of a run.
     """
 
     shape: str
@@ -54,80 +60,88 @@ class MeasuredProduct:
 
 @dataclass(frozen=True)
 class MatmulSurvey:
-    """All products.
+    """The measurements of all matmuls.
 
     Attributes:
-        device: what it ran on, in JAX's words.
-        inner: the inner length of the thin ones.
-        products: one for each shape, size and implementation.
-        operands: how the default of JAX rounds its operands on this device, and how far its
-            results are from those of such operands, over their size.
+        device: The kind of the device, as JAX reports it.
+        inner: The inner dimension of the thin matmuls.
+        measurements: A measurement for each shape, size and implementation.
+        operands: For each operand type, the relative difference of JAX's default results from
+            those with operands rounded to this type.
     """
 
     device: str
     inner: int
-    products: tuple[MeasuredProduct, ...]
+    measurements: tuple[MatmulMeasurement, ...]
     operands: Mapping[str, float]
+
+    products = renamed_attribute("products", "measurements")
+    of = renamed_attribute("of", "select")
 
     @property
     def default(self) -> str:
-        """The type in which JAX multiplies float32 unless told otherwise."""
+        """The type of the operands in JAX's default precision on this device."""
         return min(self.operands, key=lambda name: self.operands[name])
 
-    def of(self, shape: str, implementation: str) -> list[MeasuredProduct]:
-        """By size."""
-        return [p for p in self.products if p.shape == shape and p.implementation == implementation]
+    def select(self, shape: str, implementation: str) -> list[MatmulMeasurement]:
+        """Return the measurements of a shape and an implementation, by size."""
+        return [
+            measurement
+            for measurement in self.measurements
+            if measurement.shape == shape and measurement.implementation == implementation
+        ]
 
     def implementations(self) -> list[str]:
-        """Their names, in order."""
-        return list(dict.fromkeys(product.implementation for product in self.products))
+        """Return the names of the implementations, in order."""
+        return list(dict.fromkeys(measurement.implementation for measurement in self.measurements))
 
     def verdict(self) -> list[str]:
-        """What it means, and what to set."""
+        """Return sentences about the result and the settings to use."""
         errors = {
-            name: max(p.errors.max_abs for p in self.of(THIN, name))
+            name: max(measurement.errors.max_abs for measurement in self.select(THIN, name))
             for name in self.implementations()
         }
-        with_torch = TORCH in errors
-        told = [
+        has_torch_result = TORCH in errors
+        sentences = [
             f"On {self.device} JAX's default precision multiplies float32 as {self.default}: errors"
             f" up to {errors[DEFAULT]:.1e}, and {errors[HIGHEST]:.1e} at the highest precision."
         ]
         if self.default == "float32":
-            also = ", as PyTorch does" if with_torch else ""
-            told.append(f"Nothing has to be set here{also}: all precisions are float32.")
-            return told
-        slower = self._slower(HIGHEST, DEFAULT)
-        if with_torch:
-            told.append(f"PyTorch's default is float32: errors up to {errors[TORCH]:.1e}.")
-        told.append(
+            suffix = ", as in PyTorch" if has_torch_result else ""
+            sentences.append(f"No setting is needed{suffix}: all precisions are float32.")
+            return sentences
+        largest_default = self.select(SQUARE, DEFAULT)[-1]
+        slowdown = self.select(SQUARE, HIGHEST)[-1].seconds / largest_default.seconds
+        if has_torch_result:
+            sentences.append(f"PyTorch's default is float32: errors up to {errors[TORCH]:.1e}.")
+        sentences.append(
             "To make them agree: jax.config.update('jax_default_matmul_precision', 'highest')"
-            f" (or JAX_DEFAULT_MATMUL_PRECISION=highest), which took {slower:.1f} times as long"
-            f" at d={self.of(SQUARE, DEFAULT)[-1].size}"
+            f" (or JAX_DEFAULT_MATMUL_PRECISION=highest), which took {slowdown:.1f} times as long"
+            f" at d={largest_default.size}"
             + (
                 "; or torch.set_float32_matmul_precision('high'), which makes PyTorch as coarse."
-                if with_torch and self.default == "TF32"
+                if has_torch_result and self.default == "TF32"
                 else "."
             )
         )
-        return told
-
-    def _slower(self, one: str, other: str) -> float:
-        return self.of(SQUARE, one)[-1].seconds / self.of(SQUARE, other)[-1].seconds
+        return sentences
 
     def chart(self, shape: str = THIN) -> Chart:
-        """The largest errors over d."""
-        what = f"[d,{self.inner}] × [{self.inner},d]" if shape == THIN else "[d,d] × [d,d]"
+        """Return a chart of the largest errors over d."""
+        shapes = f"[d,{self.inner}] × [{self.inner},d]" if shape == THIN else "[d,d] × [d,d]"
         curves = {
-            name: [(float(p.size), p.errors.max_abs) for p in self.of(shape, name)]
+            name: [
+                (float(measurement.size), measurement.errors.max_abs)
+                for measurement in self.select(shape, name)
+            ]
             for name in self.implementations()
         }
         return Chart(
-            f"float32 {what} on {self.device}", "d", "largest error against float64", curves
+            f"float32 {shapes} on {self.device}", "d", "largest error against float64", curves
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the survey as JSON values."""
         return {
             "device": self.device,
             "inner": self.inner,
@@ -136,13 +150,13 @@ class MatmulSurvey:
             "verdict": self.verdict(),
             "products": [
                 {
-                    "shape": p.shape,
-                    "size": p.size,
-                    "implementation": p.implementation,
-                    "seconds": p.seconds,
-                    **p.errors.to_dict(),
+                    "shape": measurement.shape,
+                    "size": measurement.size,
+                    "implementation": measurement.implementation,
+                    "seconds": measurement.seconds,
+                    **measurement.errors.to_dict(),
                 }
-                for p in self.products
+                for measurement in self.measurements
             ],
         }
 
@@ -150,61 +164,64 @@ class MatmulSurvey:
 def survey_matmul(
     sizes: Sequence[int], inner: int = 4, *, squares: Sequence[int] | None = None, seed: int = 0
 ) -> MatmulSurvey:
-    """Multiply matrices of normal numbers, in all precisions of JAX and, if it is there, PyTorch.
+    """Multiply normally distributed matrices in all precisions of JAX and, if present, PyTorch.
 
     Args:
-        sizes: d of the thin products.
-        inner: their inner length.
-        squares: d of the square ones; the same if None.
-        seed: of the numbers.
+        sizes: d of the thin matmuls.
+        inner: The inner dimension of the thin matmuls.
+        squares: d of the square matmuls, by default `sizes`.
+        seed: The seed of the matrices.
     """
     import jax
 
-    dice = np.random.default_rng(seed)
-    found, coarse = [], {}
-    for shape, lengths in ((THIN, sizes), (SQUARE, sizes if squares is None else squares)):
-        for size in lengths:
-            length = inner if shape == THIN else size
-            a = dice.standard_normal((size, length)).astype(np.float32)
-            b = dice.standard_normal((length, size)).astype(np.float32)
-            true = a.astype(np.float64) @ b.astype(np.float64)
-            for name, multiply in implementations().items():
+    rng = np.random.default_rng(seed)
+    measurements = []
+    operands: dict[str, float] = {}
+    for shape, shape_sizes in ((THIN, sizes), (SQUARE, sizes if squares is None else squares)):
+        for size in shape_sizes:
+            inner_size = inner if shape == THIN else size
+            a = rng.standard_normal((size, inner_size)).astype(np.float32)
+            b = rng.standard_normal((inner_size, size)).astype(np.float32)
+            expected = a.astype(np.float64) @ b.astype(np.float64)
+            for name, multiply in matmul_implementations().items():
                 result = multiply(a, b)
-                errors = error_statistics(result, true)
-                found.append(MeasuredProduct(shape, size, name, errors, multiply.seconds(a, b)))
+                errors = error_statistics(result, expected)
+                seconds = multiply.seconds(a, b)
+                measurements.append(MatmulMeasurement(shape, size, name, errors, seconds))
                 if shape == THIN and name == DEFAULT:
-                    coarse = _operands(a, b, result)
+                    operands = _compare_operand_types(a, b, result)
     device = jax.local_devices()[0]
-    return MatmulSurvey(device.device_kind, inner, tuple(found), coarse)
+    return MatmulSurvey(device.device_kind, inner, tuple(measurements), operands)
 
 
-def implementations() -> dict[str, Implementation]:
-    """Every precision of each library that is here."""
+def matmul_implementations() -> dict[str, Implementation]:
+    """Return the matmuls of all precisions of the installed libraries, by name."""
     import jax.numpy as jnp
 
-    found: dict[str, Implementation] = {
+    implementations: dict[str, Implementation] = {
         f"JAX {precision}": UnderJax(jnp.matmul, precision) for precision in get_args(JaxPrecision)
     }
     if has_torch():
         import torch
 
         for precision in get_args(TorchPrecision)[::-1]:
-            found[f"PyTorch {precision}"] = UnderTorch(torch.matmul, precision)
-    return found
+            implementations[f"PyTorch {precision}"] = UnderTorch(torch.matmul, precision)
+    return implementations
 
 
-OPERANDS: dict[str, Callable[[Numbers], Numbers]] = {
+OPERAND_TYPES: dict[str, Callable[[NDArray], NDArray]] = {
     "float32": lambda x: x,
-    "TF32": rounded_to.tf32,
-    "bfloat16": rounded_to.bfloat16,
+    "TF32": round_to_tf32,
+    "bfloat16": round_to_bfloat16,
 }
 
 
-def _operands(a: Numbers, b: Numbers, result: Numbers) -> dict[str, float]:
-    """How far a result is from that of operands in each type, summed without error."""
-    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    found: dict[str, float] = {}
-    for name, narrow in OPERANDS.items():
-        value = narrow(wide_a) @ narrow(wide_b)
-        found[name] = float(np.sqrt(np.mean(np.square(result - value)) / np.mean(np.square(value))))
-    return found
+def _compare_operand_types(a: NDArray, b: NDArray, result: NDArray) -> dict[str, float]:
+    """Return the relative difference of a result from exact matmuls of rounded operands."""
+    a64, b64 = a.astype(np.float64), b.astype(np.float64)
+    differences: dict[str, float] = {}
+    for name, round_operand in OPERAND_TYPES.items():
+        expected = round_operand(a64) @ round_operand(b64)
+        mean_square = np.mean(np.square(result - expected))
+        differences[name] = float(np.sqrt(mean_square / np.mean(np.square(expected))))
+    return differences

@@ -1,9 +1,9 @@
-"""Does a function give the same bits every time, and on every device?
+"""Check that a function gives the same bits in every run and on every device.
 
-Each local device runs the same compiled function on the same inputs several times. A device's own
-result is the one it gave most often; the right one is what most of the devices gave that repeat at
-all. Whatever differs is told by leaf, position and units in the last place. Bits are compared, so
-that a NaN equals the same NaN, and 0.0 is not -0.0.
+Each local device runs the same compiled function on the same inputs several times. The result of a
+device is its most frequent one. The expected result is that of most devices, among those that
+repeat. Differences are reported by leaf, position and ulps. Bits are compared, so a NaN equals the
+same NaN, and 0.0 differs from -0.0.
 """
 
 from __future__ import annotations
@@ -18,100 +18,104 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
 
 Run = Callable[[Callable[..., Any], tuple[Any, ...], jax.Device], Any]
-"""A compiled function, its inputs and a device → its outputs there."""
+"""Takes a compiled function, its inputs and a device, and returns the outputs."""
 
 
 @dataclass(frozen=True)
 class LeafDifference:
-    """One leaf of the outputs, where its bits differ."""
+    """The difference between two results in a leaf of the outputs."""
 
     leaf: str
-    """Its path; empty where the function returns a single array."""
+    """The path of the leaf; empty if the function returns a single array."""
     elements: int
-    """How many differ."""
+    """The number of elements with different bits."""
     size: int
     first: tuple[int, ...]
-    """The first that differs, row by row."""
+    """The position of the first such element in row-major order."""
     ulps: int | None
-    """The largest difference in units in the last place, for integers in ones; None where nothing
-    but NaNs differ, which have no distance."""
+    """The largest difference in ulps, where an ulp of integers is 1. None if all differences
+    involve NaN."""
 
     def __str__(self) -> str:
-        """What differs, without a verb."""
-        at = f"[{', '.join(map(str, self.first))}]" if self.first else ""
-        far = "NaN against other bits" if self.ulps is None else f"up to {self.ulps:,} ulp"
+        """Return the difference as a noun phrase."""
+        position = f"[{', '.join(map(str, self.first))}]" if self.first else ""
+        size = "NaN against other bits" if self.ulps is None else f"up to {self.ulps:,} ulp"
+        leaf = self.leaf or "output"
         return (
-            f"{self.leaf or 'output'}: {self.elements:,} of {self.size:,} elements, {far}, "
-            f"first at {self.leaf or 'output'}{at}"
+            f"{leaf}: {self.elements:,} of {self.size:,} elements, {size}, "
+            f"first at {leaf}{position}"
         )
 
 
 @dataclass(frozen=True)
 class DeviceRuns:
-    """How one device did."""
+    """The runs of one device."""
 
     device: str
     repeats: bool
-    """Whether all of its runs gave the same bits."""
+    """True if all runs gave the same bits."""
     odd_runs: tuple[int, ...]
-    """The runs, from 0, that did not give what most of its runs gave."""
+    """The indices of the runs that differ from the device's most frequent result."""
     agrees: bool
-    """Whether what most of its runs gave is what most devices gave."""
+    """True if the device's most frequent result is that of most devices."""
     among_runs: tuple[LeafDifference, ...]
-    """Between its own result and the first odd run."""
+    """The differences between the device's most frequent result and its first odd run."""
     from_others: tuple[LeafDifference, ...]
-    """Between what most devices gave and its own result."""
+    """The differences between the result of most devices and the device's own."""
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """How all devices did."""
+class RepeatReport:
+    """The runs of all devices."""
 
     runs: int
     devices: tuple[DeviceRuns, ...]
     majority: bool
-    """Whether more than half of the devices that repeat gave the same result; without, nobody can
-    say who is right, and they are compared with the first of the most frequent results."""
+    """True if more than half of the devices that repeat gave the same result. Otherwise the correct
+    result is unknown, and devices are compared with the first of the most frequent results."""
 
     @property
     def identical(self) -> bool:
-        """Whether every run on every device gave the same bits."""
+        """True if every run on every device gave the same bits."""
         return all(device.repeats and device.agrees for device in self.devices)
 
     @property
     def verdict(self) -> str:
-        """What was found, in a sentence."""
-        runs, many = f"{self.runs} runs" if self.runs > 1 else "one run", len(self.devices)
+        """A sentence with the result."""
+        runs = f"{self.runs} runs" if self.runs > 1 else "one run"
+        device_count = len(self.devices)
         if self.identical:
-            where = "one device" if many == 1 else f"each of {many} devices"
-            return f"identical: {runs} on {where} gave the same bits"
-        parts = []
-        odd = [device.device for device in self.devices if not device.repeats]
-        if odd:
-            where = "any device" if len(odd) == many > 1 else ", ".join(odd)
-            parts.append(f"{runs} on the same inputs do not repeat on {where}")
-        # A device that does not repeat has nothing of its own that could agree.
-        steady = [device for device in self.devices if device.repeats]
-        strange = [device.device for device in steady if not device.agrees]
-        if strange and self.majority:
-            agree = "does not agree" if len(strange) == 1 else "do not agree"
-            parts.append(
-                f"{', '.join(strange)} {agree} with the other {len(steady) - len(strange)}"
+            devices = "one device" if device_count == 1 else f"each of {device_count} devices"
+            return f"identical: {runs} on {devices} gave the same bits"
+        clauses = []
+        unstable = [device.device for device in self.devices if not device.repeats]
+        if unstable:
+            devices = ", ".join(unstable)
+            if len(unstable) == device_count > 1:
+                devices = "any device"
+            clauses.append(f"{runs} on the same inputs do not repeat on {devices}")
+        # A device that does not repeat has no result to compare.
+        stable = [device for device in self.devices if device.repeats]
+        deviating = [device.device for device in stable if not device.agrees]
+        if deviating and self.majority:
+            verb = "does not agree" if len(deviating) == 1 else "do not agree"
+            clauses.append(
+                f"{', '.join(deviating)} {verb} with the other {len(stable) - len(deviating)}"
             )
-        elif strange:
-            parts.append(f"the {len(steady)} devices disagree, and no result has a majority")
-        return f"different: {'; '.join(parts)}"
+        elif deviating:
+            clauses.append(f"the {len(stable)} devices disagree, and no result has a majority")
+        return f"different: {'; '.join(clauses)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as JSON values."""
         return {"identical": self.identical, "verdict": self.verdict, **asdict(self)}
 
 
 def run_on(function: Callable[..., Any], inputs: tuple[Any, ...], device: jax.Device) -> Any:
-    """Run a compiled function with its inputs, and whatever it makes itself, on one device."""
+    """Run a compiled function on one device, with its inputs and any arrays that it creates."""
     with jax.default_device(device):
         return function(*jax.device_put(inputs, device))
 
@@ -123,94 +127,99 @@ def repeat(
     devices: Sequence[jax.Device] | None = None,
     runs: int = 3,
     run: Run = run_on,
-) -> Repeated:
-    """Run a function several times on each device, and compare the bits of what it returns.
+) -> RepeatReport:
+    """Run a function several times on each device and compare the bits of its results.
 
     Args:
-        function: pure, or so one hopes; it is compiled here.
-        inputs: its arguments.
-        devices: all local ones, if None.
-        runs: how often on each.
-        run: how to run it once; for a device that is not of this process.
+        function: A pure function. It is compiled here.
+        inputs: Its arguments.
+        devices: The devices, by default all local ones.
+        runs: The number of runs on each device.
+        run: Runs the compiled function once, for a device of another process.
     """
     chosen = list(jax.local_devices() if devices is None else devices)
     if runs < 1 or not chosen:
-        raise Mistake(f"repeat: {runs} runs on {len(chosen)} devices are none; use 1 or more")
+        raise UserError(f"repeat: there are {runs} runs on {len(chosen)} devices; use 1 or more")
     if runs * len(chosen) < 2:
-        raise Mistake("repeat: one run on one device has nothing to compare with; use 2 runs")
+        raise UserError("repeat: one run on one device has nothing to compare with; use 2 runs")
     _check_inputs(inputs)
     compiled = jax.jit(function)
-    seen: dict[str, _Outputs] = {}
-    marks: dict[str, list[str]] = {}
+    results: dict[str, _Outputs] = {}
+    hashes: dict[str, list[str]] = {}
     for device in chosen:
-        told = marks.setdefault(f"{device.platform}:{device.id}", [])
+        device_hashes = hashes.setdefault(f"{device.platform}:{device.id}", [])
         for _ in range(runs):
             try:
-                outputs = _Outputs.of(run(compiled, tuple(inputs), device))
-            except Exception as wrong:  # whatever the user's code raises
-                said = (str(wrong).splitlines() or [""])[0]
-                raise Mistake(
-                    f"repeat: the function cannot be run: {type(wrong).__name__}: {said}"
-                ) from wrong
+                outputs = _Outputs.from_tree(run(compiled, tuple(inputs), device))
+            except Exception as error:  # the user's code may raise anything
+                first_line = (str(error).splitlines() or [""])[0]
+                raise UserError(
+                    f"repeat: the function cannot be run: {type(error).__name__}: {first_line}"
+                ) from error
             if not outputs.leaves:
-                raise Mistake("repeat: the function returns no array: there is nothing to compare")
-            mark = outputs.mark()
-            seen.setdefault(mark, outputs)
-            told.append(mark)
-    steady = [told[0] for told in marks.values() if len(set(told)) == 1]
-    votes = steady or [_most_frequent(told) for told in marks.values()]
-    right = _most_frequent(votes)
-    return Repeated(
+                raise UserError(
+                    "repeat: the function returns no array, so there is nothing to compare"
+                )
+            output_hash = outputs.hash()
+            results.setdefault(output_hash, outputs)
+            device_hashes.append(output_hash)
+    stable = [values[0] for values in hashes.values() if len(set(values)) == 1]
+    votes = stable or [_most_frequent(values) for values in hashes.values()]
+    expected = _most_frequent(votes)
+    return RepeatReport(
         runs=runs,
-        devices=tuple(_judge(device, marks[device], right, seen) for device in marks),
-        majority=2 * votes.count(right) > len(votes),
+        devices=tuple(
+            _compare_device(device, hashes[device], expected, results) for device in hashes
+        ),
+        majority=2 * votes.count(expected) > len(votes),
     )
 
 
 def _check_inputs(inputs: Sequence[Any]) -> None:
-    numbers = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+    array_types = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
     for path, leaf in jax.tree_util.tree_flatten_with_path(tuple(inputs))[0]:
-        if not isinstance(leaf, numbers):
-            at = jax.tree_util.keystr(path)
-            raise Mistake(f"repeat: inputs{at} is {leaf!r}, no array; close the function over it")
+        if not isinstance(leaf, array_types):
+            name = f"inputs{jax.tree_util.keystr(path)}"
+            raise UserError(f"repeat: {name} is {leaf!r}, no array; close the function over it")
 
 
-def _judge(device: str, marks: list[str], right: str, seen: dict[str, _Outputs]) -> DeviceRuns:
-    own = _most_frequent(marks)
-    odd = tuple(number for number, mark in enumerate(marks) if mark != own)
+def _compare_device(
+    device: str, hashes: list[str], expected: str, results: dict[str, _Outputs]
+) -> DeviceRuns:
+    own = _most_frequent(hashes)
+    odd_runs = tuple(index for index, output_hash in enumerate(hashes) if output_hash != own)
     return DeviceRuns(
         device=device,
-        repeats=not odd,
-        odd_runs=odd,
-        agrees=own == right,
-        among_runs=seen[own].differences(seen[marks[odd[0]]]) if odd else (),
-        from_others=seen[right].differences(seen[own]),
+        repeats=not odd_runs,
+        odd_runs=odd_runs,
+        agrees=own == expected,
+        among_runs=results[own].differences(results[hashes[odd_runs[0]]]) if odd_runs else (),
+        from_others=results[expected].differences(results[own]),
     )
 
 
-def _most_frequent(marks: list[str]) -> str:
-    """Of several as frequent, the one that came first."""
-    return Counter(marks).most_common(1)[0][0]
+def _most_frequent(hashes: list[str]) -> str:
+    """Return the most frequent hash, and the first of several that are equally frequent."""
+    return Counter(hashes).most_common(1)[0][0]
 
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a run returned, on the host."""
+    """The results of a run, on the host."""
 
     leaves: tuple[tuple[str, np.ndarray], ...]
 
     @staticmethod
-    def of(outputs: Any) -> _Outputs:
+    def from_tree(outputs: Any) -> _Outputs:
         paths, _ = jax.tree_util.tree_flatten_with_path(outputs)
         return _Outputs(
             tuple(
-                (jax.tree_util.keystr(path, simple=True, separator="."), _on_host(leaf))
+                (jax.tree_util.keystr(path, simple=True, separator="."), _to_host(leaf))
                 for path, leaf in paths
             )
         )
 
-    def mark(self) -> str:
-        """Equal for equal bits."""
+    def hash(self) -> str:
         digest = hashlib.sha256()
         for path, leaf in self.leaves:
             digest.update(f"{path} {leaf.dtype} {leaf.shape} ".encode())
@@ -218,59 +227,60 @@ class _Outputs:
         return digest.hexdigest()
 
     def differences(self, other: _Outputs) -> tuple[LeafDifference, ...]:
-        """Leaf by leaf; both are of the same function, and so of the same structure."""
-        both = zip(self.leaves, other.leaves, strict=True)
-        found = (_difference(path, ours, theirs) for (path, ours), (_, theirs) in both)
-        return tuple(each for each in found if each is not None)
+        """Compare leaf by leaf. Both are results of the same function."""
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        differences = (_compare_leaf(path, a, b) for (path, a), (_, b) in pairs)
+        return tuple(difference for difference in differences if difference is not None)
 
 
-def _on_host(leaf: Any) -> np.ndarray:
+def _to_host(leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
 
 
-def _difference(path: str, ours: np.ndarray, theirs: np.ndarray) -> LeafDifference | None:
-    if not ours.size:
+def _compare_leaf(path: str, a: np.ndarray, b: np.ndarray) -> LeafDifference | None:
+    if not a.size:
         return None
-    differs = (_octets(ours) != _octets(theirs)).any(axis=-1)
+    differs = (_as_bytes(a) != _as_bytes(b)).any(axis=-1)
     if not differs.any():
         return None
     return LeafDifference(
         leaf=path,
         elements=int(differs.sum()),
-        size=ours.size,
-        first=tuple(int(at) for at in np.argwhere(differs)[0]),
-        ulps=_ulps(ours[differs], theirs[differs]),
+        size=a.size,
+        first=tuple(int(index) for index in np.argwhere(differs)[0]),
+        ulps=_max_ulps(a[differs], b[differs]),
     )
 
 
-def _octets(leaf: np.ndarray) -> np.ndarray:
-    """The bits of each element, along a new last axis."""
+def _as_bytes(leaf: np.ndarray) -> np.ndarray:
+    """Return the bytes of each element along a new last axis."""
     return np.frombuffer(leaf.tobytes(), np.uint8).reshape(*leaf.shape, leaf.dtype.itemsize)
 
 
-def _ulps(ours: np.ndarray, theirs: np.ndarray) -> int | None:
-    """The largest distance between two elements, counted in numbers of their type."""
-    if np.iscomplexobj(ours):
-        ours, theirs = (np.stack([each.real, each.imag]) for each in (ours, theirs))
-    # A NaN is not equal to itself, and NumPy warns of those that signal.
+def _max_ulps(a: np.ndarray, b: np.ndarray) -> int | None:
+    """Return the largest distance between two elements in ulps, or None if all pairs have NaN."""
+    if np.iscomplexobj(a):
+        a, b = (np.stack([x.real, x.imag]) for x in (a, b))
+    # Only a NaN differs from itself. NumPy warns about signaling NaNs.
     with np.errstate(invalid="ignore"):
-        known = (ours == ours) & (theirs == theirs)
-    if not known.any():
+        is_number = (a == a) & (b == b)
+    if not is_number.any():
         return None
-    a, b = _counted(ours[known]), _counted(theirs[known])
-    # Unsigned, as the distance between two of 64 bits has no room for a sign.
+    a, b = _to_ordered_integers(a[is_number]), _to_ordered_integers(b[is_number])
+    # Unsigned, because a difference of 64-bit integers may not fit a signed type.
     return int((np.maximum(a, b) - np.minimum(a, b)).max())
 
 
-def _counted(x: np.ndarray) -> np.ndarray:
-    """Integers, one apart where the elements are neighbours; 0.0 and -0.0 are neighbours, too."""
-    top = np.uint64(1) << np.uint64(8 * x.dtype.itemsize - 1)
+def _to_ordered_integers(x: np.ndarray) -> np.ndarray:
+    """Map numbers to integers in the same order. Neighbours, also 0.0 and -0.0, differ by 1."""
+    sign_bit = np.uint64(1) << np.uint64(8 * x.dtype.itemsize - 1)
     if jnp.issubdtype(x.dtype, jnp.floating):
         bits = x.view(f"uint{8 * x.dtype.itemsize}").astype(np.uint64)
-        return np.where(bits & top, (top - np.uint64(1)) - (bits ^ top), bits | top)
+        negative = (sign_bit - np.uint64(1)) - (bits ^ sign_bit)
+        return np.where(bits & sign_bit, negative, bits | sign_bit)
     if x.dtype == np.uint64:
         return x
-    counted: np.ndarray = x.astype(np.int64).view(np.uint64) ^ (np.uint64(1) << np.uint64(63))
-    return counted
+    ordered: np.ndarray = x.astype(np.int64).view(np.uint64) ^ (np.uint64(1) << np.uint64(63))
+    return ordered

@@ -1,16 +1,16 @@
-"""The k largest elements of each row: exact, or approximate and checked while the program runs.
+"""The k largest elements of each row: exact, or approximate and verified on the device.
 
-`lax.approx_max_k` is fast on TPUs since it may miss some of the k: it keeps one winner for each of
-many bins. What it may never do is lose the maximum, name an element twice, or return a value that
-is not its index's. `top_k(verify=True)` takes it, checks on the device that it kept to that, and
-falls back to the exact result for the whole batch where it did not, with a warning. `violations`
-is the same judgement on the host, element by element.
+`lax.approx_max_k` is fast on TPUs because it may miss some of the k: it keeps one winner for each
+of many bins. It must never lose the maximum, return an index twice, or return a value that is not
+the element at its index. `top_k(verify=True)` checks this on the device. If a check fails, it warns
+and uses the exact result for the whole batch. `violations` makes the same checks on the host,
+element by element.
 
-Order: elements are compared as `lax.top_k` compares them, by their bits, so that rows with NaN have
-an order too: a NaN without a sign is above infinity, one with a sign is below minus infinity. What
-the comparison of `lax.approx_max_k` cannot tell apart ties: the two zeros, NaNs of one sign, and,
-but for float16, zero and the numbers below the least normal one, which devices take for zero. NaN
-has no place in that comparison at all: where it sorts with it, one NaN disorders the whole row.
+Elements are ordered by their bits, as in `lax.top_k`, so that rows with NaN have an order too: a
+positive NaN is above infinity, a negative one below minus infinity. Elements that the comparison of
+`lax.approx_max_k` cannot distinguish are ties: the two zeros, NaNs of the same sign, and, except in
+float16, zero and subnormal numbers, which devices treat as zero. That comparison has no order for
+NaN. On devices that sort with it, a single NaN puts the whole row out of order.
 """
 
 # The shapes in the types are not forward references.
@@ -34,25 +34,25 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Int, Num
 
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
 
 RECALL_TARGET = 0.95
-"""Of the k largest, the part to be found; JAX's own default."""
+"""The share of the k largest elements to return; JAX's own default."""
 
-FALSE_ALARM = 1e-9
-"""How likely a row that keeps its recall may be to count as one that does not: rarely enough for a
-sampler that draws for years."""
+FALSE_ALARM_RATE = 1e-9
+"""The probability that a row with the target recall counts as a violation. It is low enough for a
+sampler that runs for years."""
 
-_CHECKED = {np.dtype(name) for name in (np.float16, jnp.bfloat16, np.float32, np.float64)}
-"""Types that have an approximate result to check. `lax.approx_max_k` takes no integers."""
+_APPROXIMATE_TYPES = {np.dtype(name) for name in (np.float16, jnp.bfloat16, np.float32, np.float64)}
+"""The types with an approximate result. `lax.approx_max_k` takes no integers."""
 
 
 class TopKWarning(RuntimeWarning):
-    """An approximate result broke its contract, and the exact one was used instead."""
+    """A warning: an approximate result failed a check, and the exact result is used instead."""
 
 
 class TopKCheck(StrEnum):
-    """What is checked of a result; the value says what is wrong where it fails."""
+    """The checks of a result. The value describes the failure."""
 
     RANGE = "index out of range"
     TWICE = "index named twice"
@@ -64,170 +64,183 @@ class TopKCheck(StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """A place where a result is outside its contract."""
+    """A failed check at one position of a result."""
 
     check: TopKCheck
     row: tuple[int, ...]
-    """The row, as an index into all axes but the last."""
+    """The row, as an index into all axes except the last."""
     column: int
-    """Where in the row of the result; for an element that is missing, where in the row of `x`."""
+    """The column in the result, or for a missing element its column in `x`."""
 
     def __str__(self) -> str:
-        """A sentence without its full stop."""
-        where = ", ".join(map(str, (*self.row, self.column)))
-        return f"{self.check} at [{where}]"
+        """Return a sentence without a full stop."""
+        position = ", ".join(map(str, (*self.row, self.column)))
+        return f"{self.check} at [{position}]"
 
 
-def allowed_misses(chosen: int, recall_target: float) -> int:
-    """How many of so many largest elements may be missing before the recall counts as broken.
+def allowed_misses(count: int, recall_target: float) -> int:
+    """Return the number of missing elements, among the `count` largest, that the recall allows.
 
-    The target is a mean: with bins drawn at random about half of all rows fall below it, so that
-    `(1 - recall_target) * k` would condemn them. Counted as broken is what rows that keep it show
-    less than once in `FALSE_ALARM⁻¹`, by Chernoff's bound for independent misses; misses in bins
-    are fewer than that, as elements that share a bin leave others free. At a target of 1 no miss is
-    allowed. A few elements prove little (8 of 10 may miss at 0.95), which is why the rows of a
-    batch are counted together, too.
+    The target is a mean. With random bins about half of all rows are below it, so
+    `(1 - recall_target) * k` would reject them. The limit is a number that rows with the target
+    recall exceed with a probability below `FALSE_ALARM_RATE`, by Chernoff's bound for independent
+    misses. Misses in bins are rarer, because elements that share a bin leave other bins empty. With
+    a target of 1, no miss is allowed. Few elements prove little (8 of 10 may miss at 0.95), so the
+    rows of a batch are also counted together.
     """
-    miss = 1.0 - recall_target
-    if miss <= 0.0:
+    miss_rate = 1.0 - recall_target
+    if miss_rate <= 0.0:
         return 0
-    surprising = -math.log(FALSE_ALARM)
-    low, high = math.floor(chosen * miss), chosen
+    min_surprise = -math.log(FALSE_ALARM_RATE)
+    low, high = math.floor(count * miss_rate), count
     while low < high:
         middle = (low + high) // 2
-        if chosen * _divergence((middle + 1) / chosen, miss) >= surprising:
+        if count * _kl_divergence((middle + 1) / count, miss_rate) >= min_surprise:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _divergence(seen: float, expected: float) -> float:
-    """Kullback and Leibler's, between two coins."""
-    if seen >= 1.0:
-        return -math.log(expected)
-    return seen * math.log(seen / expected) + (1 - seen) * math.log((1 - seen) / (1 - expected))
+def _kl_divergence(p: float, q: float) -> float:
+    """Return the Kullback-Leibler divergence of two Bernoulli distributions."""
+    if p >= 1.0:
+        return -math.log(q)
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
-# ---- on the device ---------------------------------------------------------------------------
+# ---- On the device -----------------------------------------------------------------------------
 
 
 def top_k(
     x: Num[Array, "*rows n"], k: int, *, verify: bool = False, recall_target: float = RECALL_TARGET
 ) -> tuple[Num[Array, "*rows k"], Int[Array, "*rows k"]]:
-    """The k largest of each row, descending, and their indices; inside or outside of `jax.jit`.
+    """Return the k largest elements of each row, descending, and their indices.
 
-    Differentiable in the values, as `lax.top_k` is. Under `jax.vmap` all rows are one batch still:
-    the exact result costs nothing while the approximate ones are good.
+    This works inside and outside `jax.jit` and is differentiable in the values, as `lax.top_k` is.
+    Under `jax.vmap` all rows are one batch, so the exact result costs nothing while the approximate
+    results are valid.
 
     Args:
-        x: the rows, along the last axis.
-        k: how many.
-        verify: whether to take the approximate result and check it, instead of the exact one.
-            Integers are exact in any case.
-        recall_target: of an approximate result, the part of the k largest to be found.
+        x: The rows, along the last axis.
+        k: The number of elements.
+        verify: True to compute the approximate result and verify it, instead of the exact result.
+            Integers are always exact.
+        recall_target: The share of the k largest elements that an approximate result returns.
 
     Warns:
-        TopKWarning: an approximate result failed a check, so the exact one was used.
+        TopKWarning: An approximate result failed a check, so the exact result is used.
     """
     x = jnp.asarray(x)
     _check_arguments("top_k", x.shape, k, recall_target)
-    if not verify or k == 0 or x.size == 0 or x.dtype not in _CHECKED:
-        exact, found = lax.top_k(x, k)
-        return exact, found
-    indices = _verified_indices(k, recall_target)(lax.stop_gradient(x))
-    # Each value has been found to be its index's element, and this has the gradient.
+    if not verify or k == 0 or x.size == 0 or x.dtype not in _APPROXIMATE_TYPES:
+        values, indices = lax.top_k(x, k)
+        return values, indices
+    indices = _compile_verified_indices(k, recall_target)(lax.stop_gradient(x))
+    # The check compares the values with these elements, which have a gradient.
     return jnp.take_along_axis(x, indices, axis=-1), indices
 
 
 @lru_cache
-def _verified_indices(k: int, recall_target: float) -> Callable[[jax.Array], jax.Array]:
-    """A compiled choice for these numbers, once, for those who call it outside of `jax.jit`."""
+def _compile_verified_indices(k: int, recall_target: float) -> Callable[[jax.Array], jax.Array]:
+    """Return a compiled function. The cache is for callers outside `jax.jit`."""
 
     @custom_vmap
-    def indices_of(x: jax.Array) -> jax.Array:
-        return _choose(x, k, recall_target)
+    def verified_indices(x: jax.Array) -> jax.Array:
+        return _verified_indices(x, k, recall_target)
 
-    @indices_of.def_vmap
+    @verified_indices.def_vmap
     def _(_size: int, _batched: list[bool], x: jax.Array) -> tuple[jax.Array, bool]:
-        # A mapped `lax.cond` would compute both of its branches; one more axis of rows does not.
-        return indices_of(x), True
+        # A mapped `lax.cond` would compute both branches. Another axis of rows avoids that.
+        return verified_indices(x), True
 
-    compiled: Callable[[jax.Array], jax.Array] = jax.jit(indices_of)
+    compiled: Callable[[jax.Array], jax.Array] = jax.jit(verified_indices)
     return compiled
 
 
-def _choose(x: Num[Array, "*rows n"], k: int, recall_target: float) -> Int[Array, "*rows k"]:
+def _verified_indices(
+    x: Num[Array, "*rows n"], k: int, recall_target: float
+) -> Int[Array, "*rows k"]:
     values, indices = lax.approx_max_k(x, k, recall_target=recall_target)
     rows = math.prod(x.shape[:-1])
-    in_row, in_all = allowed_misses(k, recall_target), allowed_misses(rows * k, recall_target)
-    keys = _keys(x)
-    picked = jnp.take_along_axis(keys, indices, axis=-1, mode="clip")
-    faults = _faults(x, values, indices, keys, picked)
-    # Elements above the least of the chosen that are not chosen. Not all of them need be of the k
-    # largest, so that this is never less than what was missed, and quick to count.
-    least = picked.min(axis=-1, keepdims=True)
-    above = (keys > least).sum(axis=-1) - (picked > least).sum(axis=-1)
-    doubtful = faults.any() | (above > in_row).any() | (above.astype(jnp.float32).sum() > in_all)
+    row_limit = allowed_misses(k, recall_target)
+    batch_limit = allowed_misses(rows * k, recall_target)
+    keys = _sort_keys(x)
+    selected = jnp.take_along_axis(keys, indices, axis=-1, mode="clip")
+    failures = _failed_checks(x, values, indices, keys, selected)
+    # Count the elements above the smallest selected one that are not selected. This is quick, and
+    # at least the number of missing elements, since some may not be among the k largest.
+    smallest = selected.min(axis=-1, keepdims=True)
+    skipped = (keys > smallest).sum(axis=-1) - (selected > smallest).sum(axis=-1)
+    is_doubtful = (
+        failures.any()
+        | (skipped > row_limit).any()
+        | (skipped.astype(jnp.float32).sum() > batch_limit)
+    )
 
-    def exact() -> Int[Array, "*rows k"]:
-        found: jax.Array = lax.top_k(x, k)[1]
-        best = jnp.take_along_axis(keys, found, axis=-1)
-        missed = _missed_on_device(best, picked)
-        too_many = (missed > in_row) | ((missed.sum() > in_all) & (missed > 0))
-        broken = jnp.concatenate([faults, too_many[..., None]], axis=-1)
-        by_check = broken.reshape(rows, len(TopKCheck)).sum(axis=0)
-        with_nan = jnp.isnan(x).any(axis=-1).sum()
-        jax.debug.callback(partial(_warn, rows), by_check, broken.any(axis=-1).sum(), with_nan)
-        return found
+    def exact_indices() -> Int[Array, "*rows k"]:
+        exact: jax.Array = lax.top_k(x, k)[1]
+        largest = jnp.take_along_axis(keys, exact, axis=-1)
+        missing = _count_missing(largest, selected)
+        exceeds = (missing > row_limit) | ((missing.sum() > batch_limit) & (missing > 0))
+        violated = jnp.concatenate([failures, exceeds[..., None]], axis=-1)
+        rows_by_check = violated.reshape(rows, len(TopKCheck)).sum(axis=0)
+        rows_with_nan = jnp.isnan(x).any(axis=-1).sum()
+        violating_rows = violated.any(axis=-1).sum()
+        jax.debug.callback(partial(_warn, rows), rows_by_check, violating_rows, rows_with_nan)
+        return exact
 
-    return lax.cond(doubtful, exact, lambda: indices)  # type: ignore[no-any-return]
+    return lax.cond(is_doubtful, exact_indices, lambda: indices)  # type: ignore[no-any-return]
 
 
-def _faults(
+def _failed_checks(
     x: Num[Array, "*rows n"],
     values: Num[Array, "*rows k"],
     indices: Int[Array, "*rows k"],
     keys: Int[Array, "*rows n"],
-    picked: Int[Array, "*rows k"],
+    selected: Int[Array, "*rows k"],
 ) -> Bool[Array, "*rows checks"]:
-    """Which checks a row fails, in the order of `TopKCheck`, but for the last, its recall."""
-    own = jnp.take_along_axis(x, indices, axis=-1, mode="clip")
-    same = (_bits(values) == _bits(own)) | (jnp.isnan(values) & jnp.isnan(own))
-    outside = (indices < 0) | (indices >= x.shape[-1])
-    ordered = jnp.sort(indices, axis=-1)
-    returned = _keys(values)
+    """Return the checks that each row fails, in the order of `TopKCheck`, without the recall."""
+    elements = jnp.take_along_axis(x, indices, axis=-1, mode="clip")
+    equal = (_bits(values) == _bits(elements)) | (jnp.isnan(values) & jnp.isnan(elements))
+    out_of_range = (indices < 0) | (indices >= x.shape[-1])
+    sorted_indices = jnp.sort(indices, axis=-1)
+    value_keys = _sort_keys(values)
     checks = {
-        TopKCheck.RANGE: outside.any(axis=-1),
-        TopKCheck.TWICE: (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1),
-        TopKCheck.VALUE: ~(same | outside).all(axis=-1),
-        TopKCheck.ORDER: (returned[..., 1:] > returned[..., :-1]).any(axis=-1),
-        TopKCheck.MAXIMUM: keys.max(axis=-1) != picked.max(axis=-1),
+        TopKCheck.RANGE: out_of_range.any(axis=-1),
+        TopKCheck.TWICE: (sorted_indices[..., 1:] == sorted_indices[..., :-1]).any(axis=-1),
+        TopKCheck.VALUE: ~(equal | out_of_range).all(axis=-1),
+        TopKCheck.ORDER: (value_keys[..., 1:] > value_keys[..., :-1]).any(axis=-1),
+        TopKCheck.MAXIMUM: keys.max(axis=-1) != selected.max(axis=-1),
     }
     return jnp.stack([checks[check] for check in TopKCheck if check in checks], axis=-1)
 
 
-def _missed_on_device(
-    best: Int[Array, "*rows k"], picked: Int[Array, "*rows k"]
+def _count_missing(
+    largest: Int[Array, "*rows k"], selected: Int[Array, "*rows k"]
 ) -> Int[Array, "*rows"]:
-    """How many of the k largest are not among the chosen; any of equal elements will do."""
-    last = best[..., -1:]
-    above = (best > last).sum(axis=-1)
-    ties = best.shape[-1] - above
-    missing = above - (picked > last).sum(axis=-1)
-    return missing + jnp.maximum(0, ties - (picked == last).sum(axis=-1))
+    """Count the k largest elements that are not selected. Equal elements are interchangeable."""
+    kth = largest[..., -1:]
+    above = (largest > kth).sum(axis=-1)
+    ties = largest.shape[-1] - above
+    missing = above - (selected > kth).sum(axis=-1)
+    return missing + jnp.maximum(0, ties - (selected == kth).sum(axis=-1))
 
 
-def _warn(rows: int, by_check: np.ndarray, broken: np.ndarray, with_nan: np.ndarray) -> None:
-    """Say which checks failed; nothing where the quick count was in doubt without reason."""
-    failed = {check: int(times) for check, times in zip(TopKCheck, by_check, strict=True) if times}
+def _warn(
+    rows: int, rows_by_check: np.ndarray, violating_rows: np.ndarray, rows_with_nan: np.ndarray
+) -> None:
+    """Warn about failed checks. There may be none, because the quick count is an upper bound."""
+    failed = {
+        check: int(count) for check, count in zip(TopKCheck, rows_by_check, strict=True) if count
+    }
     if not failed:
         return
-    told = ", ".join(f"{check} in {times}" for check, times in failed.items())
-    nan = f"; rows with NaN, which it cannot order: {int(with_nan)}" if with_nan else ""
+    failures = ", ".join(f"{check} in {count}" for check, count in failed.items())
+    nan = f"; rows with NaN, which it cannot order: {int(rows_with_nan)}" if rows_with_nan else ""
     warnings.warn(
-        f"top_k: lax.approx_max_k broke its contract in {int(broken)} of {rows} rows "
-        f"({told}){nan}; the exact result is used instead",
+        f"top_k: lax.approx_max_k broke its contract in {int(violating_rows)} of {rows} rows "
+        f"({failures}){nan}; the exact result is used instead",
         TopKWarning,
         stacklevel=2,
     )
@@ -237,161 +250,166 @@ def _bits(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
 
 
-def _keys(x: Num[Array, "*rows n"]) -> Int[Array, "*rows n"]:
+def _sort_keys(x: Num[Array, "*rows n"]) -> Int[Array, "*rows n"]:
     bits = _bits(x)
-    # Not in 16 bits: not every device has comparisons for them.
-    wide: jax.Array = _ordered(bits.astype(jnp.promote_types(bits.dtype, jnp.int32)), x.dtype, jnp)
-    return wide
+    # At least 32 bits, because some devices have no comparisons of 16-bit integers.
+    integers = bits.astype(jnp.promote_types(bits.dtype, jnp.int32))
+    keys: jax.Array = _ordered_keys(integers, x.dtype, jnp)
+    return keys
 
 
-def _ordered(bits: Any, dtype: np.dtype[Any], of: Any) -> Any:
-    """Integers in the order of the floats with these bits; `of` is NumPy or its likeness in JAX."""
-    width = np.dtype(f"int{8 * dtype.itemsize}")
+def _ordered_keys(bits: Any, dtype: np.dtype[Any], xp: Any) -> Any:
+    """Return integers in the order of the floats with these bits. `xp` is numpy or jax.numpy."""
+    integer_type = np.dtype(f"int{8 * dtype.itemsize}")
 
-    def place(value: Any) -> int:
-        return int(np.asarray(value, dtype).view(width))
+    def bits_of(value: Any) -> int:
+        return int(np.asarray(value, dtype).view(integer_type))
 
-    infinity = place(np.inf)
-    # A number with a sign is at -1 - (its bits without): minus zero, that is, at -1.
-    signed = of.where(bits < 0, bits ^ np.iinfo(width).max, bits)
-    normal = 1 if dtype == np.float16 else place(jnp.finfo(dtype).smallest_normal)
-    zeros_tied = of.where((signed >= -normal) & (signed < normal), 0, signed)
-    # What lies beyond the infinities are NaNs.
-    return of.clip(zeros_tied, -infinity - 2, infinity + 1)
+    infinity = bits_of(np.inf)
+    # A negative number has the key -1 - (its bits without the sign), so minus zero has -1.
+    signed = xp.where(bits < 0, bits ^ np.iinfo(integer_type).max, bits)
+    smallest_normal = 1 if dtype == np.float16 else bits_of(jnp.finfo(dtype).smallest_normal)
+    is_zero = (signed >= -smallest_normal) & (signed < smallest_normal)
+    # Keys beyond the infinities are NaN.
+    return xp.clip(xp.where(is_zero, 0, signed), -infinity - 2, infinity + 1)
 
 
-# ---- on the host -----------------------------------------------------------------------------
+# ---- On the host -------------------------------------------------------------------------------
 
 
 def violations(x: Any, values: Any, indices: Any, *, recall_target: float = 1.0) -> list[Violation]:
-    """Everything in a result for the k largest of each row of `x` that is outside its contract.
+    """Return all violations in a result for the k largest elements of each row of `x`.
 
-    Missing elements count where their row misses more than `allowed_misses`, or the whole batch.
-    With a target of 1 that is every missing element, up to ties: any of equal elements will do.
+    Missing elements are violations if their row, or the whole batch, misses more than
+    `allowed_misses`. With a target of 1 every missing element is a violation. Equal elements are
+    interchangeable.
     """
     x, values, indices = np.asarray(x), np.asarray(values), np.asarray(indices)
     if indices.dtype.kind not in "iu" or x.dtype.kind == "c":
-        raise Mistake(
-            f"violations: rows are {x.dtype} and indices {indices.dtype}; rows have to have an "
-            "order, and indices to be whole numbers"
+        raise UserError(
+            f"violations: rows are {x.dtype} and indices {indices.dtype}; use rows of ordered "
+            "numbers, and integers as indices"
         )
     k = values.shape[-1] if values.ndim else 0
     _check_arguments("violations", x.shape, k, recall_target)
     if values.shape != (*x.shape[:-1], k) or indices.shape != values.shape:
-        raise Mistake(
+        raise UserError(
             f"violations: values {values.shape} and indices {indices.shape} are no result for "
             f"rows of shape {x.shape}"
         )
     if values.dtype != x.dtype:
-        raise Mistake(f"violations: values are {values.dtype} and the rows {x.dtype}")
+        raise UserError(f"violations: values are {values.dtype} and the rows {x.dtype}")
     if k == 0 or x.size == 0:
         return []
     shape, n = x.shape[:-1], x.shape[-1]
     x, values, indices = x.reshape(-1, n), values.reshape(-1, k), indices.reshape(-1, k)
-    keys, returned = _host_keys(x), _host_keys(values)
-    inside = (indices >= 0) & (indices < n)
-    own = np.take_along_axis(x, np.where(inside, indices, 0), axis=1)
-    picked = _picked(indices, n)
-    highest = keys == keys.max(axis=1, keepdims=True)
-    lost = ~(highest & picked).any(axis=1, keepdims=True) & highest
-    found = {
-        TopKCheck.RANGE: ~inside,
-        TopKCheck.TWICE: _seen_before(indices),
-        TopKCheck.VALUE: inside & ~_same(values, own),
-        TopKCheck.ORDER: _rises(returned),
-        # Of equal maxima, the first stands for all.
-        TopKCheck.MAXIMUM: lost & (np.cumsum(lost, axis=1) == 1),
-        TopKCheck.MISSED: _missed_too_often(keys, picked, k, recall_target),
+    keys, value_keys = _sort_keys_on_host(x), _sort_keys_on_host(values)
+    in_range = (indices >= 0) & (indices < n)
+    elements = np.take_along_axis(x, np.where(in_range, indices, 0), axis=1)
+    selected = _selected_elements(indices, n)
+    maxima = keys == keys.max(axis=1, keepdims=True)
+    lost_maxima = ~(maxima & selected).any(axis=1, keepdims=True) & maxima
+    failures = {
+        TopKCheck.RANGE: ~in_range,
+        TopKCheck.TWICE: _repeated_indices(indices),
+        TopKCheck.VALUE: in_range & ~_equal_bits_or_nan(values, elements),
+        TopKCheck.ORDER: _ascending_steps(value_keys),
+        # Of several equal maxima, report the first.
+        TopKCheck.MAXIMUM: lost_maxima & (np.cumsum(lost_maxima, axis=1) == 1),
+        TopKCheck.MISSED: _excess_misses(keys, selected, k, recall_target),
     }
     return [
-        Violation(check, tuple(int(at) for at in np.unravel_index(row, shape)), int(column))
-        for check, places in found.items()
-        for row, column in np.argwhere(places)
+        Violation(check, tuple(int(index) for index in np.unravel_index(row, shape)), int(column))
+        for check, mask in failures.items()
+        for row, column in np.argwhere(mask)
     ]
 
 
 def recalls(x: Any, indices: Any) -> np.ndarray:
-    """Of the k largest of each row, the part that a result has; any of equal elements will do."""
+    """Return, for each row, the share of the k largest elements in a result."""
     x, indices = np.asarray(x), np.asarray(indices)
     n, k = x.shape[-1], indices.shape[-1]
-    keys = _host_keys(x.reshape(-1, n))
-    missing = _missing(keys, _picked(indices.reshape(-1, k), n), k)
-    whole: np.ndarray = 1.0 - missing.sum(axis=1) / k
-    return whole.reshape(x.shape[:-1])
+    keys = _sort_keys_on_host(x.reshape(-1, n))
+    missing = _missing_elements(keys, _selected_elements(indices.reshape(-1, k), n), k)
+    recall: np.ndarray = 1.0 - missing.sum(axis=1) / k
+    return recall.reshape(x.shape[:-1])
 
 
-def _rises(keys: np.ndarray) -> np.ndarray:
-    rises = np.zeros(keys.shape, bool)
-    rises[:, 1:] = keys[:, 1:] > keys[:, :-1]
-    return rises
+def _ascending_steps(keys: np.ndarray) -> np.ndarray:
+    ascends = np.zeros(keys.shape, bool)
+    ascends[:, 1:] = keys[:, 1:] > keys[:, :-1]
+    return ascends
 
 
-def _seen_before(indices: np.ndarray) -> np.ndarray:
-    """Where an index stands that the row has further left."""
+def _repeated_indices(indices: np.ndarray) -> np.ndarray:
+    """Return True for indices that occur further left in their row."""
     order = np.argsort(indices, axis=1, kind="stable")
-    ordered = np.take_along_axis(indices, order, axis=1)
-    again = np.zeros(indices.shape, bool)
-    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    seen = np.zeros(indices.shape, bool)
-    np.put_along_axis(seen, order, again, axis=1)
-    return seen
+    sorted_indices = np.take_along_axis(indices, order, axis=1)
+    equals_previous = np.zeros(indices.shape, bool)
+    equals_previous[:, 1:] = sorted_indices[:, 1:] == sorted_indices[:, :-1]
+    repeated = np.zeros(indices.shape, bool)
+    np.put_along_axis(repeated, order, equals_previous, axis=1)
+    return repeated
 
 
-def _same(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Whether the bits are equal, or both are NaN: a device may change what a NaN carries."""
-    width = f"uint{8 * values.dtype.itemsize}"
-    # NumPy warns of NaNs that signal.
+def _equal_bits_or_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return True if the bits are equal or both are NaN. Devices may change a NaN's payload."""
+    integer_type = f"uint{8 * a.dtype.itemsize}"
+    # NumPy warns about signaling NaNs.
     with np.errstate(invalid="ignore"):
-        both_nan = (values != values) & (others != others)
-    same: np.ndarray = (values.view(width) == others.view(width)) | both_nan
-    return same
+        both_nan = (a != a) & (b != b)
+    equal: np.ndarray = (a.view(integer_type) == b.view(integer_type)) | both_nan
+    return equal
 
 
-def _picked(indices: np.ndarray, n: int) -> np.ndarray:
-    """Which elements of each row a result names."""
-    picked = np.zeros((indices.shape[0], n), bool)
+def _selected_elements(indices: np.ndarray, n: int) -> np.ndarray:
+    """Return a mask of the elements of each row whose index is in a result."""
+    selected = np.zeros((indices.shape[0], n), bool)
     rows, columns = np.nonzero((indices >= 0) & (indices < n))
-    picked[rows, indices[rows, columns]] = True
-    return picked
+    selected[rows, indices[rows, columns]] = True
+    return selected
 
 
-def _missing(keys: np.ndarray, picked: np.ndarray, k: int) -> np.ndarray:
-    """Which elements of each row are missing from its k largest."""
-    last = np.partition(keys, keys.shape[1] - k, axis=1)[:, keys.shape[1] - k, None]
-    above, tied = keys > last, keys == last
-    wanted = k - above.sum(axis=1) - (tied & picked).sum(axis=1)
-    free = tied & ~picked
-    # Of equal elements, the first ones stand for those that are missing.
-    tied_and_missing = free & (np.cumsum(free, axis=1) <= wanted[:, None])
-    missing: np.ndarray = (above & ~picked) | tied_and_missing
+def _missing_elements(keys: np.ndarray, selected: np.ndarray, k: int) -> np.ndarray:
+    """Return a mask of the elements that are missing from the k largest of each row."""
+    kth = np.partition(keys, keys.shape[1] - k, axis=1)[:, keys.shape[1] - k, None]
+    above, tied = keys > kth, keys == kth
+    missing_ties = k - above.sum(axis=1) - (tied & selected).sum(axis=1)
+    unselected_ties = tied & ~selected
+    # Of several equal elements, report the first ones.
+    first_ties = unselected_ties & (np.cumsum(unselected_ties, axis=1) <= missing_ties[:, None])
+    missing: np.ndarray = (above & ~selected) | first_ties
     return missing
 
 
-def _missed_too_often(
-    keys: np.ndarray, picked: np.ndarray, k: int, recall_target: float
+def _excess_misses(
+    keys: np.ndarray, selected: np.ndarray, k: int, recall_target: float
 ) -> np.ndarray:
-    missing = _missing(keys, picked, k)
-    in_row = missing.sum(axis=1, keepdims=True) > allowed_misses(k, recall_target)
-    in_all = missing.sum() > allowed_misses(k * keys.shape[0], recall_target)
-    too_often: np.ndarray = missing & (in_row | in_all)
-    return too_often
+    missing = _missing_elements(keys, selected, k)
+    row_exceeds = missing.sum(axis=1, keepdims=True) > allowed_misses(k, recall_target)
+    batch_exceeds = missing.sum() > allowed_misses(k * keys.shape[0], recall_target)
+    excess: np.ndarray = missing & (row_exceeds | batch_exceeds)
+    return excess
 
 
-def _host_keys(x: np.ndarray) -> np.ndarray:
-    if x.dtype not in _CHECKED:
+def _sort_keys_on_host(x: np.ndarray) -> np.ndarray:
+    if x.dtype not in _APPROXIMATE_TYPES:
         return x
-    keys: np.ndarray = _ordered(x.view(f"int{8 * x.dtype.itemsize}").astype(np.int64), x.dtype, np)
+    integers = x.view(f"int{8 * x.dtype.itemsize}").astype(np.int64)
+    keys: np.ndarray = _ordered_keys(integers, x.dtype, np)
     return keys
 
 
 def _check_arguments(caller: str, shape: tuple[int, ...], k: int, recall_target: float) -> None:
     if not isinstance(k, int | np.integer) or isinstance(k, bool):
-        raise Mistake(f"{caller}: k is {k!r}; it has to be a whole number, known before it runs")
+        raise UserError(f"{caller}: k is {k!r}; it has to be a whole number, not a traced value")
     if not shape:
-        raise Mistake(f"{caller}: x is a single number; it needs a last axis to choose from")
+        raise UserError(f"{caller}: x is a single number; pass an array with one axis or more")
     if not 0 <= k <= shape[-1]:
-        raise Mistake(
+        raise UserError(
             f"{caller}: k is {k} and rows have {shape[-1]} elements; use 0 to {shape[-1]}"
         )
     if not 0.0 < recall_target <= 1.0:
-        raise Mistake(f"{caller}: recall_target is {recall_target}; use more than 0 and at most 1")
+        raise UserError(
+            f"{caller}: recall_target is {recall_target}; use more than 0 and at most 1"
+        )

@@ -1,7 +1,7 @@
-"""How `lax.approx_max_k` keeps its contract on this device, over rows of many kinds.
+"""Measure the recall of `lax.approx_max_k` on this device, and check its contract.
 
-Each case is a kind of rows, their length, a k and a recall that is asked for. Measured is the
-recall, as a mean and in the worst row; counted is whatever `violations` finds.
+A case of the survey has a distribution of the rows, their length, a k and a target recall. The
+survey measures the mean recall and that of the worst row, and counts violations of the contract.
 """
 
 # mypy: allow-untyped-calls
@@ -20,96 +20,82 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from drumline.numerics.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.numerics.topk import RECALL_TARGET, recalls, violations
 
-Draw = Callable[[np.random.Generator, tuple[int, int], np.dtype[Any]], np.ndarray]
+Shape = tuple[int, int]
+Dtype = np.dtype[Any]
+Sampler = Callable[[np.random.Generator, Shape, Dtype], np.ndarray]
 
 
-def _normal(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    drawn: np.ndarray = random.standard_normal(shape).astype(dtype)
-    return drawn
-
-
-def _ties(random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
-    """Five values, two of them zeros of different signs."""
-    few = np.array([-1.0, -0.0, 0.0, 1.0, 2.0], dtype)
-    return few[random.integers(0, len(few), shape)]
-
-
-def _infinities(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    x, where = _normal(random, shape, dtype), random.random(shape)
-    x[where < 0.01] = np.inf
-    # Most of a row: what a sampler has after it masked its tokens.
-    x[where > 0.5] = -np.inf
+def _normal(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    x: np.ndarray = rng.standard_normal(shape).astype(dtype)
     return x
 
 
-def _nan(random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
-    x = _normal(random, shape, dtype)
-    x[random.random(shape) < 0.01] = np.nan
+def _ties(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    """Sample from five values, including both zeros."""
+    values = np.array([-1.0, -0.0, 0.0, 1.0, 2.0], dtype)
+    return values[rng.integers(0, len(values), shape)]
+
+
+def _infinities(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    x, uniform = _normal(rng, shape, dtype), rng.random(shape)
+    x[uniform < 0.01] = np.inf
+    # Half of the row, as in a sampler with masked tokens.
+    x[uniform > 0.5] = -np.inf
     return x
 
 
-def _ascending(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    return np.sort(random.standard_normal(shape), axis=-1).astype(dtype)
+def _nan(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    x = _normal(rng, shape, dtype)
+    x[rng.random(shape) < 0.01] = np.nan
+    return x
 
 
-def _descending(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    return np.ascontiguousarray(_ascending(random, shape, dtype)[:, ::-1])
+def _ascending(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    return np.sort(rng.standard_normal(shape), axis=-1).astype(dtype)
 
 
-def _maximum_first(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    x = _normal(random, shape, dtype)
+def _descending(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    return np.ascontiguousarray(_ascending(rng, shape, dtype)[:, ::-1])
+
+
+def _maximum_first(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    x = _normal(rng, shape, dtype)
     x[:, 0] = 100.0
     return x
 
 
-def _maximum_last(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    x = _normal(random, shape, dtype)
+def _maximum_last(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    x = _normal(rng, shape, dtype)
     x[:, -1] = 100.0
     return x
 
 
-def _equal(random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
-    return np.broadcast_to(_normal(random, (shape[0], 1), dtype), shape).copy()
+def _equal(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    return np.broadcast_to(_normal(rng, (shape[0], 1), dtype), shape).copy()
 
 
-def _huge_range(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    """From the least normal number to the largest there is, of both signs."""
-    limits = jnp.finfo(dtype)
-    low, high = math.log2(float(limits.smallest_normal)), math.log2(float(limits.max))
-    drawn = np.exp2(random.uniform(low, high, shape)) * random.choice([-1.0, 1.0], shape)
-    cut: np.ndarray = np.clip(drawn, -float(limits.max), float(limits.max)).astype(dtype)
-    return cut
+def _huge_range(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    """Sample from the smallest normal to the largest number, with both signs."""
+    info = jnp.finfo(dtype)
+    low, high = math.log2(float(info.smallest_normal)), math.log2(float(info.max))
+    x = np.exp2(rng.uniform(low, high, shape)) * rng.choice([-1.0, 1.0], shape)
+    clipped: np.ndarray = np.clip(x, -float(info.max), float(info.max)).astype(dtype)
+    return clipped
 
 
-def _subnormal(
-    random: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any]
-) -> np.ndarray:
-    """Made of bits: arithmetic may take numbers as small as these for zero."""
-    width = np.dtype(f"uint{8 * dtype.itemsize}")
-    bits = random.integers(0, 2 ** jnp.finfo(dtype).nmant, shape).astype(width)
-    sign = random.integers(0, 2, shape).astype(width) << (8 * dtype.itemsize - 1)
-    made: np.ndarray = (bits | sign).view(dtype)
-    return made
+def _subnormal(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
+    """Sample the bits, because arithmetic may flush subnormal numbers to zero."""
+    integer_type = np.dtype(f"uint{8 * dtype.itemsize}")
+    bits = rng.integers(0, 2 ** jnp.finfo(dtype).nmant, shape).astype(integer_type)
+    sign = rng.integers(0, 2, shape).astype(integer_type) << (8 * dtype.itemsize - 1)
+    x: np.ndarray = (bits | sign).view(dtype)
+    return x
 
 
-DISTRIBUTIONS: dict[str, Draw] = {
+DISTRIBUTIONS: dict[str, Sampler] = {
     "normal": _normal,
     "ties": _ties,
     "infinities": _infinities,
@@ -122,19 +108,19 @@ DISTRIBUTIONS: dict[str, Draw] = {
     "huge range": _huge_range,
     "subnormal": _subnormal,
 }
-"""Kinds of rows, by name."""
+"""The samplers of rows, by name."""
 
 
-LONGEST = 2**24
-"""Elements in a row, beyond which memory ends before a vocabulary does."""
+MAX_LENGTH = 2**24
+"""The largest number of elements in a row. It is larger than any vocabulary."""
 
 
 @dataclass(frozen=True)
 class TopKGrid:
-    """The cases of a survey: every combination of these."""
+    """The cases of a survey: all combinations of these values."""
 
     shapes: tuple[tuple[int, int], ...] = ((8, 8192),)
-    """Rows and their length."""
+    """Pairs of the number of rows and their length."""
     ks: tuple[int, ...] = (64,)
     recall_targets: tuple[float, ...] = (RECALL_TARGET,)
     distributions: tuple[str, ...] = tuple(DISTRIBUTIONS)
@@ -142,27 +128,31 @@ class TopKGrid:
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Reject invalid values."""
         for _, length in self.shapes:
-            if not 1 <= length <= LONGEST:
-                raise Mistake(f"length: {length} elements in a row; use 1 to {LONGEST}")
+            if not 1 <= length <= MAX_LENGTH:
+                raise UserError(f"length: {length} elements in a row; use 1 to {MAX_LENGTH}")
         for (_, length), k in itertools.product(self.shapes, self.ks):
             if not 1 <= k <= length:
-                raise Mistake(f"k: {k} of {length} elements cannot be chosen; use 1 to {length}")
+                raise UserError(
+                    f"k: rows have {length} elements, so {k} is out of range; use 1 to {length}"
+                )
         for target in self.recall_targets:
             if not 0.0 < target <= 1.0:
-                raise Mistake(f"recall: {target} is no part of a whole; use 0 < recall ≤ 1")
+                raise UserError(f"recall: {target} is no share; use 0 < recall ≤ 1")
         for name in self.distributions:
             if name not in DISTRIBUTIONS:
-                raise Mistake(f"distributions: {name!r} is none of {', '.join(DISTRIBUTIONS)}")
+                raise UserError(
+                    f"distributions: {name!r} is unknown; use {', '.join(DISTRIBUTIONS)}"
+                )
         for name in self.dtypes:
             if name not in ("float16", "bfloat16", "float32"):
-                raise Mistake(f"dtype: {name!r} is none of float32, bfloat16, float16")
+                raise UserError(f"dtype: {name!r} is unknown; use float32, bfloat16, float16")
 
 
 @dataclass(frozen=True)
 class TopKCase:
-    """One case of a survey, and what it showed."""
+    """A case of a survey, with its measurements."""
 
     distribution: str
     dtype: str
@@ -171,20 +161,20 @@ class TopKCase:
     recall_asked: float
     recall_mean: float
     recall_worst: float
-    """Of a single row."""
+    """The lowest recall of a single row."""
     violations: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TopKSurvey:
-    """All cases, and the device they ran on."""
+    """The cases of a survey and the device that ran them."""
 
     device: str
     cases: tuple[TopKCase, ...]
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was missed anywhere."""
+        """True if no element was missed."""
         return all(case.recall_worst == 1.0 for case in self.cases)
 
     @property
@@ -198,13 +188,14 @@ class TopKSurvey:
 
     @property
     def verdict(self) -> str:
-        """What the survey showed, in a sentence."""
+        """A sentence with the result."""
         if self.broken and all(case.distribution == "nan" for case in self.broken):
             count = sum(len(case.violations) for case in self.broken)
-            rest = "exact on all rows without it" if self._exact_without_nan else "sound without it"
+            other_rows = "exact on all other rows" if self._exact_without_nan else "valid on others"
             return (
                 f"approx_max_k cannot order rows with NaN on {self.device}: {count} violations "
-                f"there ({self.broken[0].dtype}: {self.broken[0].violations[0]}); it was {rest}"
+                f"there ({self.broken[0].dtype}: {self.broken[0].violations[0]}); it was "
+                f"{other_rows}"
             )
         if self.broken:
             count = sum(len(case.violations) for case in self.broken)
@@ -216,17 +207,17 @@ class TopKSurvey:
             )
         if self.exact:
             return (
-                f"no violation: on {self.device} approx_max_k was exact at every recall asked for; "
-                "only a device where it is approximate, a TPU, can show its recall"
+                f"no violation: on {self.device} approx_max_k was exact at every target recall; "
+                "it is approximate only on TPUs"
             )
-        least = min(self.cases, key=lambda case: case.recall_mean - case.recall_asked)
+        closest = min(self.cases, key=lambda case: case.recall_mean - case.recall_asked)
         return (
             f"no violation: approx_max_k kept its recall on {self.device}; nearest to its target "
-            f"was {least.distribution}, {least.recall_mean:.4f} for {least.recall_asked:g}"
+            f"was {closest.distribution}, {closest.recall_mean:.4f} for {closest.recall_asked:g}"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the survey as JSON values."""
         return {
             "device": self.device,
             "exact": self.exact,
@@ -236,7 +227,7 @@ class TopKSurvey:
 
 
 def survey_topk(grid: TopKGrid) -> TopKSurvey:
-    """Run `lax.approx_max_k` on every case, on the default device."""
+    """Run `lax.approx_max_k` on all cases, on the default device."""
     cases = itertools.product(
         grid.dtypes, grid.shapes, grid.ks, grid.recall_targets, grid.distributions
     )
@@ -247,7 +238,7 @@ def survey_topk(grid: TopKGrid) -> TopKSurvey:
 
 
 @lru_cache
-def _approximate(k: int, recall_target: float) -> Callable[[np.ndarray], Any]:
+def _compile_approx_max_k(k: int, recall_target: float) -> Callable[[np.ndarray], Any]:
     compiled: Callable[[np.ndarray], Any] = jax.jit(
         partial(lax.approx_max_k, k=k, recall_target=recall_target)
     )
@@ -262,14 +253,14 @@ def _measure(
     distribution: str,
     seeds: tuple[int, ...],
 ) -> TopKCase:
-    found: list[str] = []
-    shares = []
+    messages: list[str] = []
+    row_recalls = []
     for seed in seeds:
         x = DISTRIBUTIONS[distribution](np.random.default_rng(seed), shape, jnp.dtype(dtype))
-        values, indices = map(np.asarray, _approximate(k, recall_target)(x))
-        found += map(str, violations(x, values, indices, recall_target=recall_target))
-        shares.append(recalls(x, indices))
-    recall = np.concatenate(shares)
+        values, indices = map(np.asarray, _compile_approx_max_k(k, recall_target)(x))
+        messages += map(str, violations(x, values, indices, recall_target=recall_target))
+        row_recalls.append(recalls(x, indices))
+    recall = np.concatenate(row_recalls)
     return TopKCase(
         distribution=distribution,
         dtype=dtype,
@@ -278,5 +269,5 @@ def _measure(
         recall_asked=recall_target,
         recall_mean=float(recall.mean()),
         recall_worst=float(recall.min()),
-        violations=tuple(found),
+        violations=tuple(messages),
     )

@@ -1,14 +1,13 @@
-"""Matrix products of sharded arrays that hide their communication behind the multiplication.
+"""Matmuls of sharded arrays that overlap communication with computation.
 
-`einsum` reads the shardings of its operands and picks a ring; underneath, for use inside
-`jax.shard_map`, are the rings themselves and the mixture of experts that drops no token. Shapes are
+`einsum` reads the shardings of its operands and picks a ring. The other functions are for use
+inside `jax.shard_map`: the rings themselves, and the dropless mixture of experts. Shapes are
 written as in "Programming TPUs in JAX": `A[B_X, D_Y]` is an array whose rows are sharded over mesh
 axis X and whose columns over Y.
 """
 
-from drumline.parallel.block.feedforward import feedforward
-from drumline.parallel.block.shape import BlockShape
-from drumline.parallel.block.transformer import BlockAxes, TransformerBlock
+from drumline.parallel.block.transformer import BlockAxes, TransformerBlock, feedforward
+from drumline.parallel.block.weights import BlockShape
 from drumline.parallel.einsum.choice import Explanation
 from drumline.parallel.einsum.sharded import einsum, explain_einsum
 from drumline.parallel.experts.layer import MoEBlock, moe_feedforward
@@ -18,7 +17,7 @@ from drumline.parallel.fused.functions import fused_allgather_matmul, fused_matm
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.scatter import matmul_reducescatter
-from drumline.parallel.scheduling import overlap_options
+from drumline.parallel.target import overlap_options
 
 __all__ = [
     "BlockAxes",

@@ -1,15 +1,15 @@
-"""Intermediate values by name, for whoever wants to see them; to all others they cost nothing.
+"""Taps: names for intermediate values of a model. They cost nothing unless they are collected.
 
-A model says what it has in hand, `x = tap("norm", x)`, and where in itself it is, `with
-scope("blocks.3")`. Unless somebody collects, nothing follows from that, not even in the traced
-program. `collecting` yields a dictionary that fills as the model is traced or run:
+A model names a value with `x = tap("norm", x)`, and a part of itself with `with scope("blocks.3")`.
+Without `collecting`, neither changes the traced program. `collecting` yields a dictionary that is
+filled while the model is traced or run:
 
     def with_intermediates(x):
-        with collecting() as seen:
-            return model(x), seen
+        with collecting() as values:
+            return model(x), values
 
-It works under `jax.jit` too, as long as the tap is not within an inner function that is traced by
-itself (a scan over layers, a checkpoint): what such a function sees has no value outside of it.
+This works under `jax.jit` as well, except for taps inside functions that are traced separately (a
+scan over layers, a checkpoint): their values cannot be used outside.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from typing import TypeVar
 
 import jax
 
-_SEEN: ContextVar[dict[str, jax.Array] | None] = ContextVar("seen", default=None)
+_VALUES: ContextVar[dict[str, jax.Array] | None] = ContextVar("values", default=None)
 _PATH: ContextVar[str] = ContextVar("path", default="")
 Value = TypeVar("Value", bound=jax.Array)
 
 
 def tap(name: str, value: Value) -> Value:
-    """The value, which is noted under this name within the scopes around it if somebody collects.
+    """Return the value, and collect it under this name within the current scopes.
 
-    A name that was used already is numbered, so that no value hides another.
+    A name that occurs again gets a number, so that no value replaces another.
     """
-    seen = _SEEN.get()
-    if seen is not None:
-        whole, times = f"{_PATH.get()}{name}", 1
-        while (key := whole if times == 1 else f"{whole}#{times}") in seen:
-            times += 1
-        seen[key] = value
+    values = _VALUES.get()
+    if values is not None:
+        path, count = f"{_PATH.get()}{name}", 1
+        while (key := path if count == 1 else f"{path}#{count}") in values:
+            count += 1
+        values[key] = value
     return value
 
 
-def look(name: str, make: Callable[[], jax.Array]) -> None:
-    """Tap a value that the model itself does not need; it is made only if somebody collects."""
-    if _SEEN.get() is not None:
-        tap(name, make())
+def tap_lazy(name: str, compute: Callable[[], jax.Array]) -> None:
+    """Tap a value that the model itself does not need. Compute it only if it is collected."""
+    if _VALUES.get() is not None:
+        tap(name, compute())
 
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Names within begin with this one and a dot."""
+    """Prefix the names of taps inside with this name and a dot."""
     token = _PATH.set(f"{_PATH.get()}{name}.")
     try:
         yield
@@ -58,10 +58,10 @@ def scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def collecting() -> Iterator[dict[str, jax.Array]]:
-    """Values that are tapped meanwhile, by name, in the order in which they came."""
-    seen: dict[str, jax.Array] = {}
-    token = _SEEN.set(seen)
+    """Collect the values of taps by name, in the order of the taps."""
+    values: dict[str, jax.Array] = {}
+    token = _VALUES.set(values)
     try:
-        yield seen
+        yield values
     finally:
-        _SEEN.reset(token)
+        _VALUES.reset(token)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from drumline.jobs.server.api import _no_room
+from drumline.jobs.server.api import _storage_error
 from tests.jobs.pretend import HOUR, Office, play
 
 WRITES = ("save", "gone", "note", "adopt_stray", "check_writable")
@@ -80,11 +80,11 @@ def test_what_happens_while_the_disk_is_full_is_decided_afterwards(tmp_path: Pat
     ],
 )
 def test_a_caller_is_told_in_a_sentence_that_nothing_can_be_written(error: Exception) -> None:
-    answer = asyncio.run(_no_room(Request({"type": "http"}), error))
+    answer = asyncio.run(_storage_error(Request({"type": "http"}), error))
     assert answer.status_code == 507
-    assert b"make room, then try again" in bytes(answer.body)
+    assert b"free disk space and try again" in bytes(answer.body)
 
 
 def test_another_fault_is_not_called_a_full_disk() -> None:
     with pytest.raises(FileNotFoundError):
-        asyncio.run(_no_room(Request({"type": "http"}), FileNotFoundError(2, "no such file")))
+        asyncio.run(_storage_error(Request({"type": "http"}), FileNotFoundError(2, "no such file")))

@@ -14,7 +14,7 @@ def test_a_kept_slice_is_released_after_an_hour(tmp_path: Path) -> None:
         job = await office.create()
         await office.reaches(job, "RUNNING")
         answer = await office.desk.verb(job, "cancel", {})
-        assert "is kept 60 min for a resume, which costs about $" in answer["text"]
+        assert "is kept for 60 min for a resume, which costs about $" in answer["text"]
         await office.reaches(job, "CANCELLED")
         await asyncio.sleep(HOUR - 300)
         shown = office.show(job)
@@ -65,7 +65,7 @@ def test_a_resume_in_time_keeps_the_slice_for_good(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["forever", -1, "8000h", [1]])
 def test_a_time_that_is_none_is_refused_with_what_it_takes(wrong: object) -> None:
-    with pytest.raises(SpecError, match=r"keep: is .*; it takes"):
+    with pytest.raises(SpecError, match=r"keep: is .*; expected"):
         validate({"accelerator": "v4-8", "run": "true", "workdir": None, "keep": wrong})
 
 

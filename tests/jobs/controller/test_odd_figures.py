@@ -12,8 +12,8 @@ from drumline.hosts.agent.wire import decode
 from drumline.jobs.client import Client, Refused
 from drumline.jobs.controller.heartbeats import LogReader, clean
 from drumline.jobs.core.steps import to_number
-from drumline.jobs.server.api import search_of
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.api import parse_search
+from drumline.jobs.server.verbs import RequestError
 from tests.jobs.pretend import Office, play
 
 HUGE = int("9" * 500)
@@ -92,11 +92,11 @@ def test_endless_digits_in_a_log_are_no_number(tmp_path: Path) -> None:
 def test_a_number_that_no_job_can_have_is_one_sentence(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         for odd in ("9" * 30, "x" * 5, "१२"):
-            with pytest.raises(Mistake, match="there is no job"):
+            with pytest.raises(RequestError, match="there is no job"):
                 office.desk.show(odd)
 
     play(tmp_path, story)
-    with pytest.raises(Mistake, match=r"limit: .* is not a number above 0"):
-        search_of(QueryParams(f"limit={'9' * 30}"))
+    with pytest.raises(RequestError, match=r"limit: .* is not a number above 0"):
+        parse_search(QueryParams(f"limit={'9' * 30}"))
     with pytest.raises(Refused, match="longer than any name"):
         Client(tmp_path / "h", autostart=False).list(name="x" * 100_000)

@@ -11,7 +11,7 @@ VFIO = "open(/dev/vfio/0): Device or resource busy"
 
 
 def hosts(office: Office) -> dict[str, Any]:
-    return {host["identity"]: host for host in office.desk.remembered.all()}
+    return {host["identity"]: host for host in office.desk.host_history.all()}
 
 
 def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_third(
@@ -33,7 +33,7 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
         (said,) = {e["text"] for e in office.show(third)["events"] if e["kind"] == "refused"}
         assert said.startswith("host 0, machine-0 is excluded: open(/dev/vfio/0)")
         for job in (first, second, third):
-            office.desk.remembered.settle("forgive", {"identity": "machine-0"})
+            office.desk.host_history.apply("forgive", {"identity": "machine-0"})
             await office.reaches(job, "RUNNING")
 
     play(tmp_path, story)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from drumline.cloud.google.resources import ListedNode, ListedRequest
+from drumline.cloud.google.placements import ListedNode, ListedRequest
 from drumline.jobs.controller.slices import DatabaseIds
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from tests.jobs.pretend import UNAVAILABLE, ZONE, Office, play
 
 Cloud = tuple[dict[str, ListedRequest], dict[str, ListedNode]]
@@ -54,13 +54,13 @@ def test_slices_of_a_lost_database_are_found_and_left_alone_until_the_user_says(
     async def story(office: Office) -> None:
         await asyncio.sleep(1000)
         assert name in office.cloud.held, "nothing is released unasked"
-        (found,) = (await office.desk.lost.found())["strays"]
+        (found,) = (await office.desk.orphans.find())["strays"]
         assert (found["name"], found["zone"], found["job"]) == (name, ZONE, "000001")
         assert [one["name"] for one in office.desk.status()["strays"]] == [name]
-        answer = await office.desk.lost.settle("release", [], "lab")
+        answer = await office.desk.orphans.apply("release", [], "lab")
         assert answer["text"] == [f"{name} in {ZONE} is being released"]
         await office.until(lambda: name not in office.cloud.held)
-        assert (await office.desk.lost.found())["strays"] == []
+        assert (await office.desk.orphans.find())["strays"] == []
 
     second_life(tmp_path, cloud, story)
 
@@ -89,12 +89,12 @@ def test_an_adopted_slice_is_held_by_a_job_and_goes_on_with_a_file(tmp_path: Pat
     lose_database(tmp_path)
 
     async def story(office: Office) -> None:
-        (told,) = (await office.desk.lost.settle("adopt", [name], "lab"))["text"]
+        (told,) = (await office.desk.orphans.apply("adopt", [name], "lab"))["text"]
         assert "drumline resume 000002 --file FILE" in told
         (row,) = office.desk.overview()
         assert (row["status"], row["zone"], row["chips_held"]) == ("CANCELLED", ZONE, 8)
         assert office.desk.status()["strays"] == []
-        with pytest.raises(Mistake, match="--file FILE"):
+        with pytest.raises(RequestError, match="--file FILE"):
             await office.desk.verb("2", "resume", {})
         spec = {"accelerator": "v4-16", "zones": [ZONE], "run": "python go_on.py", "workdir": None}
         answer = await office.desk.verb("2", "resume", {"spec": spec})
@@ -114,7 +114,7 @@ def test_an_adopted_slice_that_is_not_resumed_can_be_deleted(tmp_path: Path) -> 
     lose_database(tmp_path)
 
     async def story(office: Office) -> None:
-        await office.desk.lost.settle("adopt", [], "lab")
+        await office.desk.orphans.apply("adopt", [], "lab")
         await office.desk.verb("2", "delete", {})
         await office.until(lambda: not office.cloud.held)
 
@@ -155,8 +155,8 @@ def test_what_this_database_forgot_is_still_released_of_itself(tmp_path: Path) -
 
 def test_a_slice_that_is_no_stray_is_named_in_a_sentence(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
-        with pytest.raises(Mistake, match="dl-other is no stray slice"):
-            await office.desk.lost.settle("release", ["dl-other"], "lab")
+        with pytest.raises(RequestError, match="dl-other is not an orphan slice"):
+            await office.desk.orphans.apply("release", ["dl-other"], "lab")
 
     play(tmp_path, story)
 
@@ -167,7 +167,7 @@ def test_zones_that_could_not_be_looked_at_are_told(tmp_path: Path) -> None:
 
     async def story(office: Office) -> None:
         office.cloud.trouble = UNAVAILABLE
-        found = await office.desk.lost.found()
+        found = await office.desk.orphans.find()
         assert found["strays"] == []
         assert ZONE in found["not_seen"], "the zone is known though the database is new"
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.health.accusation import Accusation
-from drumline.jobs.core.causes import find_accusation, indicates_bad_host
+from drumline.health.fault_report import FaultReport
+from drumline.jobs.core.causes import find_fault_report, indicates_bad_host
 
 BAD_HOST_TEXTS = (
     "Couldn't open iommu group",
@@ -109,9 +109,9 @@ def test_a_segmentation_fault_accuses_only_at_the_start() -> None:
 def test_every_accusation_is_read_and_one_that_names_a_host_first(
     host: int | None, chip: int | None
 ) -> None:
-    said = Accusation("a checksum", host, chip)
+    said = FaultReport("a checksum", host, chip)
     log = f"step 1\ntrain.py:3  HardwareFault: {said.sentence}\nbye"
-    assert find_accusation(log) == said
-    named = Accusation("another", 0, 2)
-    assert find_accusation(f"{log}\n{named.sentence}") == (said if host is not None else named)
-    assert find_accusation("step 1\nbye") is None
+    assert find_fault_report(log) == said
+    named = FaultReport("another", 0, 2)
+    assert find_fault_report(f"{log}\n{named.sentence}") == (said if host is not None else named)
+    assert find_fault_report("step 1\nbye") is None

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.hosts.connection import ConnectionCut
+from drumline.hosts.connection import ConnectionLost
 from drumline.hosts.session import SliceSession
-from drumline.jobs.server.exchange import Exchange, LinesResponse
-from drumline.jobs.server.execution import Execution, Frame
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.execution import Exchange, Execution, Frame, LinesResponse
+from drumline.jobs.server.verbs import RequestError
 
 Command = Callable[[Any, AsyncIterator[bytes] | None], Awaitable[int]]
 
@@ -69,7 +68,7 @@ def test_each_host_gets_all_of_the_input_and_what_was_taken_is_told() -> None:
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [
-        (ConnectionCut("connection lost"), "connection lost"),
+        (ConnectionLost("connection lost"), "connection lost"),
         (TimeoutError(), "no answer"),
         (KeyError("oh"), "the server failed ('oh'), see its log"),
     ],
@@ -108,7 +107,7 @@ def test_a_command_ends_when_its_caller_leaves_whatever_is_on_the_way(reads: boo
         arriving.put_nowait(body(b'{"command"'))
         arriving.put_nowait(body(b': "x"}\nbytes'))
         exchange = Exchange(arriving.get)
-        assert await exchange.opening() == {"command": "x"}
+        assert await exchange.first_line() == {"command": "x"}
         hosts = Hosts(endless)
         lines = an_execution(hosts, 1, exchange.input())
         answering = asyncio.create_task(LinesResponse(exchange, lines)({}, arriving.get, send))
@@ -130,7 +129,7 @@ def test_a_call_that_begins_with_no_json_is_refused() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"what?\n", "more_body": False}
 
-        with pytest.raises(Mistake, match="the first line is no JSON"):
-            await Exchange(receive).opening()
+        with pytest.raises(RequestError, match="the first line is not JSON"):
+            await Exchange(receive).first_line()
 
     asyncio.run(story())

@@ -10,19 +10,19 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.hosts.kept_log import SMALLEST, KeptLog
+from drumline.hosts.log_segments import MIN_LIMIT, LogWriter
 from drumline.jobs.core.state import Attempt, Candidate, Job, Placement, PlacementPhase, Status
 from drumline.jobs.folders import Folders, trim_logs
-from drumline.jobs.server.logs import Wanted, stream_logs, wanted_of
+from drumline.jobs.server.logs import LogQuery, stream_logs
 from drumline.jobs.server.service import JobService
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store.records import Record
 from drumline.jobs.store.specs import StoredSpec
 from tests.jobs.pretend import Office, play
 
 
 async def read(office: Office, job: str, host: str, follow: bool = False) -> bytes:
-    pieces = stream_logs(office.desk, job, Wanted(host=host, follow=follow))
+    pieces = stream_logs(office.desk, job, LogQuery(host=host, follow=follow))
     return b"".join([piece async for piece in pieces])
 
 
@@ -38,7 +38,7 @@ def test_a_host_that_has_not_written_yet_is_no_mistake_and_one_that_is_not_there
         log.write_text("up\n")
         assert await read(office, job, "0") == b""
         assert await read(office, job, "1") == b"up\n"
-        with pytest.raises(Mistake, match="has no host 2; it has hosts 0 to 1"):
+        with pytest.raises(RequestError, match="has no host 2; it has hosts 0 to 1"):
             await read(office, job, "2")
 
     play(tmp_path, story)
@@ -49,13 +49,13 @@ def test_following_a_host_that_is_not_there_is_refused_at_once(tmp_path: Path) -
         office.cloud.given = ("WAITING_FOR_RESOURCES", None)
         job = await office.create()
         await office.reaches(job, "WAITING")
-        with pytest.raises(Mistake, match="has no host 7; it has hosts 0 to 1"):
+        with pytest.raises(RequestError, match="has no host 7; it has hosts 0 to 1"):
             await read(office, job, "7", follow=True)
         (name,) = office.cloud.requested
         await office.cloud.release("", name)
         office.cloud.given = ("ACTIVE", "READY")
         await office.reaches(job, "RUNNING", within=1200)
-        with pytest.raises(Mistake, match="has no host 7; it has hosts 0 to 1"):
+        with pytest.raises(RequestError, match="has no host 7; it has hosts 0 to 1"):
             await read(office, job, "7", follow=True)
 
     play(tmp_path, story)
@@ -72,7 +72,7 @@ def test_after_the_end_the_logs_say_which_hosts_there_were(tmp_path: Path) -> No
         office.starts(job)[0].ends(0)
         await office.reaches(job, "SUCCEEDED")
         assert await read(office, job, "all") == b"[host 0] 0\n[host 1] 1\n"
-        with pytest.raises(Mistake, match="has no host 2; it has hosts 0 to 1"):
+        with pytest.raises(RequestError, match="has no host 2; it has hosts 0 to 1"):
             await read(office, job, "2")
 
     play(tmp_path, story)
@@ -124,12 +124,12 @@ class Shelf:
         attempt: int = 1,
         limit: int | None = None,
     ) -> None:
-        log = KeptLog(self.path(host, attempt), limit)
+        log = LogWriter(self.path(host, attempt), limit)
         log.append(text, at)
         log.close()
 
     def stream(self, **wanted: Any) -> Any:
-        return stream_logs(cast(JobService, self), "000001", Wanted(**wanted))
+        return stream_logs(cast(JobService, self), "000001", LogQuery(**wanted))
 
     def read(self, **wanted: Any) -> bytes:
         async def all_of_it() -> bytes:
@@ -283,10 +283,10 @@ def test_since_begins_at_a_moment_in_whichever_attempt_it_fell(shelf: Shelf) -> 
 
 def test_what_was_not_kept_is_told_where_it_is_missing(shelf: Shelf) -> None:
     line = b"x" * 99 + b"\n"
-    shelf.write(line * 5000, limit=SMALLEST)
+    shelf.write(line * 5000, limit=MIN_LIMIT)
     for wanted in ({}, {"times": True}):
         told = shelf.read(**wanted)
-        assert len(told) < 2 * SMALLEST
+        assert len(told) < 2 * MIN_LIMIT
         assert told.count(b"bytes are not kept: the log has reached its limit\n") == 1
         assert told.endswith(line)
 
@@ -343,7 +343,7 @@ def test_beyond_the_limit_the_first_and_the_newest_attempts_are_kept(shelf: Shel
     kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
     assert kept == [1, 5, 6, 7]
     shelf.attempt(8)
-    with pytest.raises(Mistake, match="attempt 3 of 000001 were removed"):
+    with pytest.raises(RequestError, match="attempt 3 of 000001 were deleted"):
         shelf.read(attempt="3")
     trim_logs(folder, 8, max_bytes=0)
     kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
@@ -354,12 +354,12 @@ def test_beyond_the_limit_the_first_and_the_newest_attempts_are_kept(shelf: Shel
     ("query", "told"),
     [
         ({"host": "first"}, "host: 'first' is neither a number nor all"),
-        ({"attempt": "0"}, "attempt: '0' is neither a number from 1 on nor all"),
+        ({"attempt": "0"}, "attempt: '0' is neither a number from 1 nor all"),
         ({"attempt": "-1"}, "attempt: '-1' is neither"),
-        ({"tail": "x"}, "tail: 'x' is no number of lines"),
-        ({"since": "noon"}, "since: 'noon' is no time"),
+        ({"tail": "x"}, "tail: 'x' is not a number of lines"),
+        ({"since": "noon"}, "since: 'noon' is not a time"),
     ],
 )
 def test_what_makes_no_sense_is_refused(query: dict[str, str], told: str) -> None:
-    with pytest.raises(Mistake, match=told):
-        wanted_of(query)
+    with pytest.raises(RequestError, match=told):
+        LogQuery.parse(query)

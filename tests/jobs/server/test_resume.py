@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drumline.jobs.client import Client
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.spec import SpecError, amend, changes, validate
 from tests.jobs.pretend import ZONE, Office, play
 
@@ -41,7 +41,7 @@ def test_changes_are_told_key_by_key() -> None:
 def test_a_change_far_inside_a_long_text_is_told_too() -> None:
     (line,) = changes(dumped(run="x" * 200 + "1"), dumped(run="x" * 200 + "2"))
     assert line.startswith("run: xxx")
-    assert line.endswith("…, changed further on")
+    assert line.endswith("…, changed after the part shown")
 
 
 def test_what_set_says_is_checked_without_a_file_too() -> None:
@@ -84,7 +84,7 @@ def test_a_slice_that_the_new_file_does_not_ask_for_is_released(tmp_path: Path) 
         (held,) = office.cloud.held
         other = dumped(accelerator="v5p-16", zones=["us-east5-a"])
         answer = await office.desk.verb(job, "resume", {"spec": other})
-        assert "on a new slice (that in us-central2-b is not" in answer["text"]
+        assert "on a new slice (the one in us-central2-b does not" in answer["text"]
         await office.until(lambda: len(office.starts(job)) == 2)
         assert held not in office.cloud.held
         assert office.show(job)["zone"] == "us-east5-a"
@@ -95,7 +95,7 @@ def test_a_slice_that_the_new_file_does_not_ask_for_is_released(tmp_path: Path) 
 def test_another_capacity_is_refused_while_a_slice_is_kept(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         job = await cancelled(office)
-        with pytest.raises(Mistake, match=f"capacity: .*drumline delete {job}"):
+        with pytest.raises(RequestError, match=f"capacity: .*drumline delete {job}"):
             await office.desk.verb(job, "resume", {"spec": dumped(capacity="on-demand")})
         assert office.status(job) == "CANCELLED"
         assert office.show(job)["spec"]["capacity"] == "spot"
@@ -106,7 +106,7 @@ def test_another_capacity_is_refused_while_a_slice_is_kept(tmp_path: Path) -> No
 def test_a_file_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         job = await cancelled(office)
-        with pytest.raises(Mistake, match="accelerator"):
+        with pytest.raises(RequestError, match="accelerator"):
             await office.desk.verb(job, "resume", {"spec": BASE | {"accelerator": "v4-17"}})
         assert office.status(job) == "CANCELLED"
 
@@ -126,7 +126,9 @@ def test_two_jobs_never_write_into_the_same_checkpoints(tmp_path: Path) -> None:
         office.cloud.buckets["lab"] = "US-CENTRAL2"
         first = await office.create(checkpoint=CHECKPOINT)
         await office.reaches(first, "RUNNING")
-        with pytest.raises(Mistake, match=f"{first} is RUNNING.*drumline cancel {first} first"):
+        with pytest.raises(
+            RequestError, match=f"{first} is RUNNING.*drumline cancel {first} first"
+        ):
             await create_from(office, first)
         await office.desk.verb(first, "delete", {})
         await office.reaches(first, "CANCELLED")
@@ -138,7 +140,7 @@ def test_two_jobs_never_write_into_the_same_checkpoints(tmp_path: Path) -> None:
         assert begun.checkpoint == again.checkpoint == folder
         assert begun.owner == again.owner == folder.split("/")[-1][:8]
         assert 0 < begun.fence < again.fence
-        with pytest.raises(Mistake, match=f"{second} is RUNNING"):
+        with pytest.raises(RequestError, match=f"{second} is RUNNING"):
             await office.desk.verb(first, "resume", {})
         await office.desk.verb(second, "delete", {})
         await office.reaches(second, "CANCELLED")
@@ -152,9 +154,9 @@ def test_two_jobs_never_write_into_the_same_checkpoints(tmp_path: Path) -> None:
 def test_a_job_without_checkpoints_is_nothing_to_begin_from(tmp_path: Path) -> None:
     async def story(office: Office) -> None:
         job = await cancelled(office)
-        with pytest.raises(Mistake, match="no checkpoints to begin from"):
+        with pytest.raises(RequestError, match="no checkpoints to start from"):
             await create_from(office, job)
-        with pytest.raises(Mistake, match="there is no job 000077"):
+        with pytest.raises(RequestError, match="there is no job 000077"):
             await create_from(office, "77")
 
     play(tmp_path, story)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drumline.hosts.code import CodeError
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from tests.jobs.pretend import Office, play
 
 
@@ -81,7 +81,7 @@ def test_a_cancel_after_a_delete_does_not_keep_the_slice(tmp_path: Path) -> None
         door = slow_to_stop(office, job)
         await do(office, job, "delete")
         await door.reached.wait()
-        assert "being deleted already" in await do(office, job, "cancel")
+        assert "already being deleted" in await do(office, job, "cancel")
         door.open()
         await office.reaches(job, "CANCELLED")
         await slice_goes(office)
@@ -98,8 +98,8 @@ def test_a_resume_while_the_program_is_being_cancelled_goes_on_after_it_on_the_s
         door = slow_to_stop(office, job)
         await do(office, job, "cancel")
         await door.reached.wait()
-        assert "once its program has stopped" in await do(office, job, "resume")
-        assert "resumed already" in await do(office, job, "resume")
+        assert "after its program has stopped" in await do(office, job, "resume")
+        assert "already resumed" in await do(office, job, "resume")
         door.open()
         await office.until(lambda: len(office.starts(job)) == 2)
         await office.reaches(job, "RUNNING")
@@ -150,7 +150,7 @@ def test_a_resume_of_a_job_that_is_being_deleted_is_refused(tmp_path: Path) -> N
         door = slow_to_stop(office, job)
         await do(office, job, "delete")
         await door.reached.wait()
-        with pytest.raises(Mistake, match=f"being deleted.*drumline wait {job}"):
+        with pytest.raises(RequestError, match=f"being deleted.*drumline wait {job}"):
             await do(office, job, "resume")
         door.open()
         await office.reaches(job, "CANCELLED")
@@ -167,11 +167,11 @@ def test_a_delete_while_a_resume_packs_its_code_stands(tmp_path: Path) -> None:
         await door.reached.wait()
         await do(office, job, "delete")
         door.open()
-        with pytest.raises(Mistake, match="deleted meanwhile"):
+        with pytest.raises(RequestError, match="deleted in the meantime"):
             await resuming
         await slice_goes(office)
         assert office.status(job) == "CANCELLED"
-        assert "goes on on a new slice" in await do(office, job, "resume"), "asked for afterwards"
+        assert "restarts on a new slice" in await do(office, job, "resume"), "asked for afterwards"
         await office.reaches(job, "RUNNING")
 
     play(tmp_path, story)
@@ -183,9 +183,9 @@ def test_a_clean_while_a_resume_packs_its_code_leaves_no_ghost(tmp_path: Path) -
         door = slow_to_pack(office)
         resuming = asyncio.ensure_future(do(office, job, "resume"))
         await door.reached.wait()
-        assert "are gone" in await do(office, job, "clean")
+        assert "are removed" in await do(office, job, "clean")
         door.open()
-        with pytest.raises(Mistake, match="there is no job"):
+        with pytest.raises(RequestError, match="there is no job"):
             await resuming
         assert office.desk.overview() == []
         await slice_goes(office)
@@ -200,10 +200,10 @@ def test_a_resume_while_a_clean_waits_is_refused_or_the_clean_is(tmp_path: Path)
         await asyncio.wait({office.running})
         cleaning = asyncio.ensure_future(do(office, job, "clean"))
         await asyncio.sleep(0)
-        assert "goes on" in await do(office, job, "resume")
+        assert "restarts" in await do(office, job, "resume")
         async with office.supervisor.changed:
             office.supervisor.changed.notify_all()
-        with pytest.raises(Mistake, match="resumed meanwhile; nothing was removed"):
+        with pytest.raises(RequestError, match="resumed in the meantime; nothing was removed"):
             await cleaning
         assert office.show(job)["status"] == "QUEUED"
 
@@ -216,13 +216,13 @@ def test_two_cleans_at_once_are_one_clean_and_one_sentence(tmp_path: Path) -> No
         said = await asyncio.gather(
             do(office, job, "clean"), do(office, job, "clean"), return_exceptions=True
         )
-        assert {type(one) for one in said} == {str, Mistake}
+        assert {type(one) for one in said} == {str, RequestError}
 
     play(tmp_path, story)
 
 
 async def _unpackable(*_: object) -> None:
-    raise Mistake(str(CodeError("workdir: /gone is not there")))
+    raise RequestError(str(CodeError("workdir: /gone is not there")))
 
 
 async def _overtaken(office: Office, job: str) -> None:
@@ -241,7 +241,7 @@ async def _not_packed(office: Office, job: str) -> None:
 
 async def _disk_full(office: Office, job: str) -> None:
     def save(*_: object) -> None:
-        raise Mistake("no space left on device")
+        raise RequestError("no space left on device")
 
     office.supervisor.store.save = save  # type: ignore[method-assign,assignment]
     await do(office, job, "resume", secrets={"TOKEN": "s3cret"})
@@ -260,7 +260,7 @@ def test_a_resume_that_fails_leaves_no_secrets_behind(
         assert office.supervisor.folders.secrets(job) == given
         await do(office, job, "cancel")
         await office.reaches(job, "CANCELLED")
-        with pytest.raises(Mistake):
+        with pytest.raises(RequestError):
             await fails(office, job)
         assert [*(tmp_path / "secrets").iterdir()] == []
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.spec import SpecError, load
 from tests.hosts.packing_table import openssh_key
 from tests.jobs.pretend import ZONE, Office, play
@@ -76,7 +76,7 @@ def test_the_home_folder_is_refused_on_every_way(
             office.desk.create(home, {}, "lab", {"from": other}),
             office.desk.verb(other, "resume", {"spec": home}),
         ):
-            with pytest.raises(Mistake, match="put the job file in a folder of its own"):
+            with pytest.raises(RequestError, match="put the job file in a folder of its own"):
                 await attempt
         assert len(office.desk.overview()) == 1
         assert set((office.supervisor.folders.code).iterdir()) == archives
@@ -103,11 +103,11 @@ def test_a_job_file_in_the_home_folder_is_refused_before_the_server_is_asked(
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
-        ("[gone.pem]", "job.yaml:3  include: 'gone.pem' matches nothing in workdir"),
+        ("[gone.pem]", "job.yaml:3  include: 'gone.pem' matches no file in workdir"),
         ("../id_rsa", "include: '../id_rsa' is not inside workdir"),
         ("/etc/passwd", "include: '/etc/passwd' is not inside workdir"),
-        ("['!a']", "include: '!a' names no file"),
-        ("[a, a]", "include: a is named twice"),
+        ("['!a']", "include: '!a' is not a file"),
+        ("[a, a]", "include: a is listed twice"),
     ],
 )
 def test_an_include_that_names_nothing_is_an_error_with_its_line(
@@ -127,7 +127,7 @@ def test_requirements_that_would_not_be_sent_are_refused(tmp_path: Path, folder:
 
     async def story(office: Office) -> None:
         spec = spec_for(folder, python={"kind": "uv", "requirements": "requirements.txt"})
-        with pytest.raises(Mistake, match=r"requirements\.txt would not be sent"):
+        with pytest.raises(RequestError, match=r"requirements\.txt would not be sent"):
             await office.desk.plan(spec)
         included = spec | {"include": ["requirements.txt"]}
         assert "would send 2 files" in (await office.desk.plan(included))["lines"][1]

@@ -20,7 +20,7 @@ from drumline.jobs.core.state import (
     Placement,
     Status,
 )
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store import pruning
 from drumline.jobs.store.records import JobFilter, Store, UnreadableJobError
 from tests.jobs.pretend import Office, play
@@ -76,7 +76,7 @@ def test_a_job_that_left_the_loop_comes_back_with_a_resume(tmp_path: Path) -> No
         await office.reaches(job, "RUNNING")
         assert len(office.starts(job)) == 2
         await office.desk.verb(job, "clean", {})
-        with pytest.raises(Mistake, match="no job"):
+        with pytest.raises(RequestError, match="no job"):
             office.show(job)
 
     play(tmp_path, story)
@@ -169,7 +169,7 @@ def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path:
 
     async def after(office: Office) -> None:
         name = f"dl-{office.desk.store.owner}-{job}-1"
-        from drumline.cloud.google.resources import ListedNode, ListedRequest
+        from drumline.cloud.google.placements import ListedNode, ListedRequest
 
         labels = {"drumline-owner": office.desk.store.owner, "drumline-job": job}
         zone = "us-central2-b"
@@ -181,9 +181,9 @@ def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path:
         assert (row["id"], row["name"], row["status"]) == (job, "bad", "UNREADABLE")
         assert "cannot be read" in row["reason"]
         assert [one["id"] for one in office.desk.status()["unreadable"]] == [job]
-        with pytest.raises(Mistake, match=f"cannot be read.*drumline delete {job}"):
+        with pytest.raises(RequestError, match=f"cannot be read.*drumline delete {job}"):
             office.show(job)
-        with pytest.raises(Mistake, match="cannot be read"):
+        with pytest.raises(RequestError, match="cannot be read"):
             await office.desk.verb(job, "resume", {})
         said = await office.desk.verb(job, "delete", {})
         assert "1 slice of" in said["text"]

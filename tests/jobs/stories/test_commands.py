@@ -315,7 +315,8 @@ def test_a_new_job_begins_with_the_checkpoints_of_another(shell: Shell) -> None:
     assert shell("wait", first).code == 1
     path.write_text(path.read_text().replace("exit 3", "exit 0"))
     plan = shell("create", str(path), "--from", first, "--dry-run")
-    assert f"would begin with the checkpoints of {first} in gs://counts/runs/{first}" in plan.out
+    folder = shell("show", first, "--json").json["checkpoint"]
+    assert f"would start from the checkpoints of {first} in {folder}" in plan.out
     second = shell("create", str(path), "--from", first, "--json").json["id"]
     assert second != first
     assert shell("wait", second).code == 0
@@ -331,7 +332,7 @@ def test_clean_removes_logs_and_record(shell: Shell) -> None:
     assert shell("clean", job).code == 2
     done = shell("clean", job, "--yes")
     assert done.code == 0
-    assert done.out == f"{job} and its logs are gone\n"
+    assert done.out == f"{job} and its logs are removed\n"
     assert not (shell.world.home / "logs" / job).exists()
     assert job not in {one["id"] for one in shell("list", "--all", "--json").json}
     assert shell("show", job).code == 2

@@ -7,7 +7,7 @@ import pytest
 
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.session import HostPhase
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from tests.hosts import stand_in
 from tests.jobs.pretend import (
     HOUR,
@@ -79,7 +79,7 @@ def test_06_resume_of_a_queued_job_makes_no_burst_of_calls(tmp_path: Path) -> No
         since = office.clock()
         for _ in range(6):
             told = await office.desk.verb(job, "resume", {})
-            assert told["text"] == f"{job} is WAITING already"
+            assert told["text"] == f"{job} is already WAITING"
             await asyncio.sleep(2)
         assert office.cloud.count("ask", since) == 0
         # Two calls a look, every 10 s.
@@ -200,7 +200,7 @@ def test_17_a_multi_region_bucket_is_refused_with_its_cost(tmp_path: Path) -> No
 
     async def story(office: Office) -> None:
         office.cloud.buckets = {"lab-data": "US", "lab-near": "US-CENTRAL2"}
-        with pytest.raises(Mistake, match=r"gs://lab-data is in US, .*1 TB costs about \$\d+"):
+        with pytest.raises(RequestError, match=r"gs://lab-data is in US, .*1 TB costs about \$\d+"):
             await office.create(mounts={"/data": "gs://lab-data/c4"})
         assert office.desk.overview() == []
         await asyncio.sleep(60)

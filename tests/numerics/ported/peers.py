@@ -1,4 +1,4 @@
-"""Our models beside timm's and transformers', small and with the same weights."""
+"""Small models of Drumline, timm and transformers with the same weights."""
 
 import sys
 from collections.abc import Callable
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from drumline.models import LM, ViT
-from drumline.models.interchange import export
-from drumline.models.layouts import Params
+from drumline.models.interchange import to_tensors
+from drumline.models.sharding import Params
 
 torch: Any = pytest.importorskip("torch")
 
 
-def _mend_torchvision() -> None:
-    """Let torchvision be imported where it was built for a CUDA that is not there.
+def _repair_torchvision() -> None:
+    """Make torchvision importable if it was built for a CUDA version that is not installed.
 
     timm and transformers import it and use none of its operators; it fails where it describes two
     that were not loaded.
@@ -33,7 +33,7 @@ def _mend_torchvision() -> None:
         pass
 
 
-_mend_torchvision()
+_repair_torchvision()
 VIT = ViT(width=64, depth=2, heads=4, image=32, patch=8, classes=10, compute_dtype="float32")
 DECODER = LM(
     width=64, depth=2, heads=4, head_dim=16, kv_heads=2, hidden=96, vocab=50,
@@ -42,7 +42,7 @@ DECODER = LM(
 
 
 def timm_vit(model: ViT = VIT) -> Any:
-    """timm's, with weights of its own drawing."""
+    """Return timm's model with its own random weights."""
     timm = pytest.importorskip("timm")
     return timm.create_model(
         "vit_base_patch16_224", img_size=model.image, patch_size=model.patch,
@@ -51,7 +51,7 @@ def timm_vit(model: ViT = VIT) -> Any:
 
 
 def llama(model: LM = DECODER) -> Any:
-    """transformers', likewise."""
+    """Return transformers' model with its own random weights."""
     transformers = pytest.importorskip("transformers")
     sizes = transformers.LlamaConfig(
         vocab_size=model.vocab, hidden_size=model.width, intermediate_size=model.hidden,
@@ -63,7 +63,7 @@ def llama(model: LM = DECODER) -> Any:
 
 
 def drawn(model: ViT | LM, seed: int) -> Params:
-    """Weights where nothing is zero or one, as after some training."""
+    """Return weights without zeros and ones, as after some training."""
     dice = np.random.default_rng(seed)
     params = model.init(jax.random.key(seed))
     moved: Params = jax.tree.map(
@@ -73,8 +73,8 @@ def drawn(model: ViT | LM, seed: int) -> Params:
 
 
 def given_to(peer: Any, model: ViT | LM, params: Params) -> Any:
-    """The peer with our weights."""
-    tensors = {name: torch.from_numpy(value) for name, value in export(model, params).items()}
+    """Return the peer with these weights."""
+    tensors = {name: torch.from_numpy(value) for name, value in to_tensors(model, params).items()}
     missing, unexpected = peer.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert all("inv_freq" in name for name in missing)
@@ -82,7 +82,7 @@ def given_to(peer: Any, model: ViT | LM, params: Params) -> Any:
 
 
 def images(seed: int, model: ViT = VIT, count: int = 2) -> Any:
-    """As PyTorch has them: channels first."""
+    """Return images with channels first, as in PyTorch."""
     dice = np.random.default_rng(seed)
     shape = (count, model.channels, model.image, model.image)
     return dice.standard_normal(shape).astype(np.float32)
@@ -93,7 +93,7 @@ def tokens(seed: int, model: LM = DECODER, length: int = 24) -> Any:
 
 
 def vit_on(model: ViT, params: Params) -> Callable[[Any], Any]:
-    """Our ViT of images as PyTorch has them."""
+    """Return a function of images with channels first."""
     return lambda x: model.logits(params, x.transpose(0, 2, 3, 1))
 
 
@@ -101,8 +101,8 @@ def lm_on(model: LM, params: Params) -> Callable[[Any], Any]:
     return lambda x: model.logits(params, x)
 
 
-def plant_in_torch(path: str, **values: Any) -> Callable[[Any], None]:
-    """Set attributes of one module of the peer."""
+def set_in_torch(path: str, **values: Any) -> Callable[[Any], None]:
+    """Return a function that sets attributes of one module of the peer."""
 
     def plant(peer: Any) -> None:
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""What else `trace_divergence` is asked: other types, other modules, odd names, odd arguments."""
+"""`trace_divergence` with other types, modules, names and arguments."""
 
 import copy
 import json
@@ -19,9 +19,10 @@ torch: Any = pytest.importorskip("torch")
 from safetensors.numpy import save_file  # noqa: E402
 from safetensors.torch import load_file as load_torch_file  # noqa: E402
 
+from drumline.errors import UserError  # noqa: E402
 from drumline.models import LM, ViT  # noqa: E402
 from drumline.models.interchange import load, save  # noqa: E402
-from drumline.numerics import LLAMA, TIMM_VIT, Mistake, tap, trace_divergence  # noqa: E402
+from drumline.numerics import LLAMA, TIMM_VIT, tap, trace_divergence  # noqa: E402
 from drumline.parallel.taps import collecting, scope  # noqa: E402
 from tests.numerics.ported.peers import (  # noqa: E402
     DECODER,
@@ -32,7 +33,7 @@ from tests.numerics.ported.peers import (  # noqa: E402
     llama,
     lm_on,
     nothing,
-    plant_in_torch,
+    set_in_torch,
     timm_vit,
     tokens,
     vit_on,
@@ -40,31 +41,31 @@ from tests.numerics.ported.peers import (  # noqa: E402
 
 
 @pytest.mark.parametrize("model", [VIT, DECODER], ids=["vit", "lm"])
-def test_a_model_in_bfloat16_is_told_apart_from_one_in_float32(model: ViT | LM) -> None:
+def test_a_model_in_bfloat16_diverges_from_one_in_float32(model: ViT | LM) -> None:
     params = drawn(model, 3)
     coarse = replace(model, compute_dtype="bfloat16")
     if isinstance(coarse, ViT):
         peer, given = given_to(timm_vit(), model, params), images(3)
-        found = trace_divergence(vit_on(coarse, params), peer, given, rename=TIMM_VIT)
+        divergence = trace_divergence(vit_on(coarse, params), peer, given, rename=TIMM_VIT)
     else:
         peer, given = given_to(llama(), model, params), tokens(3)
-        found = trace_divergence(lm_on(coarse, params), peer, given, rename=LLAMA)
-    assert found.first is not None
-    assert found.cause is not None
-    assert found.first is found.layers[0]
-    assert "bfloat16" in found.cause.words
+        divergence = trace_divergence(lm_on(coarse, params), peer, given, rename=LLAMA)
+    assert divergence.first is not None
+    assert divergence.cause is not None
+    assert divergence.first is divergence.layers[0]
+    assert "bfloat16" in divergence.cause.description
 
 
-def test_pytorch_in_a_narrower_type_is_the_one_that_is_told() -> None:
+def test_pytorch_in_a_narrower_type_is_reported() -> None:
     params = drawn(DECODER, 4)
     peer = given_to(llama(), DECODER, params)
     peer.model.layers[1].mlp.down_proj.register_forward_hook(
         lambda _, __, out: out.bfloat16().float() if out.dtype == torch.float32 else out
     )
-    found = trace_divergence(lm_on(DECODER, params), peer, tokens(4), rename=LLAMA)
-    assert found.first is not None
-    assert found.first.name == "blocks.1.down"
-    assert "PyTorch is the one further away" in str(found)
+    divergence = trace_divergence(lm_on(DECODER, params), peer, tokens(4), rename=LLAMA)
+    assert divergence.first is not None
+    assert divergence.first.name == "blocks.1.down"
+    assert "PyTorch is further away" in str(divergence)
 
 
 class Stem(torch.nn.Module):  # type: ignore[misc]
@@ -89,7 +90,7 @@ def test_another_padding_is_found(padding: Any, cause: str | None) -> None:
     bias = stem.conv.bias.detach().numpy()
     sides = ((2, 0), (2, 0)) if padding == "shifted" else padding
 
-    def ours(x: jax.Array) -> jax.Array:
+    def jax_fn(x: jax.Array) -> jax.Array:
         x = jax.lax.conv_general_dilated(
             x.transpose(0, 2, 3, 1),
             kernel,
@@ -101,11 +102,11 @@ def test_another_padding_is_found(padding: Any, cause: str | None) -> None:
         out: jax.Array = tap("act", jax.nn.gelu(x, approximate=False)).transpose(0, 3, 1, 2)
         return out
 
-    found = trace_divergence(ours, stem, images(0), rename=None)
-    assert [layer.name for layer in found.layers] == ["conv", "act", "output"]
-    assert (found.cause.kind if found.cause else None) == cause, str(found)
-    if found.first is not None:
-        assert found.first.name == "conv"
+    divergence = trace_divergence(jax_fn, stem, images(0), rename=None)
+    assert [layer.name for layer in divergence.layers] == ["conv", "act", "output"]
+    assert (divergence.cause.kind if divergence.cause else None) == cause, str(divergence)
+    if divergence.first is not None:
+        assert divergence.first.name == "conv"
 
 
 def test_intermediates_can_be_returned_by_name(tmp_path: Path) -> None:
@@ -113,52 +114,52 @@ def test_intermediates_can_be_returned_by_name(tmp_path: Path) -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     weights = {name: value.detach().numpy() for name, value in layers.named_parameters()}
 
-    def ours(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def jax_fn(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         first = x @ weights["0.weight"].T + weights["0.bias"]
         centred = first - first.mean(-1, keepdims=True)
         normed = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-3)
         return normed, {"linear": first, "z": normed}
 
     x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
-    found = trace_divergence(ours, layers, x, rename={"linear": "0", "z": "1"})
-    assert found.first is not None
-    assert found.cause is not None
-    assert (found.first.name, found.cause.kind) == ("z", "epsilon")
-    assert "0.001, and PyTorch with 1e-05" in found.cause.words
-    assert found.to_dict()["first"]["torch"] == "1"
-    found.plot(tmp_path / "layers.svg")
-    assert "parts at z" in (tmp_path / "layers.svg").read_text()
+    divergence = trace_divergence(jax_fn, layers, x, rename={"linear": "0", "z": "1"})
+    assert divergence.first is not None
+    assert divergence.cause is not None
+    assert (divergence.first.name, divergence.cause.kind) == ("z", "epsilon")
+    assert "0.001, and PyTorch with 1e-05" in divergence.cause.description
+    assert divergence.to_dict()["first"]["torch"] == "1"
+    divergence.plot(tmp_path / "layers.svg")
+    assert "diverges at z" in (tmp_path / "layers.svg").read_text()
 
 
-def test_an_unknown_difference_is_not_given_a_name() -> None:
+def test_an_unknown_difference_has_no_known_cause() -> None:
     torch.manual_seed(1)
     layer = torch.nn.Sequential(torch.nn.Linear(8, 8))
     weight, bias = (value.detach().numpy() for value in layer.parameters())
     x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
     noise = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
-    found = trace_divergence(lambda x: tap("0", x @ (weight.T + noise) + bias), layer, x)
-    assert found.cause is not None
-    assert found.cause.kind == "unknown"
+    divergence = trace_divergence(lambda x: tap("0", x @ (weight.T + noise) + bias), layer, x)
+    assert divergence.cause is not None
+    assert divergence.cause.kind == "unknown"
 
 
 def test_a_missing_residual_is_named() -> None:
     params = drawn(DECODER, 5)
     peer = given_to(llama(), DECODER, params)
 
-    def ours(x: jax.Array) -> jax.Array:
+    def jax_fn(x: jax.Array) -> jax.Array:
         with collecting() as seen:
             logits = DECODER.logits(params, x)
         for name, value in seen.items():
             tap(name, seen["blocks.1.attention"] if name == "blocks.1.feedforward" else value)
         return logits
 
-    found = trace_divergence(ours, peer, tokens(5), rename=LLAMA)
-    assert found.first is not None
-    assert found.cause is not None
-    assert (found.first.name, found.cause.kind) == ("blocks.1.feedforward", "residual")
+    divergence = trace_divergence(jax_fn, peer, tokens(5), rename=LLAMA)
+    assert divergence.first is not None
+    assert divergence.cause is not None
+    assert (divergence.first.name, divergence.cause.kind) == ("blocks.1.feedforward", "residual")
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_unchanged() -> None:
     peer = timm_vit().train()
     peer.blocks[0].eval()
     trace_divergence(
@@ -180,31 +181,31 @@ def test_the_model_is_left_as_it_was() -> None:
     [
         ({"nothing": "head"}, "no intermediate has a counterpart: JAX has patch, embedding"),
         ({"norm": "norm"}, "these are not the same values"),
-        ({"head": "head[3/3]"}, "counted from nought"),
+        ({"head": "head[3/3]"}, "counted from 0"),
         ({"head(": "head"}, "is no regular expression"),
         ({"head": "head[0/3]"}, "are not 3 equal parts"),
     ],
 )
-def test_names_that_do_not_fit_are_told_in_a_sentence(rename: Any, sentence: str) -> None:
+def test_bad_names_are_a_user_error(rename: Any, sentence: str) -> None:
     params = drawn(VIT, 0)
     if "nothing" in rename:
         rename = rename | {"output": "head:nothing"}
-    with pytest.raises(Mistake, match=re.escape(sentence)):
+    with pytest.raises(UserError, match=re.escape(sentence)):
         trace_divergence(
             vit_on(VIT, params), given_to(timm_vit(), VIT, params), images(0), rename=rename
         )
 
 
-def test_a_tap_in_a_loop_is_told_in_a_sentence() -> None:
+def test_a_tap_in_a_loop_is_a_user_error() -> None:
     model = replace(DECODER, scan_layers=True)
     params = drawn(DECODER, 0)
-    with pytest.raises(Mistake, match="traced by itself"):
+    with pytest.raises(UserError, match="traced by itself"):
         trace_divergence(
             lm_on(model, params), given_to(llama(), DECODER, params), tokens(0), rename=LLAMA
         )
 
 
-def test_what_nobody_looks_at_costs_nothing() -> None:
+def test_unused_taps_cost_nothing() -> None:
     params = drawn(VIT, 0)
     x = images(0).transpose(0, 2, 3, 1)
     before = str(jax.make_jaxpr(partial(VIT.logits, params))(x))
@@ -214,64 +215,68 @@ def test_what_nobody_looks_at_costs_nothing() -> None:
     assert str(jax.make_jaxpr(partial(VIT.logits, params))(x)) == before
 
 
-def test_weights_load_both_ways(tmp_path: Path) -> None:
-    """Through files: ours into the peer, whose scores are then ours, and the peer's into ours."""
+def test_weights_load_in_both_directions(tmp_path: Path) -> None:
+    """Write Drumline's weights to files for the peer, and read the peer's weights."""
     cases: list[Any] = [
         (VIT, timm_vit(), images(7), vit_on),
         (DECODER, llama(), tokens(7), lm_on),
     ]
-    for model, peer, given, ours in cases:
+    for model, peer, x, apply in cases:
         theirs = {name: value.detach().numpy() for name, value in peer.state_dict().items()}
         save_file(theirs, tmp_path / "theirs.safetensors")
         params = load(tmp_path / "theirs.safetensors", model)
-        before = peer.eval()(torch.as_tensor(given))
+        before = peer.eval()(torch.as_tensor(x))
         before = getattr(before, "logits", before).detach().numpy()
-        np.testing.assert_allclose(ours(model, params)(given), before, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(apply(model, params)(x), before, rtol=1e-4, atol=1e-5)
 
         other = drawn(model, 8)
-        save(tmp_path / "ours.safetensors", model, other)
-        peer.load_state_dict(load_torch_file(tmp_path / "ours.safetensors"))
-        after = peer(torch.as_tensor(given))
+        save(tmp_path / "drumline.safetensors", model, other)
+        peer.load_state_dict(load_torch_file(tmp_path / "drumline.safetensors"))
+        after = peer(torch.as_tensor(x))
         after = getattr(after, "logits", after).detach().numpy()
-        np.testing.assert_allclose(ours(model, other)(given), after, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(apply(model, other)(x), after, rtol=1e-4, atol=1e-4)
 
 
-def said(plant: Callable[[Any], None], ours: LM = DECODER) -> tuple[str, str, str]:
-    """Layer, cause and words of what is planted in a Llama."""
+def find_cause(add_fault: Callable[[Any], None], lm: LM = DECODER) -> tuple[str, str, str]:
+    """Return the layer, the cause and its description for a fault in a Llama."""
     params = drawn(DECODER, 0)
     peer = given_to(llama(), DECODER, params)
-    plant(peer)
-    found = trace_divergence(lm_on(ours, params), peer, tokens(0), rename=LLAMA)
-    assert found.first is not None
-    assert found.cause is not None
-    return found.first.name, found.cause.kind, found.cause.words
+    add_fault(peer)
+    divergence = trace_divergence(lm_on(lm, params), peer, tokens(0), rename=LLAMA)
+    assert divergence.first is not None
+    assert divergence.cause is not None
+    return divergence.first.name, divergence.cause.kind, divergence.cause.description
 
 
-def test_a_scale_that_nobody_knows_is_not_taken_for_one_that_is_known() -> None:
+def test_an_unknown_scale_is_not_reported_as_a_known_one() -> None:
     for scale in (0.5, 2.5):
-        layer, cause, words = said(plant_in_torch("model.layers.0.self_attn", scaling=scale))
+        layer, cause, description = find_cause(
+            set_in_torch("model.layers.0.self_attn", scaling=scale)
+        )
         assert (layer, cause) == ("blocks.0.mixed", "attention")
-        assert "scores times 1/√H" in words
-        assert "PyTorch in a way that is not among those we know" in words
+        assert "scores times 1/√H" in description
+        assert "PyTorch an unknown variant" in description
 
 
-def test_a_base_of_jax_that_nobody_knows_is_unknown() -> None:
-    layer, cause, _ = said(nothing, replace(DECODER, rotary_base=2e6))
+def test_an_unknown_rotary_base_is_unknown() -> None:
+    layer, cause, _ = find_cause(nothing, replace(DECODER, rotary_base=2e6))
     assert (layer, cause) == ("blocks.0.mixed", "unknown")
 
 
-def test_an_activation_that_nobody_knows_is_not_taken_for_one_that_is_known() -> None:
+def test_an_unknown_activation_is_not_reported_as_a_known_one() -> None:
     params = drawn(VIT, 0)
     for odd in (torch.nn.ELU(), torch.nn.Mish(), torch.nn.Softplus()):
         peer = given_to(timm_vit(), VIT, params)
         peer.blocks[0].mlp.act = odd
-        found = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
-        assert found.cause is not None
-        assert found.cause.kind == "another activation"
-        assert "gelu by the normal distribution, and PyTorch something that is not" in str(found)
+        divergence = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
+        assert divergence.cause is not None
+        assert divergence.cause.kind == "another activation"
+        assert "gelu by the normal distribution, and PyTorch an unknown activation" in str(
+            divergence
+        )
 
 
-def test_a_mask_that_both_sides_have_is_no_difference() -> None:
+def test_a_shared_mask_is_no_difference() -> None:
     class Masked(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -287,32 +292,32 @@ def test_a_mask_that_both_sides_have_is_no_difference() -> None:
     weight, bias = (value.detach().numpy() for value in peer.a.parameters())
     x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 
-    def ours(x: jax.Array, wrong: float = 0.0) -> jax.Array:
+    def jax_fn(x: jax.Array, wrong: float = 0.0) -> jax.Array:
         scores = tap("a", x @ weight.T + bias)
         seen = jnp.tril(jnp.ones((8, 8), bool))
         masked: jax.Array = tap("i", jnp.where(seen, scores + wrong, -jnp.inf))
         return masked
 
-    assert trace_divergence(ours, peer, x).first is None
-    jitted = jax.jit(ours)
+    assert trace_divergence(jax_fn, peer, x).first is None
+    jitted = jax.jit(jax_fn)
     jitted(x)
     assert len(trace_divergence(jitted, peer, x).layers) == 3, "what is traced already too"
-    found = trace_divergence(partial(ours, wrong=np.nan), peer, x)
-    assert found.cause is not None
-    assert found.cause.kind == "not finite"
-    json.dumps(found.to_dict(), allow_nan=False)
+    divergence = trace_divergence(partial(jax_fn, wrong=np.nan), peer, x)
+    assert divergence.cause is not None
+    assert divergence.cause.kind == "not finite"
+    json.dumps(divergence.to_dict(), allow_nan=False)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_pytorch_in_bfloat16_is_told_apart_from_jax_in_float32() -> None:
+def test_pytorch_in_bfloat16_diverges_from_jax_in_float32() -> None:
     params = drawn(VIT, 0)
     peer = given_to(timm_vit(), VIT, params).bfloat16()
-    found = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
-    assert found.first is found.layers[0]
-    assert "bfloat16" in str(found)
+    divergence = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
+    assert divergence.first is divergence.layers[0]
+    assert "bfloat16" in str(divergence)
 
 
-def test_convolutions_and_norms_of_every_kind_end_in_words() -> None:
+def test_convolutions_and_norms_of_every_kind_have_a_cause() -> None:
     torch.manual_seed(0)
     x = np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)
     for layer, cause in (
@@ -329,9 +334,9 @@ def test_convolutions_and_norms_of_every_kind_end_in_words() -> None:
         if not isinstance(layer, torch.nn.Conv2d):
             told = told * 1.01
         wrong = partial(lambda told, x: tap("0", jnp.asarray(told) + 0 * x.sum()), told)
-        found = trace_divergence(wrong, torch.nn.Sequential(layer), x)
-        assert found.cause is not None
-        assert found.cause.kind == cause, str(found)
+        divergence = trace_divergence(wrong, torch.nn.Sequential(layer), x)
+        assert divergence.cause is not None
+        assert divergence.cause.kind == cause, str(divergence)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +349,7 @@ def test_convolutions_and_norms_of_every_kind_end_in_words() -> None:
         ({"rename": lambda _: 3}, "becomes 3, which is no name"),
     ],
 )
-def test_arguments_that_make_no_sense_are_told_in_a_sentence(changes: Any, sentence: str) -> None:
+def test_bad_arguments_are_a_user_error(changes: Any, sentence: str) -> None:
     given = {"torch_module": torch.nn.Sequential(torch.nn.Linear(2, 2)), "inputs": np.ones((1, 2))}
-    with pytest.raises(Mistake, match=re.escape(sentence)):
+    with pytest.raises(UserError, match=re.escape(sentence)):
         trace_divergence(lambda x: tap("0", x), **{**given, **changes})

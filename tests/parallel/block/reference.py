@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumline.parallel.block.shape import BlockShape
+from drumline.parallel.block.weights import BlockShape
 
 Weights = dict[str, Any]
 

@@ -15,8 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.block import splash
-from drumline.parallel.block.attention import attend
+from drumline.parallel.block.attention import attend, attend_splash
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,7 @@ from drumline.parallel.block.attention import attend
     [(128, 1, True, None), (140, 2, False, 133)],
     ids=["causal, grouped queries", "full, padded"],
 )
-def test_splash_is_xla_attention_with_its_gradients_in_a_checked_loop(
+def test_splash_agrees_with_xla_attention_and_its_gradients(
     length: int, kv_heads: int, causal: bool, tokens: int | None
 ) -> None:
     rng = np.random.default_rng(0)
@@ -42,13 +41,13 @@ def test_splash_is_xla_attention_with_its_gradients_in_a_checked_loop(
         return jnp.sum(jnp.square(mixed[:, :seen]))
 
     def on_devices(*arrays: jax.Array) -> jax.Array:
-        fused = partial(splash.attend, causal=causal, tokens=tokens, interpret=True)
+        fused = partial(attend_splash, causal=causal, length=tokens, interpret=True)
         total = lax.psum(loss(fused, *arrays), "X")
         return jnp.asarray(total)
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("X",))
     sharded = jax.shard_map(on_devices, mesh=mesh, in_specs=(P("X"), P("X"), P()), out_specs=P())
-    plain = partial(loss, partial(attend, causal=causal, kernel="xla", tokens=tokens))
+    plain = partial(loss, partial(attend, causal=causal, kernel="xla", length=tokens))
     ours, theirs = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(query, key, value)
         for f in (sharded, plain)
@@ -61,16 +60,14 @@ def test_splash_is_xla_attention_with_its_gradients_in_a_checked_loop(
     ("platform", "length", "fused"),
     [("tpu", 512, True), ("tpu", 197, False), ("cpu", 512, False)],
 )
-def test_each_platform_gets_the_kernel_it_is_fast_with(
-    platform: str, length: int, fused: bool
-) -> None:
+def test_each_platform_uses_its_kernel(platform: str, length: int, fused: bool) -> None:
     heads = jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16)
     mix = jax.jit(partial(attend, causal=True, kernel="auto"))
     text = mix.trace(heads, heads, heads).lower(lowering_platforms=(platform,)).as_text()
     assert ("tpu_custom_call" in text) == fused
 
 
-def test_what_xla_divides_itself_stays_with_xla() -> None:
+def test_arrays_that_xla_shards_use_xla_attention() -> None:
     heads = jax.ShapeDtypeStruct((2, 512, 2, 64), jnp.bfloat16)
     mix = jax.jit(partial(attend, causal=True, kernel="auto"))
     with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("X",))):

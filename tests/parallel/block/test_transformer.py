@@ -19,8 +19,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.block.shape import BlockShape
 from drumline.parallel.block.transformer import BlockAxes, TransformerBlock
+from drumline.parallel.block.weights import BlockShape
 from tests.parallel.block import reference
 from tests.parallel.einsum.products import compiled_text
 
@@ -131,7 +131,7 @@ def test_result_and_gradients_agree_with_float64(
             assert max(lost.values()) <= GRADIENT_ULPS, lost
 
 
-def test_on_rings_the_program_has_permutes_and_plain_jit_has_collectives() -> None:
+def test_rings_compile_to_permutes_and_plain_jit_to_collectives() -> None:
     mesh = jax.make_mesh((2, 4), ("X", "Y"))
     block, x = placed(drawn(SHAPE, "float32")[0], mesh, drawn(SHAPE, "float32")[1])
     collective = r" (all-gather|all-reduce|reduce-scatter|all-to-all)\("
@@ -157,7 +157,7 @@ def test_a_mesh_of_auto_axes_is_passed_as_an_argument() -> None:
         assert ulps(run(block, x), exact(shape, dtype)[0], dtype) <= FORWARD_ULPS
 
 
-def test_a_drawn_block_keeps_the_size_of_its_activations() -> None:
+def test_a_new_block_preserves_the_scale_of_its_activations() -> None:
     mesh = jax.make_mesh((1, 1), ("X", "Y"))
     make = jax.jit(lambda key: TransformerBlock(SHAPE, key=key))
     block, x = placed(make(jax.random.key(0)), mesh, drawn(SHAPE, "float32")[1])
@@ -176,7 +176,7 @@ def test_a_drawn_block_keeps_the_size_of_its_activations() -> None:
         (SHAPE, (2, 24, 31), "x must be [batch, sequence, 32], not (2, 24, 31)"),
     ],
 )
-def test_sizes_that_do_not_fit_the_mesh_are_named(
+def test_sizes_that_do_not_fit_the_mesh_are_rejected(
     shape: BlockShape, size: tuple[int, ...], message: str
 ) -> None:
     block = eqx.filter_eval_shape(TransformerBlock, shape, key=jax.random.key(0))
@@ -185,7 +185,7 @@ def test_sizes_that_do_not_fit_the_mesh_are_named(
         block(jnp.zeros(size), mesh=mesh)
 
 
-def test_a_mesh_without_the_axes_is_named() -> None:
+def test_a_mesh_without_the_axes_is_rejected() -> None:
     axes = BlockAxes(batch=None, model="model")
     block = eqx.filter_eval_shape(TransformerBlock, SHAPE, key=jax.random.key(0), axes=axes)
     with pytest.raises(ValueError, match=r"axis 'model' is not among the mesh's \('X', 'Y'\)"):
@@ -199,7 +199,7 @@ def test_a_mesh_without_the_axes_is_named() -> None:
         ({"head_dim": 5}, "head_dim: 5 is odd"),
     ],
 )
-def test_impossible_heads_are_refused(change: dict[str, int], message: str) -> None:
+def test_invalid_heads_are_rejected(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SHAPE, **change)  # type: ignore[arg-type]
 

@@ -27,7 +27,7 @@ from tests.parallel.einsum.products import (
 
 @pytest.mark.parametrize("wiring", WIRINGS)
 @pytest.mark.parametrize("name", CASES)
-def test_value_gradients_and_shardings_are_those_of_jnp_einsum(name: str, wiring: str) -> None:
+def test_values_gradients_and_shardings_agree_with_jnp_einsum(name: str, wiring: str) -> None:
     case, on = CASES[name], WIRINGS[wiring]
     mesh = on.mesh()
     # Over the three meshes every product meets both directions.
@@ -59,7 +59,7 @@ def test_value_gradients_and_shardings_are_those_of_jnp_einsum(name: str, wiring
     assert excess(dw, f"{y_labels},{x_labels}->{w_labels}", g, x) <= 1
 
 
-def test_axes_in_another_order_than_the_meshs_divide_in_the_order_they_are_named() -> None:
+def test_axes_shard_in_the_order_they_are_named() -> None:
     on = Wiring((2, 2, 2), ("Z", "X", "Y"), "X", ("Y", "Z"))
     mesh = on.mesh()
 
@@ -101,7 +101,7 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once(name: str) -> None:
     assert excess(y, case.spec, x, w) <= 1
 
 
-def test_a_local_product_moves_nothing() -> None:
+def test_a_local_einsum_does_not_communicate() -> None:
     mesh = jax.make_mesh((2, 4), ("X", "Y"))
     with jax.set_mesh(mesh):
         x = jax.device_put(np.ones((4, 8, 16), np.float32), P("X"))
@@ -119,7 +119,7 @@ def test_a_local_product_moves_nothing() -> None:
         assert (jax.jit(product)(x, w) == 16).all()
 
 
-def test_the_result_may_be_divided_finer_without_any_transfer() -> None:
+def test_a_more_finely_sharded_result_needs_no_communication() -> None:
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
         x = jax.device_put(np.ones((8, 16), np.float32), P("X"))
         w = jax.device_put(np.ones((16, 32), np.float32), P())
@@ -129,7 +129,7 @@ def test_the_result_may_be_divided_finer_without_any_transfer() -> None:
         assert jax.typeof(result).sharding.spec == P(("X", "Y"), None)
 
 
-def test_axes_of_one_device_divide_nothing() -> None:
+def test_axes_of_size_one_are_ignored() -> None:
     mesh = jax.make_mesh((1, 8, 1), ("Z", "Y", "W"))
     with jax.set_mesh(mesh):
         x = jax.device_put(np.ones((8, 16), np.float32), P("Z", ("W", "Y")))
@@ -144,7 +144,7 @@ def test_axes_of_one_device_divide_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["gather rows", "scatter columns", "allreduce"])
-def test_arrays_on_an_auto_mesh_say_how_they_are_sharded(name: str) -> None:
+def test_concrete_arrays_on_an_auto_mesh_have_shardings(name: str) -> None:
     case, on = CASES[name], WIRINGS["2x4"]
     explicit = on.mesh()
     mesh = Mesh(explicit.devices, explicit.axis_names)
@@ -156,7 +156,7 @@ def test_arrays_on_an_auto_mesh_say_how_they_are_sharded(name: str) -> None:
     assert excess(y, case.spec, x, w) <= 1
 
 
-def test_traced_arrays_on_an_auto_mesh_are_told_their_shardings() -> None:
+def test_traced_arrays_on_an_auto_mesh_use_the_given_shardings() -> None:
     case, on = CASES["scatter rows"], WIRINGS["2x4"]
     explicit = on.mesh()
     mesh = Mesh(explicit.devices, explicit.axis_names)
@@ -191,12 +191,12 @@ def test_explicit_axes_are_known_from_the_array_alone() -> None:
         einsum(case.spec, x, w, out_sharding=out, x_sharding=P("Y"))
 
 
-def test_without_any_mesh_it_says_where_to_name_one() -> None:
+def test_the_error_without_a_mesh_names_the_ways_to_set_one() -> None:
     with pytest.raises(ValueError, match=r"set one with jax\.set_mesh, pass mesh="):
         einsum("bd,df->bf", jnp.ones((2, 2)), jnp.ones((2, 2)), out_sharding=P())
 
 
-def test_equal_products_outside_jit_are_compiled_once(
+def test_equal_einsums_outside_jit_are_compiled_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     case, on = CASES["allreduce"], WIRINGS["2x4"]
@@ -209,7 +209,7 @@ def test_equal_products_outside_jit_are_compiled_once(
         assert "Compiling" in caplog.text
 
 
-def test_a_gradient_where_an_axis_of_one_device_stands_in_an_operand_alone() -> None:
+def test_the_gradient_with_an_axis_of_size_one_in_one_operand() -> None:
     mesh = jax.make_mesh((1, 4), ("Z", "Y"))
     rng = np.random.default_rng(0)
     with jax.set_mesh(mesh):
@@ -240,7 +240,7 @@ def test_a_gradient_where_an_axis_of_one_device_stands_in_an_operand_alone() -> 
         ({"out_sharding": P("X", None, "Y")}, r"has 3 entries, but 'bf' of .* has 2 dimensions"),
     ],
 )
-def test_a_sharding_that_means_nothing_is_named(options: dict[str, Any], says: str) -> None:
+def test_an_invalid_sharding_is_rejected(options: dict[str, Any], says: str) -> None:
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
         x = jax.device_put(np.ones((4, 8), np.float32), P("X", "Y"))
         w = jax.device_put(np.ones((8, 8), np.float32), P(None, "Y"))
@@ -248,7 +248,7 @@ def test_a_sharding_that_means_nothing_is_named(options: dict[str, Any], says: s
             einsum("bd,df->bf", x, w, **options)
 
 
-def test_no_rows_make_no_rows() -> None:
+def test_empty_rows_return_empty_rows() -> None:
     for name in ("gather contraction", "gather rows", "scatter columns", "allreduce"):
         case, on = CASES[name], WIRINGS["2x4"]
         with jax.set_mesh(on.mesh()):

@@ -21,8 +21,8 @@ LEFT_TO_XLA = {
     "two movements": (
         "bsd,df->bsf",
         (P("X", "Y"), P("X", "Y"), P("X", None, "Y")),
-        "more than one dimension has to move ('d' is whole in x and over 'X' in w; 's' is over 'Y' "
-        "in x and whole in the result): reshard all but one before",
+        "more than one dimension must move ('d' is unsharded in x and over 'X' in w; 's' is over "
+        "'Y' in x and unsharded in the result); reshard all but one first",
     ),
     "a batched product": (
         "ebd,edf->ebf",
@@ -42,13 +42,13 @@ LEFT_TO_XLA = {
     "the same work on every device": (
         "bd,df->bf",
         (P("X", "Y"), P(), P("X")),
-        "'d' is over 'Y' in x and whole in w, and nothing of the other operand is over 'Y': all "
-        "its devices would multiply the same",
+        "'d' is over 'Y' in x and unsharded in w, and nothing of the other operand is over 'Y': "
+        "all its devices would compute the same matmul",
     ),
     "an all-to-all": (
         "bd,df->bf",
         (P("Y"), P(), P("X")),
-        "'b' is over 'Y' in x and over 'X' in the result, which is no gather",
+        "'b' is over 'Y' in x and over 'X' in the result, which is not a gather",
     ),
     "nothing that divides": (
         "od,dp->op",
@@ -105,7 +105,7 @@ def test_the_reason_names_the_dimension_and_the_axis(name: str) -> None:
     ],
     ids=["gather rows", "scatter columns", "scatter rows", "allreduce", "gather contraction"],
 )
-def test_empty_arrays_are_multiplied_as_by_jnp_einsum(
+def test_empty_arrays_use_jnp_einsum(
     empty: str, dtype: Any, axis_type: AxisType, specs: tuple[P, P, P]
 ) -> None:
     lengths = {**LENGTHS, empty: 0}
@@ -122,7 +122,7 @@ def test_empty_arrays_are_multiplied_as_by_jnp_einsum(
         assert not result.size or not np.any(result)
 
 
-def test_unreduced_sums_stay_with_jnp_einsum() -> None:
+def test_unreduced_sums_use_jnp_einsum() -> None:
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
         x, w = _operands("bd,df->bf", P("X", "Y"), P("Y"))
         out = P("X", None, unreduced={"Y"})
@@ -132,7 +132,7 @@ def test_unreduced_sums_stay_with_jnp_einsum() -> None:
         assert jax.typeof(einsum("bd,df->bf", x, w, out_sharding=out)).sharding.spec == out
 
 
-def test_inside_shard_map_the_ring_functions_are_the_ones_to_call() -> None:
+def test_inside_shard_map_the_reason_names_the_ring_functions() -> None:
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
         x, w = _operands("bd,df->bf", P("X"), P(None, "Y"))
         reasons = []
@@ -147,7 +147,7 @@ def test_inside_shard_map_the_ring_functions_are_the_ones_to_call() -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("direction", "left"), ("loop", "twice")])
-def test_an_unknown_option_is_refused(option: str, value: str) -> None:
+def test_an_unknown_option_is_rejected(option: str, value: str) -> None:
     options: Any = {option: value}
     with (
         jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))),
@@ -156,7 +156,7 @@ def test_an_unknown_option_is_refused(option: str, value: str) -> None:
         einsum("bd,df->bf", jnp.ones((8, 8)), jnp.ones((8, 8)), out_sharding=P(), **options)
 
 
-def test_shapes_are_enough_to_explain_a_product_too_large_to_hold() -> None:
+def test_explain_einsum_accepts_shapes() -> None:
     mesh = jax.make_mesh((2, 4), ("X", "Y"))
     x = jax.ShapeDtypeStruct(
         (1 << 20, 1 << 14), jnp.bfloat16, sharding=NamedSharding(mesh, P("X", "Y"))
@@ -169,6 +169,6 @@ def test_shapes_are_enough_to_explain_a_product_too_large_to_hold() -> None:
     each_way = 3 * (1 << 19) * (1 << 12) * 2 // 2
     assert told.bytes_per_axis == {"X": 0, "Y": each_way}
     assert str(told) == (
-        "gather-matmul: contracted 'd' of x comes from 'Y' while it is multiplied; "
+        "gather-matmul: contracted 'd' of x is gathered over 'Y'; "
         f"bytes per device each way, Y: {each_way:,}"
     )

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from drumline.chips import chip
-from drumline.chips.kinds import TPUS
-from drumline.parallel.einsum.costs import RingWork, Travels, by_xla, on_ring
-from drumline.parallel.tpus import tpu_of
+from drumline.chips.catalogue import TPUS
+from drumline.parallel.einsum.costs import CostMovement, RingCost, ring_seconds, xla_seconds
+from drumline.parallel.target import tpu_of
 
 RING = 4
 
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     """
 
     kind: str
-    travels: Travels
+    travels: CostMovement
     dims: tuple[int, int, int]
     forward: float
     step: float
@@ -61,12 +61,12 @@ def _chosen(seen: Seen) -> bool:
     flops = 2.0 * rows * inner * columns / RING
     chip = tpu_of(seen.kind)
     shard = rows * travelling / RING
-    work = RingWork(seen.travels, RING, flops, shard, inner * columns / RING, 2)
-    return on_ring(work, 2, chip).worse(by_xla(work, chip)) <= 1
+    work = RingCost(seen.travels, RING, flops, shard, inner * columns / RING, 2)
+    return ring_seconds(work, 2, chip).ratio(xla_seconds(work, chip)) <= 1
 
 
 @pytest.mark.parametrize("seen", SEEN, ids=lambda seen: f"{seen.kind}, {seen.travels} {seen.dims}")
-def test_a_ring_is_taken_only_where_it_is_no_slower_and_wherever_it_clearly_pays(
+def test_a_ring_is_chosen_if_it_clearly_pays_and_never_if_it_is_slower(
     seen: Seen,
 ) -> None:
     worst = max(seen.forward, seen.step)
@@ -76,16 +76,16 @@ def test_a_ring_is_taken_only_where_it_is_no_slower_and_wherever_it_clearly_pays
         assert worst > 0.95
 
 
-def test_names_that_jax_has_for_one_chip_are_one() -> None:
+def test_aliases_of_a_device_kind_are_equal() -> None:
     assert tpu_of("TPU v5p") == tpu_of("TPU v5") != tpu_of("TPU v5e") == tpu_of("TPU v5 lite")
     assert tpu_of("TPU v99") == tpu_of("TPU v5e")
 
 
-def test_a_chip_has_the_figures_of_the_catalogue() -> None:
+def test_the_tpus_match_the_catalogue() -> None:
     for kind, (name, devices) in TPUS.items():
         known, here = chip(name), tpu_of(kind)
-        assert (here.peak, here.memory) == (
+        assert (here.peak_flops, here.memory_bandwidth) == (
             known.peak_bf16_flops / devices,
             known.hbm_bandwidth / devices,
         ), kind
-        assert here.link == known.link_bandwidth, kind
+        assert here.link_bandwidth == known.link_bandwidth, kind

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel import einsum, explain_einsum
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import trace_for
 from tests.parallel.rings.permutes import bytes_each_way
 
 SPEC = "bd,df->bf"
@@ -44,7 +44,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_weight_has_its_result_and_the_bytes_are_explained(
+def test_each_weight_has_a_result_and_the_bytes_are_explained(
     mesh: jax.sharding.Mesh, way: str
 ) -> None:
     x_spec, w_spec, out, widths = WAYS[way]
@@ -61,7 +61,7 @@ def test_each_weight_has_its_result_and_the_bytes_are_explained(
     assert told.bytes_per_axis == {"Y": max(bytes_each_way(lowered, mesh, "Y").values())}
 
 
-def test_an_order_of_weights_refuses_nothing_that_works_alone(mesh: jax.sharding.Mesh) -> None:
+def test_several_weights_accept_everything_that_one_weight_accepts(mesh: jax.sharding.Mesh) -> None:
     x = drawn(mesh, spec(None, "Y"), 3, 8)
     weights = [drawn(mesh, spec("Y", None), 8, width) for width in (12, 6)]
     for order in (weights, weights[::-1]):
@@ -69,7 +69,7 @@ def test_an_order_of_weights_refuses_nothing_that_works_alone(mesh: jax.sharding
             np.testing.assert_allclose(found, np.asarray(x) @ np.asarray(w), rtol=1e-5)
 
 
-def test_weights_that_lie_differently_are_refused(mesh: jax.sharding.Mesh) -> None:
+def test_weights_with_different_shardings_are_rejected(mesh: jax.sharding.Mesh) -> None:
     x = drawn(mesh, spec("Y", None), 8, 8)
     weights = [drawn(mesh, spec(None, "Y"), 8, 8), drawn(mesh, spec(), 8, 8)]
     with pytest.raises(ValueError, match="several in one call have to be sharded alike"):
@@ -78,7 +78,7 @@ def test_weights_that_lie_differently_are_refused(mesh: jax.sharding.Mesh) -> No
         einsum(SPEC, x, [], out_sharding=spec(None, "Y"))
 
 
-def test_whole_numbers_have_no_narrow_sums(mesh: jax.sharding.Mesh) -> None:
+def test_integers_have_no_wire_dtype(mesh: jax.sharding.Mesh) -> None:
     x = jax.device_put(jnp.full((16, 8), 1001), NamedSharding(mesh, spec(None, "Y")))
     w = jax.device_put(jnp.ones((8, 12), jnp.int32), NamedSharding(mesh, spec("Y", None)))
     with pytest.raises(ValueError, match=r"is for sums of floating-point products.*leave it out"):
@@ -90,23 +90,23 @@ def described(mesh: jax.sharding.Mesh, place: Any, *dims: int, dtype: Any = jnp.
     return struct(dims, dtype, sharding=NamedSharding(mesh, place))
 
 
-def test_on_a_tpu_a_ring_has_to_pay(mesh: jax.sharding.Mesh) -> None:
+def test_on_a_tpu_a_ring_must_pay(mesh: jax.sharding.Mesh) -> None:
     columns, rows = spec(None, "Y"), spec("Y", None)
-    with written_for("tpu"):
+    with trace_for("tpu"):
         small = [described(mesh, rows, 64, 64), described(mesh, columns, 64, 64)]
         told = explain_einsum(SPEC, *small, out_sharding=columns)
         assert told.choice == "jnp.einsum"
-        assert "XLA's own is expected to be faster" in told.reason
+        assert "plain jit is expected to be faster" in told.reason
         large = [described(mesh, rows, 8192, 4096), described(mesh, columns, 4096, 14336)]
         told = explain_einsum(SPEC, *large, out_sharding=columns)
         assert told.choice == "gather-matmul"
-        assert "it is expected to pay" in told.reason
+        assert "the ring is expected to be faster" in told.reason
         # Whole shards go two hops one way and one the other.
         assert told.bytes_per_axis == {"Y": 2 * 2048 * 4096 * 2}
     assert explain_einsum(SPEC, *small, out_sharding=columns).choice == "gather-matmul"
 
 
-def test_on_a_tpu_sums_travel_in_the_results_type_where_float32_would_not_hide(
+def test_on_a_tpu_sums_are_sent_in_the_result_type_if_float32_is_exposed(
     mesh: jax.sharding.Mesh,
 ) -> None:
     columns, rows = spec(None, "Y"), spec("Y", None)
@@ -116,7 +116,7 @@ def test_on_a_tpu_sums_travel_in_the_results_type_where_float32_would_not_hide(
         w = described(mesh, rows, depth, 4096, dtype=dtype)
         return explain_einsum(SPEC, x, w, out_sharding=rows, **options)
 
-    with written_for("tpu"):
+    with trace_for("tpu"):
         assert wire(14336).wire_dtype == jnp.bfloat16
         assert wire(2**18).wire_dtype is None  # products so long that any sum hides
         assert wire(14336, jnp.float32).wire_dtype in (None, jnp.float32)
@@ -124,12 +124,12 @@ def test_on_a_tpu_sums_travel_in_the_results_type_where_float32_would_not_hide(
         assert wire(14336, wire_dtype=jnp.float32).choice == "jnp.einsum"
 
 
-def test_an_unknown_sharding_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_sharding_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     mesh = jax.make_mesh((4,), ("Y",), (AxisType.Auto,), devices=jax.devices()[:4])
     x, w = np.ones((8, 8), np.float32), np.ones((8, 12), np.float32)
     with jax.set_mesh(mesh), caplog.at_level(logging.WARNING, "drumline.parallel"):
         for _ in range(2):
             jax.jit(lambda x, w: einsum("xy,yz->xz", x, w, out_sharding=spec(None, "Y")))(x, w)
     (record,) = caplog.records
-    assert "'xy,yz->xz' is left to XLA, without a ring" in record.message
+    assert "'xy,yz->xz' is computed by XLA, without a ring" in record.message
     assert "pass x_sharding=" in record.message

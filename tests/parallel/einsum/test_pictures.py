@@ -31,7 +31,7 @@ def test_the_picture_is_current(name: str) -> None:
 
 
 @pytest.mark.parametrize("shift", [1, -1])
-def test_the_pictures_name_the_shards_that_the_ring_brings(shift: int) -> None:
+def test_the_pictures_name_the_shards_that_arrive(shift: int) -> None:
     mesh = Mesh(np.array(jax.devices()[:4]), ("Y",))
 
     def sources() -> jax.Array:

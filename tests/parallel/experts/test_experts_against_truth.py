@@ -43,7 +43,7 @@ GRID = (
 
 
 @pytest.mark.parametrize(("experts", "k"), GRID)
-def test_every_exchange_matches_a_loop_over_tokens_and_the_local_product(
+def test_every_exchange_agrees_with_a_loop_over_tokens_and_the_local_function(
     experts: int, k: int
 ) -> None:
     """Every mesh that can hold the experts, every assignment; slots out of range count nothing.
@@ -69,13 +69,13 @@ def test_every_exchange_matches_a_loop_over_tokens_and_the_local_product(
         np.testing.assert_array_equal(run(alone, skewed)[0], bits, name)
 
 
-def test_whole_columns_and_an_unchecked_shard_map() -> None:
+def test_unsharded_columns_and_an_unchecked_shard_map() -> None:
     case, assignment = draw(8, 2), assign("adversarial", 8, 2)
     run = with_gradients(sharded(mesh_of(4, 2), "alltoall", columns=None, check_vma=False))
     assert_true(run(case, assignment), case, assignment)
 
 
-def test_packed_buffers_travel_to_the_right_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_buffers_arrive_at_the_right_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path for GPU and TPU, with `ragged_all_to_all` played by an all-gather."""
 
     def played(
@@ -114,15 +114,15 @@ def test_packed_buffers_travel_to_the_right_places(monkeypatch: pytest.MonkeyPat
     alone, nobody = assign("uniform", 16, 2), assign("uniform", 16, 2)
     alone[16:], nobody[:] = -1, -1
     assignments = [*(assign(kind, 16, 2) for kind in KINDS), alone, nobody]
-    in_turn, ahead = run_on("cuda"), run_on("tpu")
-    for found, assignment in zip(in_turn, assignments, strict=True):
+    visit_in_turn, ahead = run_on("cuda"), run_on("tpu")
+    for found, assignment in zip(visit_in_turn, assignments, strict=True):
         assert_true(found, case, assignment)
     # Sent ahead, rows are summed in the same order.
-    jax.tree.map(np.testing.assert_array_equal, ahead, in_turn)
+    jax.tree.map(np.testing.assert_array_equal, ahead, visit_in_turn)
 
 
 @pytest.mark.parametrize("buffer_rows", [1, 7])
-def test_not_one_token_is_lost(buffer_rows: int) -> None:
+def test_no_token_is_dropped(buffer_rows: int) -> None:
     """With ones for tokens and e + 1 for expert e, sums are whole numbers and exact."""
     tokens, experts, k, d, f = 64, 8, 2, 4, 2
     a = np.ones((tokens, d), np.float32)
@@ -181,7 +181,7 @@ def test_answers_of_several_devices_are_summed_in_float32(exchange: str) -> None
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32])
-def test_assignments_may_be_of_any_integer_type(dtype: Any) -> None:
+def test_assignments_can_have_any_integer_type(dtype: Any) -> None:
     """Also of one that does not hold the number of experts, 300."""
     a, w = np.ones((4, 2), np.float32), np.arange(300, dtype=np.float32)
     chosen = np.array([0, 5, 100, 127], dtype)
@@ -192,7 +192,7 @@ def test_assignments_may_be_of_any_integer_type(dtype: Any) -> None:
     np.testing.assert_array_equal(at_once(a, matrices, chosen), out)
 
 
-def test_axes_in_another_order_than_the_meshs() -> None:
+def test_axes_in_another_order_than_the_mesh() -> None:
     case, chosen = draw(8, 2), assign("adversarial", 8, 2)
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("X", "Y", "Z"))
     over, columns = ("Z", "X"), "Y"

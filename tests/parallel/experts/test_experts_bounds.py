@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from drumline.parallel.experts.matmul import expert_matmul
-from drumline.parallel.experts.rounds import default_buffer_rows, rounds_needed
+from drumline.parallel.experts.rounds import default_buffer_rows, round_count
 from drumline.parallel.grouped.blocks import blocked_matmul, rows_per_block
 
 from .tokens import assign, draw, mesh_of, sharded
@@ -26,7 +26,7 @@ def _type(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStr
 
 
 @pytest.mark.usefixtures("traced_for_cpu_alone")
-def test_memory_stays_within_the_balanced_share_whatever_the_assignment() -> None:
+def test_memory_is_bounded_for_any_assignment() -> None:
     tokens, d, f, experts, k, x = 4096, 256, 512, 16, 2, 8
     share = tokens * k // x * (d + f) * 4
     shapes = [_type((tokens, d)), _type((experts, d, f)), _type((tokens, k), jnp.int32)]
@@ -64,11 +64,11 @@ def test_skew_costs_rounds() -> None:
     even = jnp.full((peers, experts), rows // experts)
     skewed = jnp.zeros((peers, experts), jnp.int32).at[:, 3].set(rows)
     for packed in (False, True):
-        assert int(rounds_needed(even, peers, capacity, packed=packed)) == 4
-        assert int(rounds_needed(skewed, peers, capacity, packed=packed)) == 4 * peers
+        assert int(round_count(even, peers, capacity, packed=packed)) == 4
+        assert int(round_count(skewed, peers, capacity, packed=packed)) == 4 * peers
 
 
-def test_cpu_does_the_work_of_one_dense_product_not_of_every_expert() -> None:
+def test_the_cpu_does_the_work_of_one_dense_matmul() -> None:
     tokens, d, f, experts = 16384, 64, 64, 64
     m = rows_per_block(tokens, experts)
     operands = (_type((tokens, d)), _type((experts, d, f)), _type((experts,), jnp.int32))
@@ -93,7 +93,7 @@ def test_cpu_does_the_work_of_one_dense_product_not_of_every_expert() -> None:
     assert ragged.cost_analysis()["flops"] > 60 * dense
 
 
-def test_no_array_of_tokens_by_matrices_nor_of_experts_by_tokens() -> None:
+def test_no_array_of_tokens_by_matrices_or_experts_by_tokens_exists() -> None:
     tokens, d, f, experts = 512, 32, 48, 16
     text = (
         jax.jit(expert_matmul)
@@ -116,7 +116,7 @@ def _named(match: str, **changes: Any) -> None:
         expert_matmul(**{**operands, **changes})
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     outside = jnp.zeros((6, 2), jnp.int32).at[4, 1].set(3)
     _named(r"assignment\[4, 1\] is 3, but there are 3 experts, numbered 0 to 2", assignment=outside)
     _named(r"assignment\[4, 1\] is -3", assignment=-outside)
@@ -145,7 +145,7 @@ def test_without_gates_the_experts_are_averaged() -> None:
 
 
 @pytest.mark.parametrize("exchange", ["local", "alltoall", "allgather"])
-def test_what_cannot_be_differentiated_is_named(exchange: str) -> None:
+def test_forward_mode_and_second_derivatives_are_rejected(exchange: str) -> None:
     case, chosen = draw(4, 2, tokens=8), assign("uniform", 4, 2, 8)
     product: Any = expert_matmul if exchange == "local" else sharded(mesh_of(4, 1), exchange)
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_differentiated_is_named(exchange: str) -> None:
 
 
 @pytest.mark.parametrize("exchange", ["alltoall", "allgather"])
-def test_vmap_over_tokens_is_the_product_of_each(exchange: str) -> None:
+def test_vmap_over_tokens_equals_separate_calls(exchange: str) -> None:
     case, chosen = draw(4, 2, tokens=8), assign("adversarial", 4, 2, 8)
     function = sharded(mesh_of(4, 1), exchange)
     two = np.stack([case.a, 2 * case.a])

@@ -53,14 +53,14 @@ def test_softmax_gates_are_the_largest_and_sum_to_one() -> None:
     np.testing.assert_allclose(routing.z_loss, (z**2).mean(), rtol=1e-5)
 
 
-def test_sigmoid_gates_are_each_experts_own() -> None:
+def test_sigmoid_gates_do_not_depend_on_other_experts() -> None:
     logits = _normal(1, 32, 8)
     routing = _compiled(k=2, gate="sigmoid", normalize=False)(logits)
     chosen = np.take_along_axis(np.asarray(logits, np.float64), np.asarray(routing.experts), 1)
     np.testing.assert_allclose(routing.gates, 1 / (1 + np.exp(-chosen)), rtol=1e-5)
 
 
-def test_balance_loss_is_one_when_even_and_grows_with_skew() -> None:
+def test_the_balance_loss_is_one_under_a_uniform_load_and_grows_with_skew() -> None:
     even = 10 * np.eye(8, dtype=np.float32)[np.arange(64) % 8]
     skewed = 10 * np.eye(8, dtype=np.float32)[np.zeros(64, int)]
     loss = jax.jit(jax.value_and_grad(lambda x: route(x, 1).balance_loss))
@@ -70,7 +70,7 @@ def test_balance_loss_is_one_when_even_and_grows_with_skew() -> None:
     assert (gradient[:, 0] > 0).all()  # less for the expert that has too many
 
 
-def test_an_approximate_choice_says_what_recall_it_asked_for() -> None:
+def test_an_approximate_routing_reports_the_requested_recall() -> None:
     logits = _normal(2, 16, 8)
     exact = jax.eval_shape(partial(route, k=2), logits)
     asked = partial(route, k=2, exact=False, recall_target=0.9)
@@ -88,7 +88,7 @@ def test_an_approximate_choice_says_what_recall_it_asked_for() -> None:
         ({"k": 1, "recall_target": 0.0}, "recall"),
     ],
 )
-def test_wrong_routing_is_named(options: dict[str, Any], match: str) -> None:
+def test_invalid_routing_options_are_rejected(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         route(jnp.zeros((4, 8)), **options)
 

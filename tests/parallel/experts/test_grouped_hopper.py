@@ -12,31 +12,31 @@ import pytest
 from drumline.parallel.experts.matmul import expert_matmul
 from drumline.parallel.grouped import hopper as grouped_hopper
 from drumline.parallel.grouped import matmul as grouped_matmul
-from drumline.parallel.grouped import moves as grouped_moves
+from drumline.parallel.grouped import rows as grouped_rows
 from drumline.parallel.grouped.rows import group_rows
 
 from .tokens import described
 
 
-def test_padded_groups_hold_every_pair_once_and_zeros_between() -> None:
+def test_padded_groups_have_every_pair_once_and_zeros_between() -> None:
     keys = np.array([2, 0, 2, 3, 2, 0], np.int32)  # 3 stands for none
     rows = np.arange(1.0, 7.0, dtype=np.float32)[:, None]
 
     def there_and_back(keys: jax.Array, rows: jax.Array) -> Any:
         groups = group_rows(keys, 3, 4)
-        spread = groups.spread(rows)
-        return groups.sizes, groups.counts, spread[:, 0], groups.collect(spread)
+        to_rows = groups.to_rows(rows)
+        return groups.sizes, groups.counts, to_rows[:, 0], groups.to_pairs(to_rows)
 
-    sizes, counts, spread, back = jax.jit(there_and_back)(keys, rows)
+    sizes, counts, to_rows, back = jax.jit(there_and_back)(keys, rows)
     np.testing.assert_array_equal(sizes, [4, 0, 4])
     np.testing.assert_array_equal(counts, [2, 0, 3])
-    np.testing.assert_array_equal(spread, [2, 6, 0, 0, 1, 3, 5, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(to_rows, [2, 6, 0, 0, 1, 3, 5, 0, 0, 0, 0, 0])
     rows[3] = 0  # has no group, so nothing comes back
     np.testing.assert_array_equal(back, rows)
 
 
 @pytest.mark.parametrize("groups", [255, 256, 70000])
-def test_keys_are_sorted_whatever_their_number(groups: int) -> None:
+def test_keys_are_sorted_for_any_number_of_groups(groups: int) -> None:
     """Around the numbers where keys need a wider type; `groups` itself stands for none."""
     keys = np.array([groups - 1, 3, groups, 3, groups - 1, 0], np.int32)
     run = jax.jit(lambda keys: group_rows(keys, groups).pair)
@@ -44,7 +44,7 @@ def test_keys_are_sorted_whatever_their_number(groups: int) -> None:
 
 
 @pytest.mark.parametrize("weighed", [False, True])
-def test_tokens_are_scattered_as_they_would_be_gathered(weighed: bool) -> None:
+def test_the_scatter_of_tokens_equals_the_gather(weighed: bool) -> None:
     rng = np.random.default_rng(0)
     tokens, k, experts, width = 37, 3, 5, 384
     keys = rng.integers(0, experts + 1, (tokens, k), np.int32)  # some have no group
@@ -55,7 +55,7 @@ def test_tokens_are_scattered_as_they_would_be_gathered(weighed: bool) -> None:
     def both(keys: jax.Array, a: jax.Array, gates: jax.Array | None) -> Any:
         groups = group_rows(keys.reshape(-1), experts, 16)
         ends = jnp.cumsum(groups.sizes)
-        got = grouped_moves.scatter_rows(
+        got = grouped_rows.scatter_tokens(
             a,
             gates,
             groups.row.reshape(tokens, k),
@@ -63,7 +63,7 @@ def test_tokens_are_scattered_as_they_would_be_gathered(weighed: bool) -> None:
             rows=len(groups.pair),
             interpret=True,
         )
-        return got, groups.spread(a, k, gates), ends[-1]
+        return got, groups.to_rows(a, k, gates), ends[-1]
 
     compiled = jax.jit(both)
     got, expected, end = compiled(keys, a, gates if weighed else None)
@@ -97,17 +97,17 @@ def test_value_and_gradients_lower_for_a_hopper_gpu(
     assert text.count("custom_call @__gpu$xla.gpu.triton") == 3  # x, dy, x times gates
 
 
-def test_shapes_the_tiles_do_not_fit_are_left_to_the_loops() -> None:
+def test_shapes_that_do_not_fit_the_tiles_use_the_loops() -> None:
     half = jnp.dtype(jnp.bfloat16)
-    assert grouped_hopper.takes(half, 2048, 1408)
-    assert not grouped_hopper.takes(half, 128, 384)
-    assert not grouped_hopper.takes(half, 256, 100)
-    assert not grouped_hopper.takes(jnp.dtype(jnp.float32), 256, 256)
+    assert grouped_hopper.supports(half, 2048, 1408)
+    assert not grouped_hopper.supports(half, 128, 384)
+    assert not grouped_hopper.supports(half, 256, 100)
+    assert not grouped_hopper.supports(jnp.dtype(jnp.float32), 256, 256)
 
 
 @pytest.mark.parametrize(("d", "f"), [(4096, 14336), (2048, 1408), (384, 512)])
-def test_tiles_divide_what_the_kernels_take(d: int, f: int) -> None:
-    assert grouped_hopper.takes(jnp.dtype(jnp.bfloat16), d, f)
+def test_tiles_divide_the_supported_shapes(d: int, f: int) -> None:
+    assert grouped_hopper.supports(jnp.dtype(jnp.bfloat16), d, f)
     for columns, depth in ((f, d), (d, f)):
         tiles = grouped_hopper.matmul_tiles(columns)
         cut = (grouped_hopper.ROWS % tiles.rows, columns % tiles.columns, depth % tiles.depth)

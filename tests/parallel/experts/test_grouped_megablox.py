@@ -19,7 +19,7 @@ SIZES = np.array([[70, 0, 130], [128, 1, 3]])
 """Of two devices: no multiples of anything, an empty group, and rows that belong to none."""
 
 
-def test_products_and_their_gradients_are_those_of_float64() -> None:
+def test_matmuls_and_their_gradients_agree_with_float64() -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 210, 128)), rng.normal(size=(2, 210, 160))
     for device, sizes in enumerate(SIZES):

@@ -18,7 +18,7 @@ from .tokens import P, described
 # There and back, with gradients and gates. A TPU sends the first round before the loop, and brings
 # the last one back behind it.
 @pytest.mark.parametrize(("platform", "times"), [("tpu", 14), ("cuda", 7)])
-def test_tokens_travel_by_ragged_all_to_all_where_there_is_one(platform: str, times: int) -> None:
+def test_ragged_all_to_all_is_used_where_it_exists(platform: str, times: int) -> None:
     text = _lowered(platform)
     assert text.count("@ragged_all_to_all") == times
     assert "stablehlo.all_to_all" not in text
@@ -27,14 +27,14 @@ def test_tokens_travel_by_ragged_all_to_all_where_there_is_one(platform: str, ti
     assert text.count("@tpu_custom_call") == (3 if platform == "tpu" else 0)
 
 
-def test_hopper_kernels_fit_into_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hopper_kernels_lower_inside_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_matmul, "_on_hopper", lambda: True)
     text = _lowered("cuda")
     assert text.count("custom_call @mosaic_gpu") == 3  # x @ w, dy @ wᵀ, xᵀ dy
     assert text.count("@ragged_all_to_all") == 7
 
 
-def test_tokens_travel_by_all_to_all_on_a_cpu() -> None:
+def test_all_to_all_is_used_on_a_cpu() -> None:
     text = _lowered("cpu")
     assert text.count("stablehlo.all_to_all") == 7
     assert "ragged" not in text

@@ -19,7 +19,6 @@ from drumline.parallel.experts.matmul import expert_matmul
 from drumline.parallel.experts.routing import Routing
 from drumline.parallel.grouped import hopper as grouped_hopper
 from drumline.parallel.grouped import matmul as grouped_matmul
-from drumline.parallel.grouped import moves as grouped_moves
 from drumline.parallel.grouped import rows as grouped_rows
 from drumline.parallel.grouped.blocks import blocked_matmul, blocked_outer
 
@@ -63,17 +62,17 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_matmul, "_on_hopper", lambda: True)
     monkeypatch.setattr(grouped_matmul, "by_platform", on_hopper)
     monkeypatch.setattr(grouped_rows, "by_platform", on_hopper)
-    monkeypatch.setattr(grouped_hopper, "takes", lambda *_: True)
+    monkeypatch.setattr(grouped_hopper, "supports", lambda *_: True)
     monkeypatch.setattr(grouped_hopper, "ROWS", ROWS)
     monkeypatch.setattr(grouped_hopper, "matmul", _matmul)
     monkeypatch.setattr(grouped_hopper, "outer", blocked_outer)
-    monkeypatch.setattr(grouped_moves, "takes", lambda tokens: tokens.ndim == 2)
-    monkeypatch.setattr(grouped_moves, "scatter_rows", _scatter_rows)
+    monkeypatch.setattr(grouped_rows, "supports_scatter", lambda tokens: tokens.ndim == 2)
+    monkeypatch.setattr(grouped_rows, "scatter_tokens", _scatter_rows)
 
 
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("exchange", ["local", "allgather", "alltoall"])
-def test_values_and_gradients_of_expert_matmul_stay_true(exchange: str) -> None:
+def test_unwritten_rows_do_not_affect_expert_matmul(exchange: str) -> None:
     case = draw(8, 2)
     function = expert_matmul if exchange == "local" else sharded(mesh_of(4, 2), exchange)
     run = with_gradients(function)
@@ -99,7 +98,7 @@ def _with_gradients(function: Any) -> Any:
 
 
 @pytest.mark.parametrize("exchange", ["local", "alltoall"])
-def test_values_and_gradients_of_the_layer_stay_what_they_are(
+def test_unwritten_rows_do_not_affect_the_layer(
     exchange: str, request: pytest.FixtureRequest
 ) -> None:
     (block, x), expected = _layer()
@@ -122,7 +121,7 @@ def test_values_and_gradients_of_the_layer_stay_what_they_are(
 
 
 @pytest.mark.usefixtures("_hopper")
-def test_grouped_matmul_gives_zeros_for_rows_past_its_groups() -> None:
+def test_grouped_matmul_returns_zeros_for_rows_past_its_groups() -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(64, 8)), rng.normal(size=(64, 12))
     w, sizes = rng.normal(size=(3, 8, 12)), jnp.array([16, 0, 32])

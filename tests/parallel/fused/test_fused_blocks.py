@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.parallel.fused.blocks import Blocks, Operands, choose_blocks, vmem_of
-from drumline.parallel.fused.scattering import pieces_of
+from drumline.parallel.fused.kernels import piece_count
+from drumline.parallel.fused.plans import Blocks, Operands, choose_blocks, vmem_bytes_of
 
 MIB = 1 << 20
 
@@ -19,12 +19,12 @@ def test_blocks_fit_and_divide(
     operands = Operands(itemsize, 4, added=2)
     found = choose_blocks(rows, columns, depth, operands, vmem=vmem, row_tile=32 // itemsize)
     assert found is not None
-    assert vmem_of(found, operands) < vmem
+    assert vmem_bytes_of(found, operands) < vmem
     assert rows % found.rows == columns % found.columns == depth % found.depth == 0
     assert found.columns % 128 == found.depth % 128 == 0
 
 
-def test_with_enough_vmem_no_chip_waits_for_hbm() -> None:
+def test_with_enough_vmem_no_matmul_is_limited_by_hbm() -> None:
     operands = Operands(2, 2)
     found = choose_blocks(2048, 3584, 4096, operands, vmem=32 * MIB, row_tile=16)
     assert found == Blocks(1024, 1792, 512)
@@ -34,12 +34,12 @@ def test_with_enough_vmem_no_chip_waits_for_hbm() -> None:
     assert small == Blocks(1024, 512, 512)
 
 
-def test_the_smallest_problem_and_none_that_fits() -> None:
+def test_the_smallest_blocks_and_blocks_that_do_not_fit() -> None:
     operands = Operands(4, 4)
     assert choose_blocks(8, 128, 128, operands, vmem=4 * MIB, row_tile=8) == Blocks(8, 128, 128)
     assert choose_blocks(8, 128, 128, operands, vmem=2 * MIB, row_tile=8) is None
 
 
-def test_pieces_of_a_chunk_are_whole_tiles_and_an_even_number() -> None:
-    assert [pieces_of(height, 16) for height in (32, 1024, 2048, 8192)] == [2, 2, 4, 4]
-    assert pieces_of(2048 + 32, 16) == 2
+def test_a_chunk_has_an_even_number_of_whole_tile_pieces() -> None:
+    assert [piece_count(height, 16) for height in (32, 1024, 2048, 8192)] == [2, 2, 4, 4]
+    assert piece_count(2048 + 32, 16) == 2

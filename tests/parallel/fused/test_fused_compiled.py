@@ -25,7 +25,7 @@ INSTALLED = has_tpu_compiler()
 @pytest.mark.skipif(
     not INSTALLED, reason=f"needs the TPU's compiler: libtpu on x86_64 Linux, or {TPU_PYTHON}"
 )
-def test_both_products_and_their_gradients_compile() -> None:
+def test_both_matmuls_and_their_gradients_compile() -> None:
     device = AbstractDevice("TPU v5 lite", 1, "tpu")
     mesh = AbstractMesh((2, 4), ("X", "Y"), (AxisType.Explicit,) * 2, abstract_device=device)
     rows = P(("X", "Y"), None)

@@ -16,9 +16,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from drumline.parallel.fused import travel
-from drumline.parallel.fused.blocks import RESERVED, Blocks, Operands, vmem_of
-from drumline.parallel.fused.travel import Slots
+from drumline.parallel.fused import ring as fused_ring
+from drumline.parallel.fused.plans import RESERVED_VMEM, Blocks, Operands, vmem_bytes_of
+from drumline.parallel.fused.ring import Slots
 from tests.compiling import EVERY_CASE
 from tests.parallel.fused.emulated import (
     GATHER,
@@ -66,7 +66,7 @@ def fresh_emulator() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("function", "devices", "direction", "dtype", "mode"), GRID if EVERY_CASE else WITH_GRADIENTS
 )
-def test_products_and_their_gradients(
+def test_matmuls_and_their_gradients(
     function: str, devices: int, direction: str, dtype: Any, mode: Mode
 ) -> None:
     fused = FUNCTIONS[function]
@@ -83,7 +83,7 @@ def test_products_and_their_gradients(
 
 
 @pytest.mark.parametrize(("function", "devices", "direction", "dtype", "mode"), FORWARD)
-def test_products_on_longer_rings(
+def test_matmuls_on_longer_rings(
     function: str, devices: int, direction: str, dtype: Any, mode: Mode
 ) -> None:
     fused = FUNCTIONS[function]
@@ -100,13 +100,13 @@ CORES = [1, 2] if EVERY_CASE else [1]  # Two take half a minute to emulate.
 @pytest.mark.usefixtures("a_tpu")
 @pytest.mark.parametrize("cores", CORES)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_products_of_several_blocks(function: str, cores: int) -> None:
+def test_matmuls_of_several_blocks(function: str, cores: int) -> None:
     fused = FUNCTIONS[function]
     x, w, g = operands(fused, 2, F32)
-    little = RESERVED + (256 << 10)
+    little = RESERVED_VMEM + (256 << 10)
     for rows in (x.shape[0] // 2, x.shape[0] // 4):
         whole = Blocks(rows, w.shape[1], w.shape[0])
-        assert vmem_of(whole, Operands(4, 4, added=2)) > little - RESERVED
+        assert vmem_bytes_of(whole, Operands(4, 4, added=2)) > little - RESERVED_VMEM
     options = {"vmem_bytes": little, "cores": cores, "interpret": interpreter("on_wait", cores)}
     out, pull = jax.vjp(mapped(fused, ring_mesh(2), **options), x, w)
     dx, dw = pull(g)
@@ -146,7 +146,7 @@ def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
     assert_close(out, np.asarray(xs, np.float64) @ np.asarray(w, np.float64))
 
 
-def test_a_ring_over_two_axes_in_another_order_than_the_mesh_has() -> None:
+def test_a_ring_over_two_axes_in_another_order_than_the_mesh() -> None:
     mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("X", "Y"))
     axes = ("Y", "X")
     x, w, _ = operands(GATHER, 6, F32)
@@ -162,7 +162,7 @@ def test_a_ring_over_two_axes_in_another_order_than_the_mesh_has() -> None:
     assert_close(out, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
 
 
-def test_sums_may_travel_in_bfloat16() -> None:
+def test_sums_can_be_sent_in_bfloat16() -> None:
     x, w, _ = operands(SCATTER, 3, F32)
     options = {"wire_dtype": jnp.bfloat16, "interpret": interpreter("eager")}
     out = np.asarray(mapped(SCATTER, ring_mesh(3), **options)(x, w), np.float64)
@@ -171,14 +171,14 @@ def test_sums_may_travel_in_bfloat16() -> None:
     assert 1e-5 < error < 2.0**-8
 
 
-def test_slots_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(travel, "SLOTS", 2)
+def test_slots_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_ring, "SLOTS", 2)
     _one_way_round_four()
 
 
-def test_a_chunk_sent_where_there_is_no_room_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(travel, "SLOTS", 2)
-    monkeypatch.setattr(Slots, "scarce", False)
+def test_a_chunk_sent_to_an_occupied_slot_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_ring, "SLOTS", 2)
+    monkeypatch.setattr(Slots, "reuses_slots", False)
     with pytest.raises(RuntimeError, match="RACE DETECTED"):  # JAX raises it itself since 0.12
         _one_way_round_four()
 

@@ -36,7 +36,7 @@ def message(
     return str(refusal.value)
 
 
-def test_shapes_that_do_not_fill_the_tiles() -> None:
+def test_shapes_that_do_not_fill_tiles_are_rejected() -> None:
     for shapes, said in (
         (((48, 128), (128, 128)), "the 48 rows of each device's share are not a multiple of 32"),
         (((32, 64), (64, 128)), "the 64 columns of x on each device are not a multiple of 128"),
@@ -51,14 +51,14 @@ def test_shapes_that_do_not_fill_the_tiles() -> None:
     assert "the 24 rows of each device's share are not a multiple of 32" in told
 
 
-def test_rows_that_do_not_divide() -> None:
+def test_rows_that_the_devices_do_not_divide_are_rejected() -> None:
     assert message(fused_matmul_reducescatter, (126, 128), (128, 128)) == (
         "fused_matmul_reducescatter: the 126 rows of x cannot be divided between the 4 devices "
         "of axis 'Y'"
     )
 
 
-def test_types_and_ranks() -> None:
+def test_unsupported_types_and_ranks_are_rejected() -> None:
     told = message(fused_allgather_matmul, (32, 128), (128, 128), types=(jnp.bfloat16, jnp.float32))
     assert told == (
         "fused_allgather_matmul: x and w must both be float32 or both bfloat16, not bfloat16 and "
@@ -72,18 +72,18 @@ def test_types_and_ranks() -> None:
     )
 
 
-def test_where_there_is_no_tpu() -> None:
+def test_a_missing_tpu_is_an_error() -> None:
     told = message(fused_allgather_matmul, (32, 128), (128, 128))
     assert "there is no TPU here; emulate one with interpret=pltpu.InterpretParams()" in told
 
 
 @pytest.mark.usefixtures("a_tpu")
-def test_too_little_vmem() -> None:
+def test_too_little_vmem_is_an_error() -> None:
     told = message(fused_allgather_matmul, (32, 128), (128, 128), vmem_bytes=1 << 20)
     assert "fit 1048576 bytes of VMEM on each of 2 cores; give it more with" in told
 
 
-def test_an_emulated_kernel_where_axes_are_checked() -> None:
+def test_emulation_under_a_checked_shard_map_is_rejected() -> None:
     told = message(
         fused_allgather_matmul,
         (32, 128),
@@ -94,7 +94,7 @@ def test_an_emulated_kernel_where_axes_are_checked() -> None:
     assert "call jax.shard_map with check_vma=False" in told
 
 
-def test_second_derivatives_and_forward_mode() -> None:
+def test_second_derivatives_and_forward_mode_are_rejected() -> None:
     x, w, _ = operands(GATHER, 2, jnp.float32)
     run = mapped(GATHER, ring_mesh(2), interpret=interpreter("eager"))
 

@@ -31,7 +31,7 @@ def mesh_over(sizes: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
 
 
 @pytest.mark.parametrize(("sizes", "names", "ring"), RINGS)
-def test_rings_over_axes_in_another_order_than_the_meshs_are_exact(
+def test_rings_over_axes_in_another_order_than_the_mesh_are_exact(
     sizes: tuple[int, ...], names: tuple[str, ...], ring: tuple[str, ...]
 ) -> None:
     mesh = mesh_over(sizes, names)

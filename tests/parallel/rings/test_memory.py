@@ -54,9 +54,7 @@ def overlap() -> ModuleType:
 
 
 @pytest.mark.parametrize(("size", "rows"), SHARES)
-def test_value_and_gradients_take_less_than_with_a_collective(
-    overlap: ModuleType, size: int, rows: int
-) -> None:
+def test_rings_take_less_memory_than_collectives(overlap: ModuleType, size: int, rows: int) -> None:
     mesh = Mesh(np.array(jax.devices()[:size]), ("Y",))
     for number, case in enumerate(map(overlap.on_the_ring_alone, overlap.cases())):
         share = SHARES[size, rows].get(case.name)

@@ -34,14 +34,14 @@ def message(
     return str(refusal.value)
 
 
-def test_gathered_columns_that_are_not_the_rows_of_w() -> None:
+def test_gathered_columns_must_match_the_rows_of_w() -> None:
     assert message(allgather_matmul, (2, 4), (10, 6)) == (
         "allgather_matmul: w has 10 rows, but x brings 4 columns on each of the 3 devices "
         "of axis 'Y' (12 in all)"
     )
 
 
-def test_columns_that_do_not_meet_the_rows_of_w() -> None:
+def test_columns_must_match_the_rows_of_w() -> None:
     for function, options in (
         (allgather_matmul, {"gathered": "rows"}),
         (matmul_reducescatter, {}),
@@ -52,7 +52,7 @@ def test_columns_that_do_not_meet_the_rows_of_w() -> None:
         assert said == f"{name}: x has 4 columns on each device, but w has 5 rows"
 
 
-def test_columns_or_rows_that_do_not_divide() -> None:
+def test_the_devices_must_divide_columns_or_rows() -> None:
     assert message(matmul_reducescatter, (2, 4), (4, 10)) == (
         "matmul_reducescatter: the 10 columns of w cannot be divided between the 3 devices "
         "of axis 'Y'"
@@ -66,7 +66,7 @@ def test_columns_or_rows_that_do_not_divide() -> None:
     )
 
 
-def test_operands_of_the_wrong_rank() -> None:
+def test_operands_of_the_wrong_rank_are_rejected() -> None:
     assert message(allgather_matmul, (2, 4), (12, 2, 3)) == (
         "allgather_matmul: w must be a matrix [rows, columns], but its shape is (12, 2, 3)"
     )
@@ -75,7 +75,7 @@ def test_operands_of_the_wrong_rank() -> None:
     )
 
 
-def test_options_that_do_not_exist() -> None:
+def test_unknown_options_are_rejected() -> None:
     assert message(allgather_matmul, (2, 4), (12, 6), direction="left") == (
         "allgather_matmul: direction must be 'both' or 'one', not 'left'"
     )
@@ -94,7 +94,7 @@ def test_options_that_do_not_exist() -> None:
     )
 
 
-def test_a_ring_outside_shard_map_and_one_over_an_axis_that_is_not_there() -> None:
+def test_missing_axes_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"there is no mesh axis 'Y' outside jax\.shard_map"):
         allgather_matmul(jnp.ones((2, 4)), jnp.ones((4, 6)), axis_name="Y")
     for axis, says in (
@@ -111,7 +111,7 @@ def test_a_ring_outside_shard_map_and_one_over_an_axis_that_is_not_there() -> No
 
 
 @pytest.mark.parametrize("function", [allgather_matmul, matmul_reducescatter, matmul_allreduce])
-def test_an_operand_over_an_explicit_axis_that_is_not_manual(function: Any) -> None:
+def test_an_operand_sharded_over_an_explicit_axis_is_rejected(function: Any) -> None:
     mesh = jax.make_mesh((2, 4), ("X", "Y"))
     rows, columns = (8, 16), (16, 8)
     with jax.set_mesh(mesh):
@@ -129,7 +129,7 @@ def test_an_operand_over_an_explicit_axis_that_is_not_manual(function: Any) -> N
 
 
 @pytest.mark.parametrize("function", [allgather_matmul, matmul_reducescatter, matmul_allreduce])
-def test_forward_mode(function: Any) -> None:
+def test_forward_mode_is_rejected(function: Any) -> None:
     mesh, _ = mesh_of((2,), 0)
     weights = spec(None, "Y") if function is allgather_matmul else spec("Y")
     run = jax.shard_map(

@@ -55,7 +55,7 @@ ENTRY %main (a: bf16[8,4], w: bf16[4,4]) -> f32[8,4] {
 _OPERATION = re.compile(r"^\s*(%\w+)(?::\d+)? = (\S+) (.*)$")
 
 
-class Product(NamedTuple):
+class Contraction(NamedTuple):
     """A multiplication in a lowered program."""
 
     name: str
@@ -63,9 +63,9 @@ class Product(NamedTuple):
     waits_for: set[str]
 
 
-def products(text: str) -> list[Product]:
+def products(text: str) -> list[Contraction]:
     """The multiplications in their order, each with those it cannot begin before."""
-    found: list[Product] = []
+    found: list[Contraction] = []
     behind: dict[str, set[str]] = {}
     for line in text.splitlines():
         if not (match := _OPERATION.match(line)):
@@ -74,13 +74,13 @@ def products(text: str) -> list[Product]:
         operands = set(re.findall(r"%\w+(?:#\d+)?", rest))
         behind[name] = set().union(*(behind.get(o.split("#")[0], ()) for o in operands))
         if operation == "stablehlo.dot_general":
-            found.append(Product(name, operands, set(behind[name])))
+            found.append(Contraction(name, operands, set(behind[name])))
             behind[name].add(name)
     return found
 
 
 @pytest.mark.parametrize("direction", ["one", "both"])
-def test_products_of_written_out_steps_cannot_be_merged(direction: str) -> None:
+def test_matmuls_of_unrolled_steps_cannot_be_merged(direction: str) -> None:
     # Compilers merge products that share an operand unless one waits for the other. A transfer
     # then has no multiplication left to travel beside.
     mesh, others = mesh_of((4,), 0)
@@ -99,7 +99,7 @@ def reader() -> ModuleType:
     return benchmark("overlap_h200")
 
 
-def test_multiplications_between_start_and_done_are_counted(reader: ModuleType) -> None:
+def test_matmuls_between_start_and_done_are_counted(reader: ModuleType) -> None:
     found = [(transfer.kind, transfer.beside) for transfer in reader.transfers(SCHEDULED)]
     assert found == [
         ("collective-permute", 2),
@@ -112,7 +112,7 @@ def test_multiplications_between_start_and_done_are_counted(reader: ModuleType) 
     assert "collective-permute: 2 asynchronous, 2 with multiplications beside them ([1, 2])" in said
 
 
-def test_a_program_of_emulated_devices_has_only_blocking_permutes(reader: ModuleType) -> None:
+def test_emulated_devices_have_only_blocking_permutes(reader: ModuleType) -> None:
     mesh, others = mesh_of((4,), 0)
     layout = BY_NAME["gather contraction"]
     sizes = {"b": 2, "s": 16, "d": 32, "f": 64}

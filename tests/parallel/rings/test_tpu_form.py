@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from drumline.parallel import allgather_matmul, matmul_reducescatter
-from drumline.parallel.rings.ring import LONGEST_UNROLLED_ON_TPU, Ring, written_for
+from drumline.parallel.rings.ring import LONGEST_UNROLLED_ON_TPU, Ring
+from drumline.parallel.target import trace_for
 from tests.parallel.rings.layouts import (
     BY_NAME,
     LAYOUTS,
@@ -59,7 +60,7 @@ def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str,
             results.append([out, *pull(cotangent)])
         return results
 
-    with written_for("tpu"):
+    with trace_for("tpu"):
         found = run_all(inputs)
     for layout, arrays, results in zip(RINGS, inputs, found, strict=True):
         *operands, cotangent = (exactly(array, jnp.dtype(dtype)) for array in arrays)
@@ -68,13 +69,13 @@ def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str,
 
 
 @pytest.mark.parametrize("size", [3, 4, 8])
-def test_shards_go_whole_half_the_way_round(size: int) -> None:
+def test_whole_shards_go_half_way_around(size: int) -> None:
     mesh, others = mesh_of((size,), 0)
     dims = {"b": 2, "s": 3 * size, "d": 5 * size, "f": 4 * size}
     shard = 2 * dims["b"] * dims["s"] * dims["d"] // size
     for name, item in (("gather rows", 1), ("scatter rows", 2)):
         operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in BY_NAME[name].operands]
-        with written_for("tpu"):
+        with trace_for("tpu"):
             lowered = jax.jit(sharded(BY_NAME[name], mesh, others)).lower(*operands)
         assert bytes_each_way(lowered, mesh, RING) == {
             1: size // 2 * shard * item,
@@ -82,12 +83,12 @@ def test_shards_go_whole_half_the_way_round(size: int) -> None:
         }
 
 
-def test_nothing_is_cut_joined_filled_or_held_back() -> None:
+def test_the_tpu_form_has_no_splits_concatenations_zeros_or_barriers() -> None:
     mesh, others = mesh_of((4,), 0)
     dims = {"b": 2, "s": 24, "d": 32, "f": 64}
     for layout in RINGS:
         operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in layout.operands]
-        with written_for("tpu"):
+        with trace_for("tpu"):
             text = jax.jit(sharded(layout, mesh, others)).lower(*operands).as_text()
         operations = re.findall(r"stablehlo\.(\w+)", text)
         assert "while" not in operations
@@ -102,14 +103,14 @@ def test_a_long_ring_is_rolled_and_two_devices_have_one_lane() -> None:
         return Ring("Y", size, "both", "auto", None, target="tpu")
 
     assert not ring(LONGEST_UNROLLED_ON_TPU).rolled
-    assert ring(LONGEST_UNROLLED_ON_TPU).whole
+    assert ring(LONGEST_UNROLLED_ON_TPU).full_shards
     assert ring(LONGEST_UNROLLED_ON_TPU + 1).rolled
     assert [lane.size for lane in ring(LONGEST_UNROLLED_ON_TPU + 1).lanes(10)] == [5, 5]
     assert [lane.size for lane in ring(2).lanes(10)] == [10]
-    assert not ring(2).whole
+    assert not ring(2).full_shards
 
 
-def test_a_mesh_of_tpus_is_written_for_tpus() -> None:
+def test_a_mesh_of_tpus_selects_the_tpu_form() -> None:
     device = jax.sharding.AbstractDevice("TPU v5 lite", 1, "tpu")
     mesh = jax.sharding.AbstractMesh((4,), ("Y",), abstract_device=device)
     mapped = jax.shard_map(
@@ -125,7 +126,7 @@ def test_a_mesh_of_tpus_is_written_for_tpus() -> None:
 
 @pytest.mark.parametrize("target", ["tpu", "other"])
 @pytest.mark.parametrize("gathered", ["contraction", "rows"])
-def test_one_tour_serves_several_weights(target: str, gathered: str) -> None:
+def test_several_weights_share_one_gather(target: str, gathered: str) -> None:
     mesh, _ = mesh_of((4,), 0)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(16, 24)), jnp.float32)
@@ -150,7 +151,7 @@ def test_one_tour_serves_several_weights(target: str, gathered: str) -> None:
         outs, pull = jax.vjp(mapped, x, weights)
         return outs, pull(tuple(cotangents))
 
-    with written_for(target):  # type: ignore[arg-type]
+    with trace_for(target):  # type: ignore[arg-type]
         outs, (dx, dws) = run(x, weights)
         lowered = jax.jit(mapped).lower(x, weights)
     assert len(outs) == 3
@@ -164,7 +165,7 @@ def test_one_tour_serves_several_weights(target: str, gathered: str) -> None:
     assert sum(bytes_each_way(lowered, mesh, RING).values()) == 3 * x.nbytes // 4
 
 
-def test_sums_travel_in_the_type_that_is_asked_for() -> None:
+def test_sums_are_sent_in_the_wire_dtype() -> None:
     mesh, _ = mesh_of((4,), 0)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(16, 32)), jnp.bfloat16)
@@ -189,7 +190,7 @@ def test_sums_travel_in_the_type_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("wire", ["int8", "nonsense"])
-def test_a_wire_type_that_is_no_float_is_refused(wire: str) -> None:
+def test_a_wire_dtype_that_is_not_a_float_is_rejected(wire: str) -> None:
     mesh, _ = mesh_of((2,), 0)
     function = jax.shard_map(
         partial(matmul_reducescatter, axis_name="Y", wire_dtype=wire),

@@ -71,7 +71,7 @@ def ways(direction: str, travels: Sequence[int], size: int) -> dict[int, int]:
 @pytest.mark.parametrize(("loop", "sizes", "ring_at"), PROGRAMS)
 @pytest.mark.parametrize("direction", ["one", "both"])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_each_link_carries_what_the_ring_must_move(
+def test_each_link_carries_the_expected_bytes(
     name: str, direction: str, loop: str, sizes: tuple[int, ...], ring_at: int
 ) -> None:
     layout = BY_NAME[name]
@@ -119,7 +119,7 @@ def test_no_collective_but_permutes_is_compiled() -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_one_device_just_multiplies(name: str) -> None:
+def test_one_device_compiles_to_a_matmul(name: str) -> None:
     mesh, others = mesh_of((1,), 0)
     text = jax.jit(sharded(BY_NAME[name], mesh, others)).lower(*arguments(BY_NAME[name])).as_text()
     operations = re.findall(r"stablehlo\.(\w+)", text)

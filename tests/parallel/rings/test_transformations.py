@@ -60,7 +60,7 @@ def test_both_loop_forms_compute_the_same(loop: str) -> None:
     check(LAYOUTS, [sharded(layout, MESH, OTHERS, loop=loop) for layout in LAYOUTS])
 
 
-def test_without_checked_types_the_gradients_are_the_same() -> None:
+def test_gradients_are_the_same_without_checked_types() -> None:
     check(SINGLE, [sharded(layout, MESH, OTHERS, check_vma=False) for layout in SINGLE])
 
 

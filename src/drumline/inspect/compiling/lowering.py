@@ -27,7 +27,7 @@ from drumline.inspect.compiling.meshes import (
     mesh_axes,
     shard_arguments,
 )
-from drumline.parallel.rings.ring import written_for
+from drumline.parallel.target import trace_for
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def lower(
             continue
         context = contextlib.nullcontext() if jax_mesh is None else _mesh_context(jax_mesh)
         try:
-            with context, written_for("tpu" if platform == "tpu" else "other", device_kind):
+            with context, trace_for("tpu" if platform == "tpu" else "other", device_kind):
                 traced = _jitted(function).trace(*sharded)
                 lowered = traced.lower(lowering_platforms=platform and (platform,))
         except (Exception, SystemExit) as error:  # whatever the user's code or JAX raises

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from drumline.chips import Slice, lay_mesh
+from drumline.chips import Slice, mesh_order
 from drumline.errors import UserError
 from drumline.inspect.compiling.axes import MeshAxes, checked_axes, format_mesh, parse_mesh
 from drumline.inspect.hlo.text import dtype_name
@@ -59,7 +59,7 @@ def device_coordinates(slice_type: Slice, axes: MeshAxes) -> list[list[int]]:
     device_count = prod(axes.values())
     cores = 1 if device_count <= slice_type.chips else slice_type.chip.cores or 1
     try:
-        devices = lay_mesh(slice_type.topology, slice_type.wraps, tuple(axes.values()), cores)
+        devices = mesh_order(slice_type.topology, slice_type.wraps, tuple(axes.values()), cores)
     except ValueError as error:
         raise UserError(f"{slice_type.name}: {error}") from error
     return [[*chip, *(0,) * (3 - len(chip)), core] for chip, core in devices]

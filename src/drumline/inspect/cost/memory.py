@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drumline.deprecated import renamed_field
+from drumline.deprecated import renamed_attribute
 from drumline.inspect.cost.kernels import Kernel, fuse
 from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape, closing_bracket
 
@@ -27,7 +27,7 @@ class LiveBuffer:
     name: str
     bytes: int
 
-    what = renamed_field("what", "name")
+    what = renamed_attribute("what", "name")
 
 
 @dataclass(frozen=True)

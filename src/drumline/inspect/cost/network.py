@@ -15,7 +15,7 @@ from itertools import combinations
 from math import gcd, prod
 from typing import Literal
 
-from drumline.chips.meshes import share_out
+from drumline.chips.torus import split_torus
 from drumline.errors import UserError
 from drumline.inspect.compiling.axes import MeshAxes, format_mesh
 from drumline.inspect.cost.machines import Machine, TorusDimension
@@ -260,13 +260,13 @@ def _map_rings(
     topology = [dimension.length for dimension in machine.torus]
     if prod(chips) != prod(topology) or free_cores > 1:
         return None
-    shares = share_out(topology, [dimension.wraps for dimension in machine.torus], chips)
+    shares = split_torus(topology, [dimension.wraps for dimension in machine.torus], chips)
     axes = {}
     for name, share in zip(sizes, shares, strict=True):
-        extents = zip(share.extents, share.wraps, strict=True)
+        extents = zip(share.shape, share.wraps, strict=True)
         dimensions = tuple(TorusDimension(length, wraps) for length, wraps in extents if length > 1)
-        links_per_hop = max(1, share.longest)
-        axes[name] = AxisLinks(dimensions, slices[name], cores[name], share.closes, links_per_hop)
+        links_per_hop = max(1, share.max_links)
+        axes[name] = AxisLinks(dimensions, slices[name], cores[name], share.is_ring, links_per_hop)
     return axes
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.hosts.kept_log import read, size_of
+from drumline.hosts.log_segments import read_chunk, received_size
 from drumline.jobs.core.state import Event
 from drumline.jobs.core.steps import Steps, to_number, update_steps
 from drumline.jobs.folders import Folders
@@ -76,10 +76,10 @@ class LogReader:
         return []
 
     def _read(self, path: Path) -> list[dict[str, Any]]:
-        size = size_of(path)
+        size = received_size(path)
         # The log of a replaced host starts again and is shorter.
         offset = min(self._offsets.get(path, 0), size)
-        chunk = read(path, max(offset, size - _MAX_BYTES), _MAX_BYTES)
+        chunk = read_chunk(path, max(offset, size - _MAX_BYTES), _MAX_BYTES)
         start, data = chunk.start, chunk.data
         # An incomplete line is read later. Progress bars end their lines with \r.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1

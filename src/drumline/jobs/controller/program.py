@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drumline.hosts.companion import Use
+from drumline.hosts.bundled_package import Use
 from drumline.hosts.environment import (
     PythonEnvironment,
     mount_steps,

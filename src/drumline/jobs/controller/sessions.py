@@ -157,7 +157,7 @@ class Sessions:
         await asyncio.gather(*(s.close() for s in sessions), return_exceptions=True)
 
 
-class HostRunner:
+class AttemptRunner:
     """Starts the tasks that run attempts on hosts: connect, listen, stop."""
 
     def __init__(

@@ -260,7 +260,7 @@ class DatabaseIds:
         new_path.rename(self._path)
 
 
-class Orphans:
+class OrphanedSlices:
     """The orphans in the newest poll of each zone."""
 
     def __init__(self, owner: str, databases: DatabaseIds, last_job: int) -> None:
@@ -324,7 +324,7 @@ class ZoneWatch:
         store: Store,
         polls: ZonePolls,
         releases: Releases,
-        orphans: Orphans,
+        orphans: OrphanedSlices,
         *,
         zones: Collection[str],
         placements: Callable[[], Iterable[Placement]],

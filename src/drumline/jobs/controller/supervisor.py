@@ -19,10 +19,10 @@ from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.host_history import HealthMonitor, HealthSource, HostHistory
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import add_event_details, repack_old_archives
-from drumline.jobs.controller.sessions import HostRunner, Sessions
+from drumline.jobs.controller.sessions import AttemptRunner, Sessions
 from drumline.jobs.controller.slices import (
     DatabaseIds,
-    Orphans,
+    OrphanedSlices,
     Releases,
     SliceRequests,
     ZoneWatch,
@@ -106,7 +106,7 @@ class Supervisor:
         self._health_monitor = health_source and HealthMonitor(
             health_source, self.records, self.sessions.reports, self.host_history, clock
         )
-        self._host_runner = HostRunner(
+        self._attempt_runner = AttemptRunner(
             self.records, self.sessions, self.polls, self.tasks, self.folders, config,
             on_reports=self._update_metrics, wake=self.wake,
         )  # fmt: skip
@@ -116,7 +116,7 @@ class Supervisor:
             store, cloud, self.polls, self.folders, wall, checkpoints_of=self._checkpoints_of
         )
         self._databases = databases = DatabaseIds(self.folders.owners)
-        self.orphans = Orphans(store.owner, databases, store.last_number())
+        self.orphans = OrphanedSlices(store.owner, databases, store.last_number())
         self.zones = ZoneWatch(
             store, self.polls, self.releases, self.orphans,
             zones=config.zones, placements=self._placements, clock=clock,
@@ -408,9 +408,9 @@ class Supervisor:
                 if self.tasks.may_start(key) and self._requests.take_request():
                     self.tasks.start(key, lambda: self._request(job.id, placement), job.id)
             case EffectKind.RUN:
-                self._host_runner.run(job, placement)
+                self._attempt_runner.run(job, placement)
             case EffectKind.STOP:
-                self._host_runner.stop(job, placement)
+                self._attempt_runner.stop(job, placement)
             case EffectKind.NO_CAPACITY:
                 self._availability.record_shortage(_candidate(placement), effect.reason)
             case EffectKind.POLL | EffectKind.RELEASE:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from drumline.health.accusation import BURN_IN_FAILED, Accusation, read
+from drumline.health.fault_report import BURN_IN_FAILED, FaultReport, parse_fault_report
 from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.state import Cause, CauseKind
 from drumline.observed import HostPhase, HostReport
@@ -58,9 +58,9 @@ def find_cause(failed: Sequence[HostReport], reports: Sequence[HostReport]) -> C
     host whose chip computes wrong results. Then that host is the cause, whichever host reports it.
     """
     hosts = len(reports)
-    accusation = _find_accusation_by_host(failed)
-    if accusation is not None:
-        return _cause_of_accusation(*accusation, reports)
+    fault_report = _find_fault_report_by_host(failed)
+    if fault_report is not None:
+        return _cause_of_fault_report(*fault_report, reports)
     first, second = _first_two(failed)
     ahead_seconds = None
     if second is not None and first.error_at is not None and second.error_at is not None:
@@ -100,26 +100,26 @@ def _first_two(failed: Sequence[HostReport]) -> tuple[HostReport, HostReport | N
     return first, next((report for report in by_time if report is not first), None)
 
 
-def _find_accusation_by_host(
+def _find_fault_report_by_host(
     failed: Sequence[HostReport],
-) -> tuple[HostReport, Accusation] | None:
+) -> tuple[HostReport, FaultReport] | None:
     """Return a failed host whose program names a wrong chip; first one that names its host."""
-    accusations = [
-        (report, accusation)
+    fault_reports = [
+        (report, fault_report)
         for report in failed
         if report.exit_code not in {None, 0}
-        if (accusation := find_accusation("\n".join((report.error, *report.tail)))) is not None
+        if (fault_report := find_fault_report("\n".join((report.error, *report.tail)))) is not None
     ]
-    naming_host = [pair for pair in accusations if pair[1].host is not None]
-    return next(iter([*naming_host, *accusations]), None)
+    naming_host = [pair for pair in fault_reports if pair[1].host is not None]
+    return next(iter([*naming_host, *fault_reports]), None)
 
 
-def _cause_of_accusation(
-    reporter: HostReport, accusation: Accusation, reports: Sequence[HostReport]
+def _cause_of_fault_report(
+    reporter: HostReport, fault_report: FaultReport, reports: Sequence[HostReport]
 ) -> Cause:
     index_of_rank = {report.rank: report.index for report in reports if report.rank is not None}
-    bad_host = None if accusation.host is None else index_of_rank.get(accusation.host)
-    message = accusation.sentence.removeprefix("drumline: ")
+    bad_host = None if fault_report.host is None else index_of_rank.get(fault_report.host)
+    message = fault_report.sentence.removeprefix("drumline: ")
     if bad_host is None:
         # No evidence is recorded, because the reporting host may be fine.
         return Cause(CauseKind.BAD_HOST, reporter.index, len(reports), message, reporter.tail)
@@ -203,11 +203,13 @@ _MAX_CHARACTERS = 200_000
 _SEGMENTATION_FAULTS = (139, -11)
 
 
-def find_accusation(text: str) -> Accusation | None:
-    """Return the first accusation in a program's output, first one that names a host."""
-    accusations = [a for line in text.splitlines() if (a := read(line)) is not None]
-    naming_host = [accusation for accusation in accusations if accusation.host is not None]
-    return next(iter([*naming_host, *accusations]), None)
+def find_fault_report(text: str) -> FaultReport | None:
+    """Return the first fault_report in a program's output, first one that names a host."""
+    fault_reports = [
+        report for line in text.splitlines() if (report := parse_fault_report(line)) is not None
+    ]
+    naming_host = [fault_report for fault_report in fault_reports if fault_report.host is not None]
+    return next(iter([*naming_host, *fault_reports]), None)
 
 
 def indicates_bad_host(

@@ -1,1 +1,1 @@
-"""The server process and what it does for its callers."""
+"""The server process: its HTTP API and the requests that it serves."""

@@ -1,4 +1,4 @@
-"""`python -m drumline.jobs.server`."""
+"""Run the server with `python -m drumline.jobs.server`."""
 
 from drumline.jobs.server.process import main
 

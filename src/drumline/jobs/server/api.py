@@ -1,7 +1,7 @@
-"""The HTTP API: each handler turns a request into one call of the service.
+"""The HTTP API. Each handler translates a request into one call of the service.
 
-What is asked for wrongly is answered with `{"error": sentence}`. Every answer has headers about the
-server itself, so that a command knows what else to show its user without a second request.
+The answer to an invalid request is `{"error": message}`. Every answer has headers about the server
+itself, so that a command needs no second request to warn its user.
 """
 
 import asyncio
@@ -24,35 +24,35 @@ from drumline import __version__
 from drumline.jobs.connection import ORPHANS_HEADER, VERSION_HEADER
 from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Status
-from drumline.jobs.server.exchange import Exchange, LinesResponse
-from drumline.jobs.server.logs import stream_logs, wanted_of
-from drumline.jobs.server.service import MOST_DIGITS, RECENT, JobService
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.execution import Exchange, LinesResponse
+from drumline.jobs.server.logs import LogQuery, stream_logs
+from drumline.jobs.server.service import MAX_ID_DIGITS, RECENT_SECONDS, JobService
+from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store.records import UNREADABLE, JobFilter
 
-LONGEST_POLL = 30.0
+MAX_WAIT_SECONDS = 30.0
 
 
 class JobsApi:
-    """The handlers, and the application made of them."""
+    """The handlers of the API."""
 
     def __init__(
         self,
         service: JobService,
         stop: Callable[[], None],
-        leaves_in: Callable[[], float | None],
+        seconds_to_exit: Callable[[], float | None],
         before_create: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leaves_in` gives the seconds until an idle server exits, None while it does not.
+        """`seconds_to_exit` returns the time until an idle server exits, or None.
 
-        `before_create` is called in a thread before each job is created.
+        `before_create` runs in a thread before each job is created.
         """
         self._service, self._stop = service, stop
-        self._leaves_in, self._before_create = leaves_in, before_create
+        self._seconds_to_exit, self._before_create = seconds_to_exit, before_create
         self._started = time.time()
 
     def application(self) -> ASGIApp:
-        """All of it, for a web server to serve."""
+        """Return the ASGI application."""
         app = Starlette(
             routes=[
                 Route("/jobs", self.list_jobs),
@@ -65,39 +65,39 @@ class JobsApi:
                 Route("/jobs/{id}/hosts", self.hosts),
                 Route("/jobs/{id}/exec", self.run_command, methods=["POST"]),
                 Route("/jobs/{id}/{verb}", self.verb, methods=["POST"]),
-                Route("/strays", self.strays),
-                Route("/strays/{verb}", self.settle_strays, methods=["POST"]),
+                Route("/strays", self.orphans),
+                Route("/strays/{verb}", self.apply_to_orphans, methods=["POST"]),
                 Route("/hosts", self.known_hosts),
-                Route("/hosts/{verb}", self.settle_host, methods=["POST"]),
+                Route("/hosts/{verb}", self.apply_to_host, methods=["POST"]),
                 Route("/status", self.status),
                 Route("/stop", self.stop_server, methods=["POST"]),
             ],
             exception_handlers={
-                Mistake: _mistake,
+                RequestError: _request_error,
                 HTTPException: _http_error,
-                sqlite3.OperationalError: _no_room,
-                OSError: _no_room,
+                sqlite3.OperationalError: _storage_error,
+                OSError: _storage_error,
             },
         )
         return ServerHeaders(app, self._service)
 
     async def list_jobs(self, request: Request) -> Response:
         """`GET /jobs?all=&status=&name=&user=&limit=&before=`."""
-        return JSONResponse(self._service.overview(search_of(request.query_params)))
+        return JSONResponse(self._service.overview(parse_search(request.query_params)))
 
     async def create(self, request: Request) -> Response:
         """`POST /jobs {spec, secrets, user, origin}`."""
-        body = await _body_of(request)
+        body = await _body(request)
         await asyncio.to_thread(self._before_create)
-        shown = await self._service.create(
-            _given(body, "spec"), body.get("secrets", {}), body.get("user", ""), body.get("origin")
+        job = await self._service.create(
+            _field(body, "spec"), body.get("secrets", {}), body.get("user", ""), body.get("origin")
         )
-        return JSONResponse(shown, status_code=201)
+        return JSONResponse(job, status_code=201)
 
     async def plan(self, request: Request) -> Response:
-        """`POST /plan {spec, origin}`: what a create would do; changes nothing."""
-        body = await _body_of(request)
-        return JSONResponse(await self._service.plan(_given(body, "spec"), body.get("origin")))
+        """`POST /plan {spec, origin}`: the dry run of `create`."""
+        body = await _body(request)
+        return JSONResponse(await self._service.plan(_field(body, "spec"), body.get("origin")))
 
     async def show(self, request: Request) -> Response:
         """`GET /jobs/{id}`."""
@@ -108,31 +108,30 @@ class JobsApi:
         return JSONResponse(self._service.history(_job_id(request)))
 
     async def events(self, request: Request) -> Response:
-        """`GET /jobs/{id}/events?after=&wait=`: may wait until there are new ones."""
-        after = int(_number_of(request, "after"))
-        wait = min(_number_of(request, "wait"), LONGEST_POLL)
+        """`GET /jobs/{id}/events?after=&wait=`: wait up to `wait` seconds for new events."""
+        after = int(_number(request, "after"))
+        wait = min(_number(request, "wait"), MAX_WAIT_SECONDS)
         return JSONResponse(await self._service.events(_job_id(request), after, wait))
 
     async def logs(self, request: Request) -> Response:
         """`GET /jobs/{id}/logs?…`: a stream of text."""
-        text = stream_logs(self._service, _job_id(request), wanted_of(request.query_params))
+        query = LogQuery.parse(request.query_params)
+        text = stream_logs(self._service, _job_id(request), query)
         return StreamingResponse(text, media_type="text/plain; charset=utf-8")
 
     async def verb(self, request: Request) -> Response:
         """`POST /jobs/{id}/{cancel, resume, delete, clean, …}`."""
         verb = str(request.path_params["verb"])
-        return JSONResponse(
-            await self._service.verb(_job_id(request), verb, await _body_of(request))
-        )
+        return JSONResponse(await self._service.verb(_job_id(request), verb, await _body(request)))
 
     async def run_command(self, request: Request) -> Response:
-        """`POST /jobs/{id}/exec`: frames both ways while the command runs."""
+        """`POST /jobs/{id}/exec`: stream input and output while the command runs."""
         exchange = Exchange(request.receive)
-        asked = await exchange.opening()
-        fed = request.headers.get("content-type") == "application/octet-stream"
-        stdin = exchange.input() if fed else None
+        options = await exchange.first_line()
+        has_input = request.headers.get("content-type") == "application/octet-stream"
+        stdin = exchange.input() if has_input else None
         execution = self._service.execution(
-            _job_id(request), asked.get("host", 0), _given(asked, "command"), stdin
+            _job_id(request), options.get("host", 0), _field(options, "command"), stdin
         )
         return LinesResponse(exchange, execution.frames())
 
@@ -141,88 +140,90 @@ class JobsApi:
         return JSONResponse(self._service.hosts(_job_id(request)))
 
     async def status(self, _: Request) -> Response:
-        """`GET /status`: of the server itself."""
-        facts = {"pid": os.getpid(), "version": __version__, "started": self._started}
-        facts |= {"leaves_in": self._leaves_in(), "stays": self._service.supervisor.busy()}
-        return JSONResponse(facts | self._service.status())
+        """`GET /status`: the state of the server."""
+        status = {"pid": os.getpid(), "version": __version__, "started": self._started}
+        status |= {"leaves_in": self._seconds_to_exit(), "stays": self._service.supervisor.busy()}
+        return JSONResponse(status | self._service.status())
 
-    async def strays(self, _: Request) -> Response:
-        """`GET /strays`: what is in the cloud, bears our name, and belongs to no job."""
-        return JSONResponse(await self._service.lost.found())
+    async def orphans(self, _: Request) -> Response:
+        """`GET /strays`: the slices in the cloud that belong to lost databases."""
+        return JSONResponse(await self._service.orphans.find())
 
-    async def settle_strays(self, request: Request) -> Response:
+    async def apply_to_orphans(self, request: Request) -> Response:
         """`POST /strays/{verb} {names, user}`."""
-        body = await _body_of(request)
+        body = await _body(request)
         verb = str(request.path_params["verb"])
         names, user = body.get("names", ()), body.get("user", "")
-        return JSONResponse(await self._service.lost.settle(verb, names, user))
+        return JSONResponse(await self._service.orphans.apply(verb, names, user))
 
     async def known_hosts(self, request: Request) -> Response:
-        """`GET /hosts?identity=`: the hosts that jobs have met, or one of them."""
+        """`GET /hosts?identity=`: the host history, or one host of it."""
         identity = request.query_params.get("identity")
-        remembered = self._service.remembered
-        found = remembered.all() if identity is None else remembered.show(identity)
-        return JSONResponse(found)
+        history = self._service.host_history
+        return JSONResponse(history.all() if identity is None else history.show(identity))
 
-    async def settle_host(self, request: Request) -> Response:
+    async def apply_to_host(self, request: Request) -> Response:
         """`POST /hosts/{exclude, forgive} {identity, why, seconds}`."""
         verb = str(request.path_params["verb"])
-        return JSONResponse(self._service.remembered.settle(verb, await _body_of(request)))
+        return JSONResponse(self._service.host_history.apply(verb, await _body(request)))
 
     async def stop_server(self, _: Request) -> Response:
         """`POST /stop`."""
         self._stop()
-        return JSONResponse({"text": "the server stops; programs and slices go on"})
+        return JSONResponse({"text": "the server stops; programs keep running and slices are kept"})
 
 
 def _job_id(request: Request) -> str:
     return str(request.path_params["id"])
 
 
-async def _body_of(request: Request) -> dict[str, Any]:
+async def _body(request: Request) -> dict[str, Any]:
     try:
         body = await request.json() if await request.body() else {}
     except (ValueError, RecursionError):
-        raise Mistake("the request's body is not JSON") from None
+        raise RequestError("the request's body is not JSON") from None
     if not isinstance(body, dict):
-        raise Mistake("the request's body is not a JSON object")
+        raise RequestError("the request's body is not a JSON object")
     return body
 
 
-def _given(body: dict[str, Any], key: str) -> Any:
+def _field(body: dict[str, Any], key: str) -> Any:
     if key not in body:
-        raise Mistake(f"the request's body has no {key!r}")
+        raise RequestError(f"the request's body has no {key!r}")
     return body[key]
 
 
-def _number_of(request: Request, key: str) -> float:
-    given = request.query_params.get(key, "0")
+def _number(request: Request, key: str) -> float:
+    text = request.query_params.get(key, "0")
     try:
-        number = float(given)
+        number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < 2**63:
-        raise Mistake(f"{key}: {given!r:.40} is not a number from 0 on")
+        raise RequestError(f"{key}: {text!r:.40} is not a number of at least 0")
     return number
 
 
-def search_of(query: QueryParams) -> JobFilter:
-    """What `GET /jobs` asks for: all, status, name, user, limit, before."""
+def parse_search(query: QueryParams) -> JobFilter:
+    """Read the query of `GET /jobs`: all, status, name, user, limit, before."""
     numbers = {}
     for key in ("limit", "before"):
-        given = query.get(key)
-        whole = given is None or (given.isascii() and given.isdigit() and len(given) <= MOST_DIGITS)
-        if not whole or (given is not None and int(given) == 0):
-            raise Mistake(f"{key}: {given!r:.40} is not a number above 0 that a job can have")
-        numbers[key] = given
+        text = query.get(key)
+        if text is not None:
+            is_number = text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS
+            if not is_number or int(text) == 0:
+                raise RequestError(
+                    f"{key}: {text!r:.40} is not a number above 0 that a job can have"
+                )
+        numbers[key] = text
     status = [name.strip().upper() for text in query.getlist("status") for name in text.split(",")]
     unknown = set(status) - {*Status, UNREADABLE}
     if unknown:
-        known = ", ".join([*Status, UNREADABLE])
-        raise Mistake(f"status: {min(unknown)!r} is none; there are {known}")
-    everything = query.get("all") == "1" or bool(status) or numbers["before"] is not None
+        names = ", ".join([*Status, UNREADABLE])
+        raise RequestError(f"status: {min(unknown)!r} is not a status; use one of {names}")
+    list_all = query.get("all") == "1" or bool(status) or numbers["before"] is not None
     return JobFilter(
-        since=None if everything else time.time() - RECENT,
+        since=None if list_all else time.time() - RECENT_SECONDS,
         status=tuple(dict.fromkeys(status)),
         name=query.get("name"),
         user=query.get("user"),
@@ -232,28 +233,28 @@ def search_of(query: QueryParams) -> JobFilter:
 
 
 class ServerHeaders:
-    """Adds headers about the server itself to each answer of an application."""
+    """Middleware that adds headers about the server to each answer."""
 
     def __init__(self, app: ASGIApp, service: JobService) -> None:
-        """`service` gives the values of the headers."""
+        """The headers come from `service`."""
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the application does, with our headers."""
+        """Pass on the call and add the headers to the answer."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[VERSION_HEADER] = __version__
-                headers[ORPHANS_HEADER] = str(len(self._service.lost.seen()))
+                headers[ORPHANS_HEADER] = str(len(self._service.orphans.known()))
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
 
 
-async def _mistake(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Mistake)
-    return JSONResponse({"error": str(error)}, status_code=error.code)
+async def _request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return JSONResponse({"error": str(error)}, status_code=error.http_status)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
@@ -261,8 +262,8 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, status_code=error.status_code)
 
 
-async def _no_room(_: Request, error: Exception) -> Response:
+async def _storage_error(_: Request, error: Exception) -> Response:
     if not is_disk_error(error):
         raise error
-    text = f"nothing can be written to this home: {error}; make room, then try again"
+    text = f"cannot write to the Drumline home: {error}; free disk space and try again"
     return JSONResponse({"error": text}, status_code=507)

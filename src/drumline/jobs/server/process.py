@@ -2,9 +2,9 @@
 
     python -m drumline.jobs.server [--stay]
 
-One per home folder; a second server finds the lock held and exits quietly. It may be killed at any
-moment: programs, slices and the store do not need it, and the next server continues where it was.
-With nothing to do for a while it exits, unless it was started to stay.
+A home folder has one server, which holds a lock; a second one exits without an error. The server
+can be killed at any time: programs and slices do not need it, and the next server continues from
+the database. Without `--stay`, an idle server exits after a while.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ import uvicorn
 
 from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
+from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
 from drumline.cloud.protocol import Cloud
-from drumline.cloud.visits import LAST_CALLERS, Visits
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
-from drumline.jobs.server.verbs import Mistake
+from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store.records import Store
 from drumline.jobs.store.schema import SchemaError
 
 log = logging.getLogger(__name__)
-HOME_CHECK_SECONDS = 5.0
+SOCKET_CHECK_SECONDS = 5.0
 
 
 def connect(config: Config) -> Cloud:
-    """The cloud that the settings name; the emulator is started if it is not running."""
+    """Connect to the cloud of the settings. Start the emulator if it is not running."""
     if config.local:
         from drumline.cloud.local import emulated_cloud
 
@@ -51,8 +51,8 @@ def connect(config: Config) -> Cloud:
     return TpuApi(config.project, base_url=url, credentials=GoogleCredentials())
 
 
-def witness_of(config: Config) -> InfraHealth | None:
-    """Who else is believed about hosts, if the settings name somebody and the cloud is Google's."""
+def health_source(config: Config) -> InfraHealth | None:
+    """Return the external source of host health, if the settings name one for Google Cloud."""
     if config.health_source is None or config.local:
         return None
     from drumline.cloud.google.credentials import GoogleCredentials
@@ -61,24 +61,24 @@ def witness_of(config: Config) -> InfraHealth | None:
 
 
 def start_emulator(config: Config) -> None:
-    """Start our own emulator if it is the cloud and is not running; it exits when idle."""
+    """Start this home's emulator if the settings use it and it is not running."""
     from drumline.cloud.emulator import launch
 
     if config.local and not config.endpoint:
         try:
             launch.ensure_running(Folders(config.home).emulator)
-        except launch.EmulatorError as wrong:
-            raise Mistake(f"the emulator does not start: {wrong}", 502) from None
+        except launch.EmulatorError as error:
+            raise RequestError(f"the emulator does not start: {error}", 502) from None
 
 
 def ssh_key(folders: Folders) -> str:
-    """The public half of our key, which is made once.
+    """Return the public SSH key. Generate the key pair on the first call.
 
-    It is kept in a file of its own, so that a start need not load SSH to derive it.
+    The public key has its own file, so that a start does not import SSH to derive it.
     """
     public = folders.key.with_suffix(".pub")
     try:
-        # A public half that is older belongs to a key that was replaced.
+        # A public key that is older belongs to a private key that was replaced.
         if public.stat().st_mtime_ns >= folders.key.stat().st_mtime_ns:
             return public.read_text().strip()
     except FileNotFoundError:
@@ -95,81 +95,86 @@ def ssh_key(folders: Folders) -> str:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    new = path.with_suffix(".new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    temporary = path.with_suffix(".new")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
-    new.rename(path)
+    temporary.rename(path)
 
 
-async def _home_is_gone(door: Path) -> None:
-    """Return when no caller can reach us any more: the socket was removed or replaced."""
-    ours = door.stat().st_ino
+async def _socket_removed(path: Path) -> None:
+    """Return when the socket was removed or replaced, because no caller can reach it then."""
+    inode = path.stat().st_ino
     with contextlib.suppress(FileNotFoundError):
-        while door.stat().st_ino == ours:
-            await asyncio.sleep(HOME_CHECK_SECONDS)
+        while path.stat().st_ino == inode:
+            await asyncio.sleep(SOCKET_CHECK_SECONDS)
 
 
 async def serve(config: Config, stay: bool = False) -> None:
-    """Run until stopped, or, without `stay`, until there was nothing to do for a while."""
+    """Serve until stopped. Without `stay`, also exit after the idle time of the settings."""
     folders = Folders(config.home)
     store = Store(folders.database)
     cloud = await asyncio.to_thread(connect, config)
     supervisor = Supervisor(
-        store, cloud, config, ssh_key(folders), health_source=witness_of(config)
+        store, cloud, config, ssh_key(folders), health_source=health_source(config)
     )
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(
-        service, stop.set, lambda: visits.leaves_in(), lambda: start_emulator(supervisor.config)
+        service,
+        stop.set,
+        lambda: idle_exit.seconds_left(),
+        lambda: start_emulator(supervisor.config),
     )
-    patience = None if stay else config.idle_seconds
-    visits = Visits(api.application(), supervisor.busy, patience, unnoticed={"/status"})
+    idle_seconds = None if stay else config.idle_seconds
+    idle_exit = IdleExit(
+        api.application(), supervisor.busy, idle_seconds, ignored_paths={"/status"}
+    )
     folders.socket.unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(str(folders.socket))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folders.socket))
     folders.socket.chmod(0o600)
-    web = uvicorn.Server(uvicorn.Config(visits, log_level="warning", lifespan="off"))
+    web = uvicorn.Server(uvicorn.Config(idle_exit, log_level="warning", lifespan="off"))
     web.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    listening = asyncio.create_task(web.serve(sockets=[door]))
+    serving = asyncio.create_task(web.serve(sockets=[listener]))
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(stop.wait())
-    homeless = asyncio.create_task(_home_is_gone(folders.socket))
-    needless = asyncio.create_task(visits.over())
+    orphaned = asyncio.create_task(_socket_removed(folders.socket))
+    idle = asyncio.create_task(idle_exit.wait_until_idle())
     try:
-        ways_out = {listening, supervising, stopping, homeless, needless}
-        await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
-        if needless.done():
-            log.info("nothing to do for %.0f min: leaving", config.idle_seconds / 60)
+        tasks = {serving, supervising, stopping, orphaned, idle}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if idle.done():
+            log.info("exiting after %.0f min without work", config.idle_seconds / 60)
             folders.socket.unlink(missing_ok=True)
-            await asyncio.sleep(LAST_CALLERS)
+            await asyncio.sleep(SHUTDOWN_SECONDS)
     finally:
         web.should_exit = True
         web.force_exit = True
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await supervising
-        await listening
+        await serving
         stopping.cancel()
-        homeless.cancel()
-        needless.cancel()
+        orphaned.cancel()
+        idle.cancel()
         await supervisor.close()
         store.close()
         folders.socket.unlink(missing_ok=True)
 
 
 def main() -> None:
-    """Acquire the lock and serve; it is no error if a server runs already."""
+    """Acquire the lock and serve. If a server is already running, exit without an error."""
     os.umask(0o077)
     home = home_folder()
     folders = Folders(home)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    for noisy in ("asyncssh", "httpx", "httpcore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for library in ("asyncssh", "httpx", "httpcore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     with folders.lock.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,5 +182,5 @@ def main() -> None:
             return
         try:
             asyncio.run(serve(read(home), stay="--stay" in sys.argv[1:]))
-        except (ConfigError, SchemaError) as wrong:
-            sys.exit(str(wrong))
+        except (ConfigError, SchemaError) as error:
+            sys.exit(str(error))

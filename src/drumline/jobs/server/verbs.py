@@ -1,14 +1,15 @@
-"""What a user's command changes in a job: `cancel`, `delete`, `resume` and `clean`. Pure.
+"""Decide how `cancel`, `delete`, `resume` and `clean` change a job. Pure functions.
 
-Each function is applied to the job's current record (`Supervisor.change`), after everything slow
-is done, so none of them can overwrite what another command did meanwhile. A command that comes too
-late is a `Mistake`, and nothing is changed.
+`Supervisor.change` applies each function to the job's current record after all slow work is done,
+so that no command overwrites the changes of another one. A command that comes too late raises
+RequestError and changes nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from drumline.errors import UserError
 from drumline.jobs.billing import price_per_hour
 from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.core import lifecycle
@@ -30,18 +31,18 @@ if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
 
 
-class Mistake(Exception):
-    """The caller asked for something that cannot be done; the text is the sentence to show."""
+class RequestError(UserError):
+    """A request of a caller that cannot be fulfilled."""
 
-    def __init__(self, sentence: str, code: int = 400) -> None:
-        """Keep the HTTP status beside the sentence."""
-        super().__init__(sentence)
-        self.code = code
+    def __init__(self, message: str, http_status: int = 400) -> None:
+        """The server sends `message` to the caller with this HTTP status."""
+        super().__init__(message)
+        self.http_status = http_status
 
 
 @dataclass(frozen=True)
 class VerbResult:
-    """The text for the user, and the decision on the job, None where it stays as it is."""
+    """The message for the user, and the decision on the job, or None if the job stays as it is."""
 
     text: str
     decision: Decision | None = None
@@ -60,7 +61,7 @@ class JobTerms:
 
     @classmethod
     def of(cls, spec: "JobSpec", choices: tuple[Candidate, ...]) -> "JobTerms":
-        """The terms of a job file, with the slices that it can run on."""
+        """Return the terms of a job file, with the slices that it can run on."""
         retry = spec.retry
         counts = (retry.failures, retry.bad_hosts, retry.preemptions)
         return cls(
@@ -72,8 +73,8 @@ class JobTerms:
             spec.parking,
         )
 
-    def applied(self, job: Job) -> Job:
-        """The job with these terms."""
+    def apply_to(self, job: Job) -> Job:
+        """Return the job with these terms."""
         return replace(
             job,
             choices=self.choices,
@@ -87,121 +88,122 @@ class JobTerms:
 
 
 def cancel(record: Record) -> VerbResult:
-    """End the program and keep the slice, unless a delete was asked for before."""
+    """Stop the program and keep the slice, unless the job is being deleted already."""
     job = record.job
     if job.status.ended:
-        return VerbResult(f"{job.id} is {job.status} already")
+        return VerbResult(f"{job.id} is already {job.status}")
     if job.wish is DesiredState.DELETE:
-        return VerbResult(f"{job.id} is being deleted already; its slice is not kept")
+        return VerbResult(f"{job.id} is already being deleted; its slice is not kept")
     decision = Decision(
-        replace(job, wish=DesiredState.CANCEL), events=(Event("note", "cancel asked for"),)
+        replace(job, wish=DesiredState.CANCEL), events=(Event("note", "cancel requested"),)
     )
     if job.placement is None or job.placement.ready_at is None:
-        return VerbResult(f"{job.id} is cancelled; it held no slice", decision)
+        return VerbResult(f"{job.id} is cancelled; it holds no slice", decision)
     chips = job.placement.chips
     rate = price_per_hour(job.placement.accelerator, job.placement.zone, record.spec.capacity)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
-    of_it = f"its slice ({chips} chips in {job.placement.zone})"
-    becomes = f"{of_it} is released"
+    tpu_slice = f"its slice ({chips} chips in {job.placement.zone})"
+    outcome = f"{tpu_slice} is released"
     if job.keep > 0:
-        becomes = (
-            f"{of_it} is kept {format_duration(job.keep)} for a resume{cost};"
+        outcome = (
+            f"{tpu_slice} is kept for {format_duration(job.keep)} for a resume{cost};"
             f" drumline delete {job.id} releases it now"
         )
-    return VerbResult(f"{job.id} is being stopped; {becomes}", decision)
+    return VerbResult(f"{job.id} is being stopped; {outcome}", decision)
 
 
 def delete(record: Record) -> VerbResult:
-    """End the program and release the slice."""
+    """Stop the program and release the slice."""
     job = record.job
     decision = None
     if job.wish is not DesiredState.DELETE:
-        event = Event("note", "delete asked for")
+        event = Event("note", "delete requested")
         decision = Decision(replace(job, wish=DesiredState.DELETE), events=(event,))
     if job.placement is None:
         return VerbResult(f"{job.id} holds no slice", decision)
     chips = job.placement.chips
     return VerbResult(
-        f"{job.id} ends; {chips} chips in {job.placement.zone} are being released", decision
+        f"{job.id} is being stopped; {chips} chips in {job.placement.zone} are being released",
+        decision,
     )
 
 
-def resumable(job: Job) -> str | None:
-    """None where a job can be resumed, else a sentence that says that it goes on anyway."""
+def reason_not_to_resume(job: Job) -> str | None:
+    """Return None if a job can be resumed, or a message if it runs anyway."""
     if job.status is Status.SUCCEEDED:
-        raise Mistake(f"{job.id} has succeeded; create it again to run it again", 409)
+        raise RequestError(f"{job.id} has succeeded; create a new job to run it again", 409)
     if job.status.ended or job.wish is DesiredState.CANCEL:
         return None
     if job.wish is DesiredState.DELETE:
-        raise Mistake(
-            f"{job.id} is being deleted; once drumline wait {job.id} returns, it can be resumed",
+        raise RequestError(
+            f"{job.id} is being deleted; resume it after drumline wait {job.id} returns",
             409,
         )
     if job.wish is DesiredState.RESTART:
-        return f"{job.id} is resumed already; it goes on once its program has stopped"
-    return f"{job.id} is {job.status} already"
+        return f"{job.id} is already resumed; it restarts after its program has stopped"
+    return f"{job.id} is already {job.status}"
 
 
 def resume(
-    record: Record, asked: Job, settings: JobTerms, changed: Sequence[str] = ()
+    record: Record, requested: Job, terms: JobTerms, changes: Sequence[str] = ()
 ) -> VerbResult:
-    """Run a job again with these terms; `asked` is the job as it was when the user asked for it.
+    """Run a job again with these terms. `requested` is the job at the time of the request.
 
-    If its program is being stopped for a `cancel`, it goes on when that is done, on its slice.
-    `changed` are the lines of the job file that are different.
+    If a `cancel` is still stopping the program, the job restarts afterwards on the same slice.
+    `changes` are the lines of the job file that changed.
     """
     job = record.job
-    if job.wish is DesiredState.DELETE and asked.wish is not DesiredState.DELETE:
-        raise Mistake(f"{job.id} was deleted meanwhile; it is not resumed", 409)
-    goes_on = resumable(job)
-    if goes_on is not None:
-        raise Mistake(f"{job.id} was resumed meanwhile: {goes_on}", 409)
-    job = settings.applied(job)
-    keys = ", ".join(line.partition(":")[0] for line in changed)
+    if job.wish is DesiredState.DELETE and requested.wish is not DesiredState.DELETE:
+        raise RequestError(f"{job.id} was deleted in the meantime; it is not resumed", 409)
+    reason = reason_not_to_resume(job)
+    if reason is not None:
+        raise RequestError(f"{job.id} was resumed in the meantime: {reason}", 409)
+    job = terms.apply_to(job)
+    keys = ", ".join(line.partition(":")[0] for line in changes)
     notes = (Event("note", f"changed in the job file: {keys}"),) if keys else ()
     stopping = not job.status.ended and job.placement is not None
     if stopping and job.placement and job.placement.phase is PlacementPhase.READY:
-        where = _where(job)
-        event = Event("note", "resume asked for; it goes on once its program has stopped")
+        where = _slice_of(job)
+        event = Event("note", "resume requested; it restarts after its program has stopped")
         later = Decision(replace(job, wish=DesiredState.RESTART), events=(*notes, event))
         return VerbResult(
-            f"{job.id} goes on {where}, with the code as it is now, once its program has stopped",
+            f"{job.id} restarts {where}, with the current code, after its program has stopped",
             later,
         )
     decision = lifecycle.resume_job(job)
-    noted = replace(decision, events=(*notes, *decision.events))
-    return VerbResult(f"{job.id} goes on {_where(job)}, with the code as it is now", noted)
+    decision = replace(decision, events=(*notes, *decision.events))
+    return VerbResult(f"{job.id} restarts {_slice_of(job)}, with the current code", decision)
 
 
-def _where(job: Job) -> str:
+def _slice_of(job: Job) -> str:
     if job.placement is None:
         return "on a new slice"
     if not lifecycle.placement_fits(job):
-        return f"on a new slice (that in {job.placement.zone} is not what the job file asks for)"
-    kept = "kept" if job.placement.phase is PlacementPhase.READY else "asked for"
-    return f"on the slice {kept} in {job.placement.zone}"
+        return f"on a new slice (the one in {job.placement.zone} does not fit the job file)"
+    state = "kept" if job.placement.phase is PlacementPhase.READY else "requested"
+    return f"on the slice {state} in {job.placement.zone}"
 
 
-def adopted(settings: JobTerms, stray: Orphan, owner: str, now: float) -> Job:
-    """A job that holds a slice of a lost database, as a cancelled job does."""
-    held = Placement(
-        stray.name, stray.zone, stray.accelerator, stray.hosts,
+def adopting_job(terms: JobTerms, orphan: Orphan, owner: str, now: float) -> Job:
+    """Return a job that keeps a slice of a lost database, like a cancelled job."""
+    placement = Placement(
+        orphan.name, orphan.zone, orphan.accelerator, orphan.hosts,
         asked_at=now, phase=PlacementPhase.READY, ready_at=now,
     )  # fmt: skip
-    begun = settings.applied(Job(id="", owner=owner, choices=settings.choices, created_at=now))
-    reason = f"slice {stray.accelerator} in {stray.zone} adopted, kept for a resume"
+    job = terms.apply_to(Job(id="", owner=owner, choices=terms.choices, created_at=now))
+    reason = f"slice {orphan.accelerator} in {orphan.zone} adopted, kept for a resume"
     return replace(
-        begun,
+        job,
         wish=DesiredState.CANCEL,
         status=Status.CANCELLED,
         reason=reason,
-        placement=held,
+        placement=placement,
         ended_at=now,
     )
 
 
 def removable(job: Job) -> bool:
-    """Whether a job that `clean` deletes has ended and holds nothing."""
+    """Return True if a job that `clean` deletes has ended and holds no slice."""
     if job.wish is not DesiredState.DELETE:
-        raise Mistake(f"{job.id} was resumed meanwhile; nothing was removed", 409)
+        raise RequestError(f"{job.id} was resumed in the meantime; nothing was removed", 409)
     return job.status.ended and job.placement is None

@@ -1,4 +1,4 @@
-"""What the server shows of a job: plain dictionaries for the command line and for programs."""
+"""Views of a job as JSON, for the command line and for programs."""
 
 import time
 from collections.abc import Mapping
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
-    """One line of `drumline list`."""
+    """Return the summary of a job: one line of `drumline list`."""
     job = record.job
-    held = job.placement if job.placement and job.placement.ready_at is not None else None
-    listed = supervisor.polls.listed(held) if held else None
-    rate = price_per_hour(held.accelerator, held.zone, record.spec.capacity) if held else None
+    tier = record.spec.capacity
+    ready = job.placement if job.placement and job.placement.ready_at is not None else None
+    listed = supervisor.polls.listed(ready) if ready else None
+    rate = price_per_hour(ready.accelerator, ready.zone, tier) if ready else None
     return {
         "id": job.id,
         "user": record.user,
@@ -43,53 +44,53 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "bad_hosts": job.bad_hosts,
         "parked": [
             {
-                "name": each.name,
-                "zone": each.zone,
-                "accelerator": each.accelerator,
-                "per_hour": price_per_hour(each.accelerator, each.zone, record.spec.capacity),
+                "name": placement.name,
+                "zone": placement.zone,
+                "accelerator": placement.accelerator,
+                "per_hour": price_per_hour(placement.accelerator, placement.zone, tier),
             }
-            for each in job.parked
+            for placement in job.parked
         ],
-        "chips_held": held.chips if held else 0,
+        "chips_held": ready.chips if ready else 0,
         "cost_per_hour": rate,
     }
 
 
 def unreadable(aside: UnreadableJob) -> dict[str, Any]:
-    """The line of a job whose row cannot be read."""
-    known = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
-    nothing = dict.fromkeys(
+    """Return the summary of a job whose row cannot be read."""
+    identity = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
+    unknown = dict.fromkeys(
         ("accelerator", "zone", "host0_ip", "progress", "created", "ended", "cost_per_hour")
     )
     counts = dict.fromkeys(
         ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
     )
-    why = {"reason": f"its row cannot be read: {aside.reason}", "parked": []}
-    return known | why | nothing | counts
+    reason = {"reason": f"its row cannot be read: {aside.reason}", "parked": []}
+    return identity | reason | unknown | counts
 
 
 def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
-    """Why a job waits. What blocks every job comes first: the disk, the cloud, our own errors."""
-    trouble = supervisor.tasks.disk_error
-    if job.placement and not trouble:
-        trouble = supervisor.polls.errors.get(job.placement.zone, "")
-    trouble = trouble or supervisor.tasks.error_of(job.id)
-    unreleased = supervisor.releases.error_of(job.id)
-    if job.status.ended and unreleased:
-        return f"{job.reason}; {unreleased}" if job.reason else unreleased
-    if trouble and not job.status.ended:
-        seen = job.reason not in {"", trouble}
-        return f"{trouble}; last seen: {job.reason}" if seen else trouble
-    left = supervisor.kept_for(job)
-    if left is not None and job.placement is not None:
+    """Return why a job waits. Errors come first: of the disk, of the cloud, of Drumline."""
+    error = supervisor.tasks.disk_error
+    if job.placement and not error:
+        error = supervisor.polls.errors.get(job.placement.zone, "")
+    error = error or supervisor.tasks.error_of(job.id)
+    release_error = supervisor.releases.error_of(job.id)
+    if job.status.ended and release_error:
+        return f"{job.reason}; {release_error}" if job.reason else release_error
+    if error and not job.status.ended:
+        differs = job.reason not in {"", error}
+        return f"{error}; last state: {job.reason}" if differs else error
+    remaining = supervisor.kept_for(job)
+    if remaining is not None and job.placement is not None:
         rate = price_per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
-        return f"{job.reason}, {format_duration(left)} left{cost}"
+        return f"{job.reason}, {format_duration(remaining)} left{cost}"
     return job.reason or supervisor.heartbeats.warnings.get(job.id, "")
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
-    """Everything `drumline plot` draws."""
+    """Return the metrics of a job over its steps, for `drumline plot`."""
     job_id = record.job.id
     points = supervisor.heartbeats.history(job_id)
     keys = ("number", "started", "running", "ended", "outcome", "course")
@@ -106,7 +107,7 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
 
 
 def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
-    """Everything that `drumline show` prints."""
+    """Return everything that `drumline show` prints."""
     job, store = record.job, supervisor.store
     attempts = store.attempts(job.id)
     steps = store.metrics.steps_by_attempt(job.id)
@@ -116,20 +117,20 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             steps[job.attempt.number] = live
             attempts[-1]["course"] = asdict(live)
         listed = supervisor.polls.listed(job.placement) if job.placement else None
-        ends = listed.endpoints if listed else ()
+        endpoints = listed.endpoints if listed else ()
         attempts[-1]["hosts"] = [
             {
-                "index": r.index,
-                "ip": ends[r.index].ssh_ip if r.index < len(ends) else None,
-                "phase": r.phase.value,
-                "detail": r.detail,
-                "exit_code": r.exit_code,
-                "error": r.error,
-                "tail": list(r.tail),
+                "index": host.index,
+                "ip": endpoints[host.index].ssh_ip if host.index < len(endpoints) else None,
+                "phase": host.phase.value,
+                "detail": host.detail,
+                "exit_code": host.exit_code,
+                "error": host.error,
+                "tail": list(host.tail),
             }
-            for r in supervisor.sessions.reports(job)
+            for host in supervisor.sessions.reports(job)
         ]
-    held, slices = job.placement, store.slices(job.id)
+    placement, slices = job.placement, store.slices(job.id)
     return summary(supervisor, record) | {
         "spec": record.spec.file,
         "code": record.spec.document.get("archive"),
@@ -140,15 +141,15 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "attempts": attempts,
         "events": store.events(job.id),
         "slice": {
-            "name": held.name,
-            "zone": held.zone,
-            "accelerator": held.accelerator,
-            "state": held.phase.value,
-            "held_since": held.ready_at,
+            "name": placement.name,
+            "zone": placement.zone,
+            "accelerator": placement.accelerator,
+            "state": placement.phase.value,
+            "held_since": placement.ready_at,
             "kept_for": supervisor.kept_for(job),
-            "per_hour": price_per_hour(held.accelerator, held.zone, record.spec.capacity),
+            "per_hour": price_per_hour(placement.accelerator, placement.zone, record.spec.capacity),
         }
-        if held
+        if placement
         else None,
         "steps_again": count_repeated_steps(steps.values()),
         "cost": cost_of_slices(slices, record.spec, time.time()),
@@ -159,18 +160,19 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
 def plan_lines(
     spec: "JobSpec", choices: tuple[Candidate, ...], archive: Mapping[str, Any] | None
 ) -> list[str]:
-    """What `create --dry-run` prints."""
+    """Return the lines of `create --dry-run`."""
     first = choices[0]
-    wanted = slice_of(first.accelerator)
+    tpu_slice = slice_of(first.accelerator)
     rate = price_per_hour(first.accelerator, first.zone, spec.capacity)
-    money = f", about ${rate:,.0f} an hour" if rate else ""
+    cost_per_hour = f", about ${rate:,.0f} an hour" if rate else ""
     zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
     others = list(dict.fromkeys(c.accelerator for c in choices[1:]))
     others = [name for name in others if name != first.accelerator]
-    hosts = f"{wanted.hosts} host" + ("" if wanted.hosts == 1 else "s")
+    hosts = f"{tpu_slice.hosts} host" + ("" if tpu_slice.hosts == 1 else "s")
     lines = [
-        f"would ask for {first.accelerator} ({spec.capacity}, {wanted.chips} chips, {hosts}{money})"
-        f" in {', then '.join(zones)}" + (f"; then for {', '.join(others)}" if others else "")
+        f"would request {first.accelerator} ({spec.capacity}, {tpu_slice.chips} chips, {hosts}"
+        f"{cost_per_hour})"
+        f" in {', then '.join(zones)}" + (f"; then {', '.join(others)}" if others else "")
     ]
     steps = []
     if archive:
@@ -182,9 +184,10 @@ def plan_lines(
         steps.append(f"set up {spec.python.kind}")
     steps += [f"mount {url} at {path}" for path, url in spec.mounts.items()]
     if spec.setup:
-        steps.append("run the set-up")
+        steps.append("run setup")
     if steps:
         lines.append("would " + ", ".join(steps))
-    run = spec.run.strip().splitlines()
-    lines.append(f"would run: {run[0]}" + (f" … ({len(run)} lines)" if len(run) > 1 else ""))
+    commands = spec.run.strip().splitlines()
+    more = f" … ({len(commands)} lines)" if len(commands) > 1 else ""
+    lines.append(f"would run: {commands[0]}{more}")
     return lines

@@ -1,12 +1,11 @@
-"""The job file: YAML in, a JobSpec out, or every mistake with its line.
+"""The job file: read YAML and return a JobSpec, or report every error with its line.
 
-`reading` reads it, `model` defines the keys, `places` says where such a job may run.
+`reading` reads the file, `model` defines its keys, and `zones` lists the slices it can run on.
 """
 
-from drumline.jobs.spec.changes import changes
 from drumline.jobs.spec.model import JobSpec, Python, Retry
 from drumline.jobs.spec.problems import Problem, SpecError
-from drumline.jobs.spec.reading import amend, load, parse, validate
+from drumline.jobs.spec.reading import amend, changes, load, parse, validate
 
 __all__ = [
     "JobSpec",

@@ -1,7 +1,7 @@
-"""The checks of single values in a job file: each takes what was written and returns its value.
+"""The checks of single values in a job file. Each takes the value as written and returns it parsed.
 
-An invalid value raises Wrong with the sentences for the user; `reading` adds file and line. The
-values come from `yaml_lines` (numbers and booleans as Written) or as plain JSON.
+An invalid value raises InvalidValue with a message for the user; `reading` adds the file and the
+line. Values come from `yaml_lines`, with numbers and booleans as Scalar, or from plain JSON.
 """
 
 import json
@@ -13,48 +13,58 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
+from drumline.errors import UserError
 from drumline.jobs.patterns import find_slow_line
-from drumline.jobs.spec.yaml_lines import Path, Written
+from drumline.jobs.spec.yaml_lines import KeyPath, Scalar
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 UNLIMITED = "unlimited"
 NEVER = "never"
-KINDS = ("system", "uv", "venv", "conda", "docker")
-CAPACITIES = ("spot", "on-demand", "reserved")
+PYTHON_KINDS = ("system", "uv", "venv", "conda", "docker")
+CAPACITY_TIERS = ("spot", "on-demand", "reserved")
 BURN_INS = ("off", "short", "long")
-MOST_PARKED = 8
-"""The most bad slices that a job may pay for."""
-_LONGEST_GRACE = 3600.0
-_LONGEST_PAUSE = 7 * 24 * 3600.0
+MAX_HELD_BACK = 8
+"""The maximum number of bad slices that a job may hold back."""
+GCS_SCHEME = "gs://"
+# Each mount is a gcsfuse process on every host.
+_MAX_MOUNTS = 50
+_MAX_GRACE_SECONDS = 3600.0
+_MAX_SECONDS = 7 * 24 * 3600.0
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECONDS = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>s|m|h|)")
+_DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>s|m|h|)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+){0,2}")
+# https://cloud.google.com/storage/docs/buckets#naming
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]*[a-z0-9]")
+_IP_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 
-class Wrong(ValueError):
-    """A value is invalid: where inside it (a path, empty for the whole), and why."""
+class InvalidValue(UserError):
+    """An invalid value. `errors` pairs a path inside the value with a message for each error."""
 
-    def __init__(self, message: str, *at: str | int) -> None:
-        """One sentence, about the value itself or a place inside it."""
+    def __init__(self, message: str, *path: str | int) -> None:
+        """Without a path, the message is about the whole value."""
         super().__init__(message)
-        self.flaws: list[tuple[Path, str]] = [(at, message)]
+        self.errors: list[tuple[KeyPath, str]] = [(path, message)]
 
     @classmethod
-    def all_of(cls, flaws: Iterable[tuple[Path, str]]) -> "Wrong":
-        """Several sentences at once."""
-        found = list(flaws)
-        wrong = cls(found[0][1])
-        wrong.flaws = found
-        return wrong
+    def from_errors(cls, errors: Iterable[tuple[KeyPath, str]]) -> "InvalidValue":
+        """Combine several errors into one exception."""
+        listed = list(errors)
+        invalid = cls(listed[0][1])
+        invalid.errors = listed
+        return invalid
 
 
-def shown(value: object) -> str:
-    """A value as it is quoted in a sentence: on one line, not too long."""
-    if isinstance(value, Written):
+# --- generic values ---------------------------------------------------------------------------
+
+
+def quoted(value: object) -> str:
+    """Return a value as a message quotes it: on one line and shortened."""
+    if isinstance(value, Scalar):
         return value.text if len(value.text) <= 60 else value.text[:59] + "…"
     if isinstance(value, bool | int | float):
         return json.dumps(value)[:60]
@@ -68,322 +78,437 @@ def shown(value: object) -> str:
     return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
-def plain(value: object) -> Any:
-    """The plain value, without how it was written."""
-    return value.value if isinstance(value, Written) else value
+def unwrap(value: object) -> Any:
+    """Return the value of a Scalar, and any other value unchanged."""
+    return value.value if isinstance(value, Scalar) else value
 
 
 def text(value: object) -> str:
-    """Text that is not blank; the sentences say how to fix common mistakes in YAML."""
+    """Return text that is not blank. The errors explain how to quote text in YAML."""
     if isinstance(value, str):
         if not value.strip():
-            raise Wrong("is empty")
+            raise InvalidValue("is empty")
         if "\0" in value:
-            raise Wrong("holds a character that no text can have")
+            raise InvalidValue("contains a character that is not valid in text")
         return value
-    written = shown(value)
-    if isinstance(plain(value), bool):
-        as_what = json.dumps(plain(value))
-        meant = "a truth value" if written == as_what else as_what
-        raise Wrong(f"YAML reads {written} as {meant}; put it in quotes: '{written}'")
-    if isinstance(plain(value), int | float):
-        raise Wrong(f"{written} is a number, not text; put it in quotes: '{written}'")
+    written = quoted(value)
+    if isinstance(unwrap(value), bool):
+        spelled = json.dumps(unwrap(value))
+        meaning = "a boolean" if written == spelled else spelled
+        raise InvalidValue(f"YAML reads {written} as {meaning}; put it in quotes: '{written}'")
+    if isinstance(unwrap(value), int | float):
+        raise InvalidValue(f"{written} is a number, not text; put it in quotes: '{written}'")
     if value is None:
-        raise Wrong("has no value; write one after the colon")
-    raise Wrong(f"is {shown(value)}; it takes text")
+        raise InvalidValue("has no value; write one after the colon")
+    raise InvalidValue(f"is {quoted(value)}; expected text")
 
 
 def line_of_text(value: object) -> str:
-    """Text on one line, without characters that cannot be printed."""
-    found = text(value)
-    if not found.isprintable():
-        raise Wrong(f"{shown(found)} holds a line break or a character that cannot be printed")
-    if len(found) > 200:
-        raise Wrong("is longer than 200 characters")
-    return found
+    """Return printable text on one line."""
+    line = text(value)
+    if not line.isprintable():
+        raise InvalidValue(f"{quoted(line)} contains a line break or an unprintable character")
+    if len(line) > 200:
+        raise InvalidValue("is longer than 200 characters")
+    return line
 
 
 def script(value: object) -> str:
-    """Shell commands."""
+    """Return shell commands."""
     if isinstance(value, list | tuple):
-        raise Wrong("is a list; write the commands line by line below a |")
+        raise InvalidValue("is a list; write the commands line by line below a |")
     return text(value)
 
 
-def choice(value: object, among: tuple[str, ...], hints: Mapping[str, str] | None = None) -> str:
-    """A word among those allowed."""
-    if value in among:
+def choice(
+    value: object, allowed: tuple[str, ...], aliases: Mapping[str, str] | None = None
+) -> str:
+    """Return one of the allowed words. `aliases` are other spellings, suggested in the error."""
+    if value in allowed:
         return str(value)
     word = text(value) if value is None or isinstance(value, str) else ""
-    near = (hints or {}).get(word) or next(iter(nearest(word[:60], among, 1)), None)
-    mend = f"; did you mean {near}?" if near else ""
-    raise Wrong(f"{shown(value)} is none of {', '.join(among)}{mend}")
+    near = (aliases or {}).get(word) or next(iter(nearest(word[:60], allowed, 1)), None)
+    suggestion = f"; did you mean {near}?" if near else ""
+    raise InvalidValue(f"{quoted(value)} is not one of {', '.join(allowed)}{suggestion}")
 
 
-def yes_or_no(value: object) -> bool:
-    """A boolean."""
-    if isinstance(found := plain(value), bool):
-        return found
-    raise Wrong(f"is {shown(value)}; it takes true or false")
+def boolean(value: object) -> bool:
+    """Return a boolean."""
+    if isinstance(flag := unwrap(value), bool):
+        return flag
+    raise InvalidValue(f"is {quoted(value)}; expected true or false")
 
 
-def several(value: object) -> list[object]:
-    """A list; a single value is a list of one."""
+def as_list(value: object) -> list[object]:
+    """Return a non-empty list. A single value becomes a list of one."""
     if isinstance(value, Mapping):
-        raise Wrong("is a map; it takes one name or a list")
-    found = list(value) if isinstance(value, list | tuple) else [value]
-    if not found:
-        raise Wrong("is an empty list")
-    return found
+        raise InvalidValue("is a map; expected one name or a list")
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if not items:
+        raise InvalidValue("is an empty list")
+    return items
 
 
-def each(values: Iterable[tuple[str | int, In]], check: Callable[[In], Out]) -> list[Out]:
-    """All checked values; the sentences of all that fail are raised together."""
-    good: list[Out] = []
-    flaws: list[tuple[Path, str]] = []
-    for at, value in values:
+def check_all(values: Iterable[tuple[str | int, In]], check: Callable[[In], Out]) -> list[Out]:
+    """Check every value and return the results. Raise the errors of all values together."""
+    checked: list[Out] = []
+    errors: list[tuple[KeyPath, str]] = []
+    for key, value in values:
         try:
-            good.append(check(value))
-        except Wrong as wrong:
-            flaws += [((at, *path), message) for path, message in wrong.flaws]
-    if flaws:
-        raise Wrong.all_of(flaws)
-    return good
+            checked.append(check(value))
+        except InvalidValue as error:
+            errors += [((key, *path), message) for path, message in error.errors]
+    if errors:
+        raise InvalidValue.from_errors(errors)
+    return checked
 
 
 def unique(values: list[Out]) -> tuple[Out, ...]:
-    """The same values, none of which may occur twice."""
+    """Return the values as a tuple. Raise InvalidValue for duplicates."""
     seen: set[Out] = set()
-    twice: list[tuple[Path, str]] = []
-    for at, name in enumerate(values):
+    duplicates: list[tuple[KeyPath, str]] = []
+    for index, name in enumerate(values):
         if name in seen:
-            twice.append(((at,), f"{name} is named twice"))
+            duplicates.append(((index,), f"{name} is listed twice"))
         seen.add(name)
-    if twice:
-        raise Wrong.all_of(twice)
+    if duplicates:
+        raise InvalidValue.from_errors(duplicates)
     return tuple(values)
 
 
 def map_of(value: object, example: str) -> dict[str, object]:
-    """A map with text for keys; None is an empty map."""
+    """Return a map with text keys. None is an empty map."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        what = "a list" if isinstance(value, list | tuple) else shown(value)
-        raise Wrong(f"is {what}; it takes a map, like {example}")
-    return {str(key): inside for key, inside in value.items()}
+        kind = "a list" if isinstance(value, list | tuple) else quoted(value)
+        raise InvalidValue(f"is {kind}; expected a map, like {example}")
+    return {str(key): item for key, item in value.items()}
+
+
+def _integer(value: object) -> int | None:
+    """Return an integer, or None if the value is anything else."""
+    number = unwrap(value)
+    return None if isinstance(number, bool) or not isinstance(number, int) else number
+
+
+def _parse_seconds(value: object, expected: str) -> float:
+    seconds = unwrap(value)
+    if isinstance(seconds, str) and (match := _DURATION.fullmatch(seconds.strip()[:40])):
+        seconds = float(match["number"]) * _UNITS[match["unit"]]
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not math.isfinite(seconds):
+        raise InvalidValue(f"is {quoted(value)}; expected {expected}")
+    return float(seconds)
+
+
+# --- the keys of a job file -------------------------------------------------------------------
 
 
 def variable(value: object) -> str:
-    """The name of an environment variable that the user may set."""
+    """Return the name of an environment variable that the user may set."""
     name = text(value)
     if not _VARIABLE.fullmatch(name):
-        raise Wrong(
-            f"{shown(name)} is no name for a variable; "
-            "letters, digits and _ make one, no digit first"
+        raise InvalidValue(
+            f"{quoted(name)} is not a variable name; "
+            "use letters, digits and _, and do not start with a digit"
         )
     if name.startswith("DRUMLINE_"):
-        raise Wrong(f"{shown(name)}: names that begin with DRUMLINE_ are Drumline's own")
+        raise InvalidValue(f"{quoted(name)}: names that begin with DRUMLINE_ are reserved")
     return name
 
 
 def environment(value: object) -> dict[str, str]:
-    """Variables for the program; numbers and booleans as they were written."""
-    found = map_of(value, "LEARNING_RATE: 3e-4")
+    """Return the program's variables. Numbers and booleans keep the spelling of the file."""
+    variables = map_of(value, "LEARNING_RATE: 3e-4")
 
     def pair(item: tuple[str, object]) -> tuple[str, str]:
         return variable(item[0]), _variable_text(item[1])
 
-    return dict(each(((name, (name, inside)) for name, inside in found.items()), pair))
+    return dict(check_all(((name, (name, item)) for name, item in variables.items()), pair))
 
 
 def _variable_text(value: object) -> str:
-    if isinstance(value, Written):
+    if isinstance(value, Scalar):
         return value.text
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if value is None:
-        raise Wrong("has no value; write '' for an empty one")
+        raise InvalidValue("has no value; write '' for an empty one")
     if not isinstance(value, str):
-        raise Wrong(f"is {shown(value)}; a variable takes text")
+        raise InvalidValue(f"is {quoted(value)}; expected text")
     if "\0" in value:
-        raise Wrong("holds a character that no text can have")
+        raise InvalidValue("contains a character that is not valid in text")
     return value
 
 
 def secrets(value: object) -> tuple[str, ...]:
-    """Names of variables, without their values."""
+    """Return names of variables, without their values."""
     if value is None or value in ([], ()):
         return ()
     if isinstance(value, Mapping):
-        raise Wrong("is a map; list the names alone, the values are taken from your environment")
-    return unique(each(enumerate(several(value)), _secret))
+        raise InvalidValue("is a map; list only the names, values come from your environment")
+    return unique(check_all(enumerate(as_list(value)), _secret))
 
 
 def _secret(value: object) -> str:
     if isinstance(value, str) and "=" in value:
         name = value.partition("=")[0]
-        raise Wrong(f"give the name {shown(name)} alone, its value is taken from your environment")
+        raise InvalidValue(
+            f"contains a value; write only the name {quoted(name)}, "
+            "the value comes from your environment"
+        )
     return variable(value)
 
 
 def hosts(value: object) -> str | tuple[int, ...]:
-    """`all`, or host numbers in order."""
+    """Return `all`, or sorted host indices."""
     if value == "all":
         return "all"
-    found = plain(value)
-    if isinstance(found, int) and not isinstance(found, bool):
-        raise Wrong(f"{found} could mean a host or a number of hosts; write a list: [{found}]")
+    index = _integer(value)
+    if index is not None:
+        raise InvalidValue(f"{index} could be a host or a number of hosts; write a list: [{index}]")
     if not isinstance(value, list | tuple):
-        raise Wrong(f"is {shown(value)}; it takes all, or a list of host numbers like [0, 1]")
-    numbers = each(enumerate(several(value)), _host)
-    return tuple(sorted(unique(numbers)))
+        raise InvalidValue(f"is {quoted(value)}; expected all, or a list of hosts like [0, 1]")
+    return tuple(sorted(unique(check_all(enumerate(as_list(value)), _host))))
 
 
 def _host(value: object) -> int:
-    found = plain(value)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        raise Wrong(f"{shown(value)} is no host; hosts are numbered from 0")
-    return found
+    index = _integer(value)
+    if index is None or index < 0:
+        raise InvalidValue(f"{quoted(value)} is not a host; hosts are numbered from 0")
+    return index
 
 
 def allowance(value: object) -> int | str:
-    """How often something may happen."""
-    found = plain(value)
-    if found == UNLIMITED:
+    """Return the number of times that something may happen, or `unlimited`."""
+    if unwrap(value) == UNLIMITED:
         return UNLIMITED
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= 10**9:
-        raise Wrong(f"is {shown(value)}; it takes a whole number from 0 on, or {UNLIMITED}")
-    return found
+    number = _integer(value)
+    if number is None or not 0 <= number <= 10**9:
+        raise InvalidValue(f"is {quoted(value)}; expected a whole number from 0, or {UNLIMITED}")
+    return number
 
 
 def burnin(value: object) -> str:
-    """How thoroughly chips are tested first; YAML reads `off` as a boolean."""
-    return "off" if plain(value) is False else choice(value, BURN_INS)
+    """Return the kind of burn-in. YAML reads `off` as a boolean."""
+    return "off" if unwrap(value) is False else choice(value, BURN_INS)
 
 
 def parking(value: object) -> int:
-    """How many bad slices are kept."""
-    found = plain(value)
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MOST_PARKED:
-        raise Wrong(f"is {shown(value)}; it takes a whole number from 0 to {MOST_PARKED}")
-    return found
+    """Return the maximum number of slices to hold back."""
+    number = _integer(value)
+    if number is None or not 0 <= number <= MAX_HELD_BACK:
+        raise InvalidValue(f"is {quoted(value)}; expected a whole number from 0 to {MAX_HELD_BACK}")
+    return number
 
 
-def seconds(value: object) -> float:
-    """A length of time: `30`, `30s`, `2m`."""
-    found = _length_of_time(value, "seconds, like 30, or 30s, 2m")
-    if not 0 <= found <= _LONGEST_GRACE:
-        raise Wrong(f"is {shown(value)}; it takes 0 s to 1 h")
-    return found
+def grace(value: object) -> float:
+    """Return a duration such as `30`, `30s` or `2m` in seconds, at most an hour."""
+    seconds = _parse_seconds(value, "seconds, like 30, or 30s, 2m")
+    if not 0 <= seconds <= _MAX_GRACE_SECONDS:
+        raise InvalidValue(f"is {quoted(value)}; expected 0 s to 1 h")
+    return seconds
 
 
-def pause(value: object) -> float | str:
-    """A length of time after which something is wrong: `30m`, `2h`, or `never`."""
+def stuck_after(value: object) -> float | str:
+    """Return a timeout such as `30m` or `2h` in seconds, or `never`."""
     if value == NEVER:
         return NEVER
-    found = _length_of_time(value, f"a time, like 30m, 2h, or {NEVER}")
-    if not 1 <= found <= _LONGEST_PAUSE:
-        raise Wrong(f"is {shown(value)}; it takes 1 s to 7 days, or {NEVER}")
-    return found
+    seconds = _parse_seconds(value, f"a duration, like 30m, 2h, or {NEVER}")
+    if not 1 <= seconds <= _MAX_SECONDS:
+        raise InvalidValue(f"is {quoted(value)}; expected 1 s to 7 days, or {NEVER}")
+    return seconds
 
 
 def keep(value: object) -> float:
-    """How long something that costs money is kept: `0`, `30m`, `2h`."""
-    found = _length_of_time(value, "a time, like 30m, 2h, or 0")
-    if not 0 <= found <= _LONGEST_PAUSE:
-        raise Wrong(f"is {shown(value)}; it takes 0 s to 7 days")
-    return found
-
-
-def _length_of_time(value: object, takes: str) -> float:
-    found = plain(value)
-    if isinstance(found, str) and (parts := _SECONDS.fullmatch(found.strip()[:40])):
-        found = float(parts["number"]) * _UNITS[parts["unit"]]
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise Wrong(f"is {shown(value)}; it takes {takes}")
-    return float(found)
+    """Return a duration such as `0`, `30m` or `2h` in seconds, at most seven days."""
+    seconds = _parse_seconds(value, "a duration, like 30m, 2h, or 0")
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise InvalidValue(f"is {quoted(value)}; expected 0 s to 7 days")
+    return seconds
 
 
 def progress(value: object) -> str:
-    """A regular expression with a group for the step."""
+    """Return a regular expression with a group for the step."""
     pattern = text(value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             compiled = re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            why = getattr(error, "msg", "too large")
-            raise Wrong(f"{shown(pattern)} is no regular expression: {why}") from None
+            reason = getattr(error, "msg", "too large")
+            raise InvalidValue(f"{quoted(pattern)} is not a regular expression: {reason}") from None
     if "step" not in compiled.groupindex:
-        raise Wrong(f"{shown(pattern)} has no group called step, like (?P<step>\\d+)")
+        raise InvalidValue(f"{quoted(pattern)} has no group called step, like (?P<step>\\d+)")
     slow = find_slow_line(compiled)
     if slow is not None:
-        raise Wrong(
-            f"{shown(pattern)} tries too many ways to match a line of {len(slow)} {slow[0]!r};"
-            " a repeat inside a repeat, like (\\d+)+, does that: write \\d+"
+        raise InvalidValue(
+            f"{quoted(pattern)} takes too long to match a line of {len(slow)} {slow[0]!r};"
+            " avoid a repeat inside a repeat: write \\d+ instead of (\\d+)+"
         )
     return pattern
 
 
 def project(value: object) -> str:
-    """A Google Cloud project id."""
-    found = text(value).strip()
-    if not _PROJECT.fullmatch(found):
-        raise Wrong(
-            f"{shown(found)} is no project id; "
-            "one has 6 to 30 lower-case letters, digits and hyphens"
+    """Return a Google Cloud project id."""
+    project_id = text(value).strip()
+    if not _PROJECT.fullmatch(project_id):
+        raise InvalidValue(
+            f"{quoted(project_id)} is not a project id; "
+            "it has 6 to 30 lower-case letters, digits and hyphens"
         )
-    return found
+    return project_id
 
 
 def version(value: object) -> str:
-    """A Python version, as it was written: 3.10 is not 3.1."""
-    found = value.text if isinstance(value, Written) else value
-    if not isinstance(found, str) or not _VERSION.fullmatch(found):
-        raise Wrong(f"is {shown(value)}; it takes a version of Python, like 3.12")
-    return found
+    """Return a Python version with the spelling of the file: 3.10 is not 3.1."""
+    written = value.text if isinstance(value, Scalar) else value
+    if not isinstance(written, str) or not _VERSION.fullmatch(written):
+        raise InvalidValue(f"is {quoted(value)}; expected a version of Python, like 3.12")
+    return written
 
 
 def image(value: object) -> str:
-    """The name of a container image."""
-    found = text(value).strip()
-    if not _IMAGE.fullmatch(found) or len(found) > 400:
-        raise Wrong(f"{shown(found)} is no name of an image; one looks like python:3.12-slim")
-    return found
+    """Return the name of a container image."""
+    name = text(value).strip()
+    if not _IMAGE.fullmatch(name) or len(name) > 400:
+        raise InvalidValue(f"{quoted(name)} is not an image name; example: python:3.12-slim")
+    return name
 
 
 def include(value: object) -> tuple[str, ...]:
-    """Files to send although they look secret: paths in workdir, or patterns of .gitignore."""
+    """Return the files to send although they look secret: paths in workdir, or patterns."""
     if value is None or value in ([], ()):
         return ()
-    return unique(each(enumerate(several(value)), _included))
+    return unique(check_all(enumerate(as_list(value)), _include_entry))
 
 
-def _included(value: object) -> str:
+def _include_entry(value: object) -> str:
     name = text(value)
     if "\n" in name or "\r" in name:
-        raise Wrong(f"{shown(name)} holds a line break; write one file or pattern for each entry")
+        raise InvalidValue(f"{quoted(name)} contains a line break; write one file per entry")
     if not set("*?[\\") & set(name):
         name = posixpath.normpath(name) + ("/" if name.endswith("/") else "")
     if name.startswith(("/", "~")) or ".." in name.split("/"):
-        raise Wrong(f"{shown(name)} is not inside workdir; write the path as seen from there")
+        raise InvalidValue(f"{quoted(name)} is not inside workdir; write a path relative to it")
     if name.startswith(("!", "#")) or not name.strip("/ ."):
-        raise Wrong(f"{shown(name)} names no file; write a path in workdir, or a pattern like *.py")
+        raise InvalidValue(
+            f"{quoted(name)} is not a file; write a path in workdir, or a pattern like *.py"
+        )
     from pathspec import GitIgnoreSpec
 
     try:
         GitIgnoreSpec.from_lines([name])
     except ValueError:
-        raise Wrong(f"{shown(name)} is no pattern as in .gitignore") from None
+        raise InvalidValue(f"{quoted(name)} is not a .gitignore pattern") from None
     return name if set("*?[") & set(name) else name.rstrip("/")
 
 
 def requirements(value: object) -> str | tuple[str, ...]:
-    """A file in workdir, or what to install, one entry each."""
+    """Return a file in workdir, or a list of packages to install."""
     if isinstance(value, list | tuple):
-        return tuple(each(enumerate(several(value)), line_of_text))
+        return tuple(check_all(enumerate(as_list(value)), line_of_text))
     name = line_of_text(value)
     if name.startswith(("/", "~", "-")) or ".." in name.split("/"):
-        raise Wrong(f"{shown(name)} is not inside workdir; name a file there, or list the packages")
+        raise InvalidValue(
+            f"{quoted(name)} is not inside workdir; name a file there, or list the packages"
+        )
     return name
+
+
+# --- buckets, mounts and the checkpoint folder ------------------------------------------------
+
+
+def bucket_of(url: str) -> str:
+    """Return `lab-data` for `gs://lab-data/imagenet`."""
+    return url.removeprefix(GCS_SCHEME).partition("/")[0]
+
+
+def storage_url(value: object) -> str:
+    """Return `gs://bucket/prefix` without a trailing slash."""
+    url = text(value).strip()
+    if not url.startswith(GCS_SCHEME):
+        raise InvalidValue(f"{quoted(url)} is not a bucket; write gs://bucket/folder")
+    bucket, _, prefix = url.removeprefix(GCS_SCHEME).partition("/")
+    if reason := _bucket_name_error(bucket):
+        raise InvalidValue(f"{quoted(bucket)} is not a bucket name: {reason}")
+    prefix = prefix.rstrip("/")
+    *folders, last = prefix.split("/")
+    if not prefix.isprintable() or {"", ".", ".."} & set(folders) or last in {".", ".."}:
+        raise InvalidValue(
+            f"{quoted(url)} contains an empty folder name, a folder named . or .., "
+            "or an unprintable character"
+        )
+    if len(prefix.encode()) > 1000:
+        raise InvalidValue("has a prefix longer than 1,000 bytes")
+    return f"{GCS_SCHEME}{bucket}/{prefix}" if prefix else f"{GCS_SCHEME}{bucket}"
+
+
+def _bucket_name_error(bucket: str) -> str | None:
+    """Return the rule of Google that a bucket name breaks."""
+    if not _BUCKET.fullmatch(bucket):
+        return "use lower-case letters, digits, - _ and ., with a letter or digit at both ends"
+    if len(bucket) < 3 or len(bucket) > 222 or any(len(part) > 63 for part in bucket.split(".")):
+        return "it must have 3 to 63 characters"
+    if "" in bucket.split("."):
+        return "it contains two dots in a row"
+    if _IP_ADDRESS.fullmatch(bucket):
+        return "it looks like an IP address"
+    if bucket.startswith("goog") or "google" in bucket or "g00gle" in bucket:
+        return "Google reserves names that contain google"
+    return None
+
+
+def folder(value: object) -> str:
+    """Return a folder on a host, absolute or below the home folder, without a trailing slash."""
+    path = text(value)
+    if not path.startswith(("/", "~/")):
+        raise InvalidValue(f"{quoted(path)} is neither absolute nor below ~/")
+    if not path.isprintable():
+        raise InvalidValue(f"{quoted(path)} contains a line break or an unprintable character")
+    if ".." in path.split("/"):
+        raise InvalidValue(f"{quoted(path)} contains ..; write the folder without it")
+    normalized = posixpath.normpath(path).replace("//", "/")
+    if normalized in {"/", "~"}:
+        raise InvalidValue(f"{quoted(path)} is the root or home folder; name a folder inside it")
+    return normalized
+
+
+def mounts(value: object) -> dict[str, str]:
+    """Return folders on the hosts, each with the bucket that is mounted there."""
+    entries = map_of(value, "/data: gs://lab-data")
+    if len(entries) > _MAX_MOUNTS:
+        raise InvalidValue(f"has {len(entries):,} mounts; the maximum is {_MAX_MOUNTS}")
+
+    def pair(item: tuple[str, object]) -> tuple[str, str]:
+        return folder(item[0]), storage_url(item[1])
+
+    pairs = check_all(((path, (path, url)) for path, url in entries.items()), pair)
+    clashes: list[tuple[KeyPath, str]] = [
+        ((written,), f"is inside the mount {other}")
+        for written, (path, _) in zip(entries, pairs, strict=True)
+        for other, _ in pairs
+        if path != other and is_below(path, other)
+    ]
+    if len(dict(pairs)) < len(pairs):
+        clashes.append(((), "two mounts have the same folder"))
+    if clashes:
+        raise InvalidValue.from_errors(clashes)
+    return dict(pairs)
+
+
+def is_below(path: str, parent: str) -> bool:
+    """Return True if a path is `parent` or inside it."""
+    return path == parent or path.startswith(f"{parent}/")
+
+
+def mount_of(path: str, mounts: Mapping[str, str]) -> str | None:
+    """Return the mount that contains a path."""
+    return next((mount for mount in mounts if is_below(path, mount)), None)
+
+
+def checkpoint(value: object) -> str:
+    """Return a folder, or a location in a bucket."""
+    location = text(value).strip()
+    return storage_url(location) if "://" in location else folder(location)

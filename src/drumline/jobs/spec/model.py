@@ -1,7 +1,7 @@
-"""The keys of a job file: what each means, what it may be, and an example.
+"""The keys of a job file, with their types, descriptions and examples.
 
-The descriptions and examples are the documentation: docs/jobs.md is made from them. Validation
-needs nothing but the values, so that what `model_dump(mode="json")` writes reads back anywhere.
+docs/build_jobs.py generates docs/jobs.md from the descriptions and examples. Validation uses only
+the values, so JSON from `model_dump(mode="json")` can be read on any machine.
 """
 
 from collections.abc import Callable
@@ -18,100 +18,105 @@ from pydantic import (
     model_validator,
 )
 
-from drumline.jobs.spec import checks, storage
+from drumline.jobs.spec import checks
 from drumline.jobs.spec import zones as zone_checks
-from drumline.jobs.spec.checks import Wrong, shown
-from drumline.jobs.spec.yaml_lines import Path as KeyPath
+from drumline.jobs.spec.checks import InvalidValue, quoted
+from drumline.jobs.spec.yaml_lines import KeyPath
 
 KEEP_SECONDS = 3600.0
-"""Seconds that a cancelled job keeps its slice: enough to fix a bug, not a night's bill."""
+"""Seconds that a cancelled job keeps its slice: enough to fix a bug, and a small bill."""
 
 Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(checks.allowance)]
 
 
-def _or_none(check: Callable[[object], Any]) -> BeforeValidator:
-    """The check, for a key that may be left empty."""
+def _optional(check: Callable[[object], Any]) -> BeforeValidator:
+    """Return a validator for a key that may be empty."""
     return BeforeValidator(lambda value: None if value is None else check(value))
 
 
-def _sent_along(value: object) -> bool | str:
+def _check_drumline(value: object) -> bool | str:
     if value is None or value == "auto":
         return "auto"
-    if isinstance(found := checks.plain(value), bool):
-        return found
-    raise Wrong(f"is {shown(value)}; it takes auto, true or false")
+    if isinstance(flag := checks.unwrap(value), bool):
+        return flag
+    raise InvalidValue(f"is {quoted(value)}; expected auto, true or false")
 
 
 class Python(BaseModel):
-    """Where the program's Python comes from."""
+    """The Python environment of the program."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Annotated[
         Literal["system", "uv", "venv", "conda", "docker"],
-        BeforeValidator(lambda value: checks.choice(value, checks.KINDS)),
+        BeforeValidator(lambda value: checks.choice(value, checks.PYTHON_KINDS)),
     ] = Field(
-        description="`system` (the host's own), `uv`, `venv`, `conda` or `docker`.",
+        description="`system` (the Python of the host), `uv`, `venv`, `conda` or `docker`.",
         examples=["uv"],
     )
-    version: Annotated[str | None, _or_none(checks.version)] = Field(
+    version: Annotated[str | None, _optional(checks.version)] = Field(
         default=None,
-        description="The version of Python. For `uv`, `venv` and `conda`.",
+        description="The version of Python, for `uv`, `venv` and `conda`.",
         examples=["3.12"],
     )
-    requirements: Annotated[str | tuple[str, ...] | None, _or_none(checks.requirements)] = Field(
+    requirements: Annotated[str | tuple[str, ...] | None, _optional(checks.requirements)] = Field(
         default=None,
-        description="What to install: a file in `workdir`, or a list of packages.",
+        description="The packages to install: a requirements file in `workdir`, or a list.",
         examples=["requirements.txt", ["jax[tpu]==0.10.0", "optax"]],
     )
-    image: Annotated[str | None, _or_none(checks.image)] = Field(
+    image: Annotated[str | None, _optional(checks.image)] = Field(
         default=None,
-        description="The container image. For `docker`, which needs it.",
+        description="The container image. Required for `docker`.",
         examples=["python:3.12-slim"],
     )
-    drumline: Annotated[bool | Literal["auto"], BeforeValidator(_sent_along)] = Field(
+    drumline: Annotated[bool | Literal["auto"], BeforeValidator(_check_drumline)] = Field(
         default="auto",
-        description="Whether the hosts get Drumline, of the version that you have here: `auto` "
-        "when the code imports it and does not bring it, `true` always, `false` never.",
+        description="Send the Drumline package of this machine to the hosts: `true` always, "
+        "`false` never, `auto` if the code imports `drumline` and does not include it.",
         examples=[True],
     )
 
     @model_validator(mode="after")
-    def _fits_its_kind(self) -> Self:
-        flaws: list[tuple[KeyPath, str]] = []
+    def _check_kind(self) -> Self:
+        errors: list[tuple[KeyPath, str]] = []
         if self.kind == "docker" and self.image is None:
-            flaws.append((("image",), "is missing; docker needs one, like python:3.12-slim"))
+            errors.append((("image",), "is missing; docker requires one, like python:3.12-slim"))
         if self.kind != "docker" and self.image is not None:
-            flaws.append((("image",), f"is for docker, not for {self.kind}"))
+            errors.append(
+                (("image",), f"is not supported with {self.kind}; only docker uses an image")
+            )
         if self.kind in {"system", "docker"} and self.version is not None:
-            brings = "the image" if self.kind == "docker" else "the host"
-            flaws.append((("version",), f"{brings} has its own; uv, venv and conda take one"))
-        if flaws:
-            raise Wrong.all_of(flaws)
+            provider = "the image" if self.kind == "docker" else "the host"
+            message = f"is set by {provider}; only uv, venv and conda take a version"
+            errors.append((("version",), message))
+        if errors:
+            raise InvalidValue.from_errors(errors)
         return self
 
 
 class Retry(BaseModel):
-    """How often each kind of failure is forgiven."""
+    """The number of failures of each kind that a job survives."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     failures: Allowance = Field(
-        default=3, description="Failures of your program, hanging included.", examples=[1]
+        default=3,
+        description="Failures of your program or setup, including a program that is stuck.",
+        examples=[1],
     )
     bad_hosts: Allowance = Field(
-        default=10, description="Slices given back because of a bad host.", examples=[20]
+        default=10, description="Slices released because of a bad host.", examples=[20]
     )
     preemptions: Allowance = Field(
-        default="unlimited", description="Slices taken by the cloud.", examples=[100]
+        default="unlimited", description="Slices preempted by the cloud.", examples=[100]
     )
 
 
 def _python(value: object) -> object:
     if value is None or isinstance(value, str):
         return {"kind": value or "system"}
-    if isinstance(checks.plain(value), int | float):
-        raise Wrong(f"is {shown(value)}; write {{kind: uv, version: {shown(value)}}}")
+    if isinstance(checks.unwrap(value), int | float):
+        raise InvalidValue(f"is {quoted(value)}; write {{kind: uv, version: {quoted(value)}}}")
     return value if isinstance(value, Python) else checks.map_of(value, "kind: uv")
 
 
@@ -124,172 +129,175 @@ def _workdir(value: object) -> Path | None:
         return None
     path = Path(value if isinstance(value, Path) else checks.text(value))
     if not path.is_absolute():
-        raise Wrong(f"{shown(path)} is not an absolute folder")
+        raise InvalidValue(f"{quoted(path)} is not an absolute path")
     return path
 
 
 class JobSpec(BaseModel):
-    """A job as its file describes it, every default filled in and every name canonical."""
+    """A job file with all defaults filled in and all names in canonical form."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, BeforeValidator(checks.line_of_text)] = Field(
         default="job",
-        description="What the job is called in lists. Default: the file's name without its ending.",
+        description="The name of the job in lists. Default: the file name without its extension.",
         examples=["llama-1b"],
     )
     accelerator: Annotated[tuple[str, ...], BeforeValidator(zone_checks.accelerators)] = Field(
-        description="The slice you want. A list is an order of preference.",
+        description="The slice type. A list is in order of preference.",
         examples=["v4-128", ["v4-128", "v5litepod-64"]],
     )
     zones: Literal["any"] | tuple[str, ...] = Field(
         default="any",
-        description="Where it may be: zones in order of preference, or `any` zone that has it. "
-        "Default: `any`.",
+        description="The zones to try, in order of preference, or `any` for all zones with the "
+        "accelerator. Default: `any`.",
         examples=["any", ["us-central2-b", "europe-west4-b"]],
     )
     capacity: Annotated[
         Literal["spot", "on-demand", "reserved"],
         BeforeValidator(
             lambda value: checks.choice(
-                value, checks.CAPACITIES, {"preemptible": "spot", "ondemand": "on-demand"}
+                value, checks.CAPACITY_TIERS, {"preemptible": "spot", "ondemand": "on-demand"}
             )
         ),
     ] = Field(
         default="spot",
-        description="`spot` can be taken away at any minute and costs least. `on-demand` and "
-        "`reserved` stay. Default: `spot`.",
+        description="The capacity tier. `spot` costs least and can be preempted at any time; "
+        "`on-demand` and `reserved` are not preempted. Default: `spot`.",
         examples=["on-demand"],
     )
     workdir: Annotated[Path | None, BeforeValidator(_workdir)] = Field(
         default=None,
-        description="The folder with your code, seen from the job file. It is sent to every host, "
-        "without what `.gitignore` names and without secrets (`include`). Default: the job file's "
-        "folder. `none` sends nothing.",
+        description="The folder with your code, relative to the job file. Drumline sends it to "
+        "every host, without ignored files and secrets (see [Files sent to the "
+        "hosts](#files-sent-to-the-hosts)). `none` sends no code. Default: the folder of the job "
+        "file.",
         examples=["../llama", "none"],
     )
     include: Annotated[tuple[str, ...], BeforeValidator(checks.include)] = Field(
         default=(),
         description="Files in `workdir` to send although they look secret or only you can read "
-        "them (see [what is sent](#what-is-sent)). A key or a file of passwords must be named by "
-        "its path in `workdir`; patterns as in `.gitignore` count only for files that are left out "
-        "because only you can read them. Drumline's home is never sent.",
+        "them (see [Files sent to the hosts](#files-sent-to-the-hosts)). Name a key or password "
+        "file by its path. `.gitignore` patterns only match files that are left out because of "
+        "their permissions. The home folder of Drumline is never sent.",
         examples=[["deploy/test_key.pem"], ["*.py", "configs/"]],
     )
-    setup: Annotated[str | None, _or_none(checks.script)] = Field(
+    setup: Annotated[str | None, _optional(checks.script)] = Field(
         default=None,
-        description="Shell commands that run once on every fresh host, in `workdir`, before `run`.",
+        description="Shell commands that run once on every new host, in `workdir`, before `run`.",
         examples=["sudo apt-get install -y libsndfile1\n"],
     )
     environment: Annotated[dict[str, str], BeforeValidator(checks.environment)] = Field(
         default_factory=dict,
-        description="Variables for `setup` and `run`. Numbers and booleans arrive as written.",
+        description="Environment variables for `setup` and `run`. Numbers and booleans keep "
+        "their spelling.",
         examples=[{"LEARNING_RATE": "3e-4", "XLA_FLAGS": "--xla_dump_to=/tmp/xla"}],
     )
     secrets: Annotated[tuple[str, ...], BeforeValidator(checks.secrets)] = Field(
         default=(),
-        description="Names of variables whose values are taken from your environment at `create`. "
-        "They are kept in a file of their own until the job ends, and nowhere else.",
+        description="Names of environment variables whose values `create` reads from your shell. "
+        "The values are stored only in a private file, which is deleted when the job ends.",
         examples=[["HF_TOKEN", "WANDB_API_KEY"]],
     )
     python: Annotated[Python, BeforeValidator(_python)] = Field(
         default=Python(kind="system"),
-        description="Where Python comes from: a kind alone, or a map with the keys below. "
+        description="The Python environment: a kind, or a map with the following keys. "
         "Default: `system`.",
         examples=["uv", {"kind": "docker", "image": "python:3.12-slim"}],
     )
-    mounts: Annotated[dict[str, str], BeforeValidator(storage.mounts)] = Field(
+    mounts: Annotated[dict[str, str], BeforeValidator(checks.mounts)] = Field(
         default_factory=dict,
-        description="Folders on the hosts that show a bucket. The bucket must be in the region of "
-        "the slice.",
+        description="Folders on the hosts, each with the bucket to mount there. The bucket must "
+        "be in the region of the slice.",
         examples=[{"/data": "gs://lab-data-us-central2/c4"}],
     )
     run: Annotated[str, BeforeValidator(checks.script)] = Field(
-        description="What to run on every host, in `workdir`, by `bash -eo pipefail`: the first "
-        "line that fails ends it.",
+        description="The program: shell commands that run on every host, in `workdir`, with "
+        "`bash -eo pipefail`. The first command that fails ends the program.",
         examples=["python train.py --config llama_1b"],
     )
     hosts: Annotated[Literal["all"] | tuple[int, ...], BeforeValidator(checks.hosts)] = Field(
         default="all",
-        description="The hosts that run it, by number from 0. Default: `all`.",
+        description="The hosts that run the program, by index from 0. Default: `all`.",
         examples=[[0]],
     )
-    checkpoint: Annotated[str | None, _or_none(storage.checkpoint)] = Field(
+    checkpoint: Annotated[str | None, _optional(checks.checkpoint)] = Field(
         default=None,
-        description="Where the program keeps its checkpoints: a place in a bucket, or a folder. "
-        "Each job gets a sub-folder of its own, named by the id of the job database and the job. "
-        "On Google a folder must be below a mount. On the local cloud a relative folder is seen "
-        "from the job file.",
+        description="The location for checkpoints: a folder in a bucket, or a folder on the "
+        "hosts. Each job gets its own subfolder, named after the id of the job database and the "
+        "job. On Google Cloud, a folder on the hosts must be below a mount. With the emulator, a "
+        "relative folder starts at the job file.",
         examples=["gs://lab-data-us-central2/checkpoints"],
     )
     retry: Annotated[Retry, BeforeValidator(_retry)] = Field(
         default=Retry(),
-        description="How often each kind of failure is forgiven: a number from 0 on, or "
-        "`unlimited`.",
+        description="The number of failures of each kind that the job survives: a number from "
+        "0, or `unlimited`.",
         examples=[{"failures": 1, "bad_hosts": 20}],
     )
     burnin: Annotated[Literal["off", "short", "long"], BeforeValidator(checks.burnin)] = Field(
         default="off",
-        description="Whether the chips are tested on every fresh slice before `run`: `short` takes "
-        "half a minute, `long` three, most of it compiling. A slice that fails is given back and "
-        "its host remembered (docs/health.md). A host with a past is tested whatever stands here. "
-        "Default: `off`.",
+        description="Test the chips of every new slice before `run`. `short` takes half a "
+        "minute and `long` three minutes, most of it compilation. A slice that fails is released "
+        "and its host recorded in the [host history](health.md#host-history). A host "
+        "with findings in its history is always tested. Default: `off`.",
         examples=["short"],
     )
     parking: Annotated[int, BeforeValidator(checks.parking)] = Field(
         default=0,
-        description="How many slices with a bad host are kept, at your cost, so that the cloud has "
-        "to give others; they are released when the program runs, or when no other slice is to be "
-        "had. Default: `0`, which gives them back at once.",
+        description="The number of slices with a bad host to hold back, at your cost, so that "
+        "the cloud cannot assign them again. They are released when the program runs, or when no "
+        "other slice is available. Default: `0`, which releases them at once.",
         examples=[1],
     )
-    project: Annotated[str | None, _or_none(checks.project)] = Field(
+    project: Annotated[str | None, _optional(checks.project)] = Field(
         default=None,
-        description="The Google Cloud project. Default: the one that `drumline init` wrote down.",
+        description="The Google Cloud project. Default: the project of `drumline init`.",
         examples=["lab-tpu-1"],
     )
-    allow_cross_region: Annotated[bool, BeforeValidator(checks.yes_or_no)] = Field(
+    allow_cross_region: Annotated[bool, BeforeValidator(checks.boolean)] = Field(
         default=False,
-        description="Whether buckets may be in another region than the slice, which costs by the "
-        "gigabyte. Default: `false`.",
+        description="Allow buckets in another region than the slice. Google Cloud charges for "
+        "each gigabyte that crosses regions. Default: `false`.",
         examples=[True],
     )
-    stop_grace: Annotated[float, BeforeValidator(checks.seconds)] = Field(
+    stop_grace: Annotated[float, BeforeValidator(checks.grace)] = Field(
         default=30.0,
-        description="How long the program has between SIGTERM and SIGKILL when it is ended: "
+        description="The time between SIGTERM and SIGKILL when Drumline stops the program: "
         "seconds, or `30s`, `2m`. Default: `30`.",
         examples=["2m"],
     )
     keep: Annotated[float, BeforeValidator(checks.keep)] = Field(
         default=KEEP_SECONDS,
-        description="How long a cancelled job keeps its slice for a `resume`, at your cost: "
+        description="The time that a cancelled job keeps its slice for a `resume`, at your cost: "
         "seconds, `30m`, `2h`; `0` releases it at once. Default: `1h`.",
         examples=["10m"],
     )
-    progress: Annotated[str | None, _or_none(checks.progress)] = Field(
+    progress: Annotated[str | None, _optional(checks.progress)] = Field(
         default=None,
         description="A regular expression that finds the step in the log, for programs without a "
-        "heartbeat. It has a group `step`; other groups (`loss`, `total`, `rate`) are shown and "
-        "plotted as a heartbeat's are. One that takes too long for a line is refused, or given up "
-        "when the log shows it.",
+        "heartbeat. It needs a group `step`; other groups (`loss`, `total`, `rate`) are shown and "
+        "plotted like metrics of a heartbeat. An expression that is too slow is rejected, or "
+        "disabled when a line of the log turns out to be too slow.",
         examples=[r"step (?P<step>\d+)", r"completed step: (?P<step>\d+), .*loss: (?P<loss>\S+)"],
     )
-    stuck_after: Annotated[float | Literal["never"], BeforeValidator(checks.pause)] = Field(
+    stuck_after: Annotated[float | Literal["never"], BeforeValidator(checks.stuck_after)] = Field(
         default=1800.0,
-        description="How long the program may stay on one step before it is ended and started "
-        "again: seconds, `30m`, `2h`, or `never`. Three times as long on the first step of an "
-        "attempt and on the last. Programs that never told a step are left alone. Default: `30m`.",
+        description="The time without a new step after which Drumline restarts the program: "
+        "seconds, `30m`, `2h`, or `never`. The first step of an attempt and the last step may take "
+        "three times as long. Programs that have reported no step are not restarted. Default: "
+        "`30m`.",
         examples=["10m", "never"],
     )
 
     @field_validator("zones", mode="before")
     @classmethod
-    def _zones(cls, value: object, info: ValidationInfo) -> object:
+    def _check_zones(cls, value: object, info: ValidationInfo) -> object:
         return zone_checks.zones(value, info.data.get("accelerator"))
 
     @field_validator("hosts")
     @classmethod
-    def _hosts_exist(
+    def _check_hosts(
         cls, value: Literal["all"] | tuple[int, ...], info: ValidationInfo
     ) -> Literal["all"] | tuple[int, ...]:
         if value != "all" and "accelerator" in info.data:
@@ -298,12 +306,12 @@ class JobSpec(BaseModel):
 
     @field_validator("secrets")
     @classmethod
-    def _not_in_the_open(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        shared = [
-            ((i,), f"{name} stands in environment too; keep it in one of them")
-            for i, name in enumerate(value)
+    def _check_secrets(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        duplicates: list[tuple[KeyPath, str]] = [
+            ((index,), f"{name} is in environment too; remove it from one of them")
+            for index, name in enumerate(value)
             if name in info.data.get("environment", {})
         ]
-        if shared:
-            raise Wrong.all_of(shared)
+        if duplicates:
+            raise InvalidValue.from_errors(duplicates)
         return value

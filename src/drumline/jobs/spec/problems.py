@@ -1,4 +1,4 @@
-"""What is wrong with a job file, each problem as one line that a user can act on."""
+"""The errors of a job file. Each becomes one line with its place and its fix."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ValidationError
 
 from drumline.chips.names import nearest
-from drumline.jobs.spec.checks import Wrong, shown
-from drumline.jobs.spec.yaml_lines import Path
+from drumline.errors import UserError
+from drumline.jobs.spec.checks import InvalidValue, quoted
+from drumline.jobs.spec.yaml_lines import KeyPath
 
-# Names in other tools that are not similar in spelling.
-_ELSEWHERE = {
+# Keys of other tools whose spelling is not close to ours.
+_FOREIGN_KEYS = {
     "env": "environment",
     "envs": "environment",
     "cmd": "run",
@@ -32,15 +33,15 @@ _ELSEWHERE = {
     "cwd": "workdir",
 }
 _MISSING = {
-    "accelerator": "is missing; name the slice you want, like v4-8",
-    "run": "is missing; say what to run, like python train.py",
+    "accelerator": "is missing; name a slice, like v4-8",
+    "run": "is missing; write a command, like python train.py",
     "kind": "is missing; it is one of system, uv, venv, conda, docker",
 }
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake: its file or option, its line, its key, and what to do."""
+    """One error in a job file: its file or option, line, key, and a message with the fix."""
 
     source: str
     line: int | None
@@ -48,16 +49,18 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        """`job.yaml:4  zones: 'us-central2' is a region; …`."""
-        place = self.source if self.line is None else f"{self.source}:{self.line}"
-        return f"{place}  {self.key}: {self.message}" if self.key else f"{place}  {self.message}"
+        """Return a line such as `job.yaml:4  zones: 'us-central2' is a region; …`."""
+        location = self.source if self.line is None else f"{self.source}:{self.line}"
+        return (
+            f"{location}  {self.key}: {self.message}" if self.key else f"{location}  {self.message}"
+        )
 
 
-class SpecError(Exception):
+class SpecError(UserError):
     """A job file is invalid. The text has one line for each problem."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        """Problems in the order of their lines; those of options come last."""
+        """Sort the problems by line, with those of `--set` last."""
         ordered = sorted(
             dict.fromkeys(problems), key=lambda problem: (problem.line is None, problem.line or 0)
         )
@@ -65,9 +68,11 @@ class SpecError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-def key_of(path: Path) -> str:
-    """A place in the file as sentences name it: `retry.failures`, `mounts /data`, `zones`."""
-    # A list's items have the key of the list: the line says which it is.
+def key_name(path: KeyPath) -> str:
+    """Return a path as messages write it: `retry.failures`, `mounts /data`, `zones`.
+
+    Items of a list have the key of the list, because the line identifies them.
+    """
     names = [_one_line(part) for part in path if isinstance(part, str)]
     if names[:1] == ["mounts"]:
         return " ".join(names)
@@ -75,38 +80,40 @@ def key_of(path: Path) -> str:
 
 
 def _one_line(name: str) -> str:
-    return name if name.isprintable() and 0 < len(name) <= 60 else shown(name)
+    return name if name.isprintable() and 0 < len(name) <= 60 else quoted(name)
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    """The sentence for a key that does not exist."""
+    """Return the message for a key that does not exist."""
     keys = list(known)
-    elsewhere = _ELSEWHERE.get(name.casefold())
-    if elsewhere and elsewhere.partition(".")[0] in keys:
-        return f"unknown key; did you mean {elsewhere}?"
+    translation = _FOREIGN_KEYS.get(name.casefold())
+    if translation and translation.partition(".")[0] in keys:
+        return f"unknown key; did you mean {translation}?"
     if near := nearest(name[:60], keys, 1):
         return f"unknown key; did you mean {near[0]}?"
     return f"unknown key; the keys are {', '.join(keys)}"
 
 
-def sentences(
-    error: ValidationError, keys_at: Callable[[Path], Iterable[str]]
-) -> Iterable[tuple[Path, str]]:
-    """A sentence of ours for each error of validation. `keys_at` gives the keys of a map."""
-    for found in error.errors(include_url=False):
-        path: Path = found["loc"]
-        cause = found.get("ctx", {}).get("error")
-        match found["type"]:
-            case _ if isinstance(cause, Wrong):
-                yield from ((path + inside, message) for inside, message in cause.flaws)
+def messages(
+    error: ValidationError, keys_at: Callable[[KeyPath], Iterable[str]]
+) -> Iterable[tuple[KeyPath, str]]:
+    """Yield the path and a message for each error of pydantic. `keys_at` lists a map's keys."""
+    for details in error.errors(include_url=False):
+        path: KeyPath = details["loc"]
+        cause = details.get("ctx", {}).get("error")
+        match details["type"]:
+            case _ if isinstance(cause, InvalidValue):
+                yield from ((path + inner, message) for inner, message in cause.errors)
             case "extra_forbidden":
                 yield path, unknown_key(str(path[-1]), keys_at(path[:-1]))
             case "missing":
                 yield path, _MISSING.get(str(path[-1]), "is missing")
             case _:
-                yield path, f"is {shown(found['input'])}, which it cannot be"
+                yield path, f"is {quoted(details['input'])}, which is not allowed here"
 
 
-def keys_of(model: type[BaseModel], inside: Mapping[str, type[BaseModel]], path: Path) -> list[str]:
-    """The keys of the job file at a path: its own, or those of one of its maps."""
-    return list((inside.get(str(path[0]), model) if path else model).model_fields)
+def keys_of(
+    model: type[BaseModel], submodels: Mapping[str, type[BaseModel]], path: KeyPath
+) -> list[str]:
+    """Return the keys of the job file at a path: its own, or those of one of its maps."""
+    return list((submodels.get(str(path[0]), model) if path else model).model_fields)

@@ -1,11 +1,15 @@
-"""Reading job files, with the line of every mistake.
+"""Read job files and report every error with its line.
 
-`load` reads a file, `parse` a text, `validate` the JSON that the client sends to the server. The
-keys are defined in `model`.
+`load` reads a file, `parse` reads text, and `validate` reads the JSON that a client sends to the
+server. `--set key=value` overrides a value. It is parsed as a YAML scalar or list:
+`--set retry.failures=1` is a number and `--set 'zones=[a, b]'` a list. Text keeps its colons and
+hashes.
 """
 
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +17,53 @@ from pydantic import BaseModel, ValidationError
 
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import CodeError
-from drumline.jobs.spec.checks import shown
+from drumline.jobs.spec.checks import quoted
 from drumline.jobs.spec.model import JobSpec, Python, Retry
-from drumline.jobs.spec.overrides import Override, apply, read_override
-from drumline.jobs.spec.problems import Problem, SpecError, key_of, keys_of, sentences
-from drumline.jobs.spec.yaml_lines import MAX_BYTES, TOO_LARGE, Document, NotYaml, read
-from drumline.jobs.spec.yaml_lines import Path as KeyPath
+from drumline.jobs.spec.problems import (
+    Problem,
+    SpecError,
+    key_name,
+    keys_of,
+    messages,
+    unknown_key,
+)
+from drumline.jobs.spec.yaml_lines import (
+    MAX_BYTES,
+    TOO_LARGE,
+    Document,
+    InvalidYaml,
+    KeyPath,
+    read,
+)
 
-_MAPS: Mapping[str, type[BaseModel]] = {"python": Python, "retry": Retry}
+_MODELS: Mapping[str, type[BaseModel]] = {"python": Python, "retry": Retry}
+_MAPS = ("environment", "python", "mounts", "retry")
+"""The keys whose values are maps."""
+_MAX_SHOWN = 60
+"""The maximum length of a value in a list of changes."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job that a file describes; `overrides` are `key=value` as given to --set."""
+    """Read a job file. `overrides` are `key=value` as given to `--set`. Raise SpecError."""
     source = str(path) if str(path).isprintable() else ascii(str(path))[1:-1]
 
     def unreadable(message: str, line: int | None = None) -> SpecError:
         return SpecError([Problem(source, line, "", message)])
 
     try:
-        if path.is_dir():
-            raise unreadable("is a folder; name the job file in it")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        is_folder = path.is_dir()
+        raw = b""
+        if not is_folder:
+            with path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
         folder = path.parent.resolve()
     except FileNotFoundError:
-        raise unreadable("there is no such file") from None
+        raise unreadable("the file does not exist") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "that is no file name"
-        raise unreadable(f"cannot be read: {why}") from None
+        reason = getattr(error, "strerror", None) or "this is not a file name"
+        raise unreadable(f"cannot be read: {reason}") from None
+    if is_folder:
+        raise unreadable("is a folder; name the job file in it")
     if len(raw) > MAX_BYTES:
         raise unreadable(TOO_LARGE)
     try:
@@ -52,49 +75,48 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def parse(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job that a text describes; relative folders start at `folder`."""
+    """Read the text of a job file. Relative folders start at `folder`. Raise SpecError."""
     try:
         document = read(text)
-    except NotYaml as error:
+    except InvalidYaml as error:
         raise SpecError([Problem(source, error.line, "", str(error))]) from None
-    if document.value is None and not document.flaws and not overrides:
+    if document.value is None and not document.errors and not overrides:
         raise SpecError([Problem(source, None, "", "is empty; it needs accelerator and run")])
     if not isinstance(document.value, dict):
         if document.value is not None:
-            what = "a list" if isinstance(document.value, list) else "not a map"
-            message = f"is {what}; a job file has keys, like accelerator: v4-8"
+            kind = "a list" if isinstance(document.value, list) else "not a map"
+            message = f"is {kind}; a job file has keys, like accelerator: v4-8"
             raise SpecError([Problem(source, document.marks[()].line, "", message)])
         document.value = {}
     folder = folder.absolute()
-    places = _Places(source, document)
+    locator = _Locator(source, document)
     problems = [
-        Problem(source, flaw.line, key_of(flaw.path), flaw.message) for flaw in document.flaws
+        Problem(source, error.line, key_name(error.path), error.message)
+        for error in document.errors
     ]
     values: dict[str, Any] = dict(document.value)
     for written in overrides:
-        override = read_override(written)
+        override = _apply_override(values, written)
         if isinstance(override, Problem):
             problems.append(override)
-        elif why := apply(values, override, JobSpec.model_fields):
-            problems.append(Problem(override.source, None, key_of(override.path), why))
         else:
-            places.overrides.append(override)
-    values.setdefault("name", _name_of(source))
-    flaws = list(_seen_from(folder, values, document))
+            locator.overrides.append(override)
+    values.setdefault("name", _job_name(source))
+    errors = list(_resolve_folders(folder, values, document))
     try:
         spec = JobSpec.model_validate(values)
     except ValidationError as error:
-        flaws += sentences(error, lambda path: keys_of(JobSpec, _MAPS, path))
+        errors += messages(error, lambda path: keys_of(JobSpec, _MODELS, path))
     else:
-        refused = list(_workdir_may_be_sent(spec))
-        flaws += refused
-        flaws += _requirements_there(spec)
-        flaws += () if refused else _included_there(spec)
-    # One sentence per place is enough, and what YAML could not read has one already.
-    had = {(problem.line, problem.key) for problem in problems}
-    for path, message in reversed(dict(reversed(flaws)).items()):
-        problem = places.problem(path, message)
-        if problem.line is None or (problem.line, problem.key) not in had:
+        workdir_errors = list(_check_workdir(spec))
+        errors += workdir_errors
+        errors += _check_requirements(spec)
+        errors += () if workdir_errors else _check_include(spec)
+    # One message per place is enough, and errors of YAML have a message already.
+    reported = {(problem.line, problem.key) for problem in problems}
+    for path, message in reversed(dict(reversed(errors)).items()):
+        problem = locator.problem(path, message)
+        if problem.line is None or (problem.line, problem.key) not in reported:
             problems.append(problem)
     if problems:
         raise SpecError(problems)
@@ -102,70 +124,163 @@ def parse(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
 
 
 def validate(data: object, *, source: str = "job") -> JobSpec:
-    """The job that JSON describes, as `model_dump(mode="json")` wrote it. Raises SpecError."""
+    """Read JSON that `model_dump(mode="json")` wrote. Raise SpecError."""
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
-        found = sentences(error, lambda path: keys_of(JobSpec, _MAPS, path))
-        raise SpecError(Problem(source, None, key_of(path), why) for path, why in found) from None
+        errors = messages(error, lambda path: keys_of(JobSpec, _MODELS, path))
+        raise SpecError(
+            Problem(source, None, key_name(path), message) for path, message in errors
+        ) from None
 
 
 def amend(data: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
-    """The job that JSON describes, with `key=value` as given to --set. Raises SpecError."""
-    values, problems = dict(data), []
-    for written in overrides:
-        override = read_override(written)
-        if isinstance(override, Problem):
-            problems.append(override)
-        elif why := apply(values, override, JobSpec.model_fields):
-            problems.append(Problem(override.source, None, key_of(override.path), why))
-    if problems:
+    """Read JSON with `key=value` overrides as given to `--set`. Raise SpecError."""
+    values = dict(data)
+    results = [_apply_override(values, written) for written in overrides]
+    if problems := [result for result in results if isinstance(result, Problem)]:
         raise SpecError(problems)
     return validate(values)
 
 
-class _Places:
-    """The line of the file, or the option, that each value came from."""
+# --- overrides --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Override:
+    """One `--set`: its key, its value, and its text for messages."""
+
+    path: KeyPath
+    value: Any
+    source: str
+
+
+def _apply_override(values: dict[str, Any], written: str) -> _Override | Problem:
+    """Parse one `--set` and replace its value in place."""
+    override = _parse_override(written)
+    if isinstance(override, Problem):
+        return override
+    if error := _replace(values, override, JobSpec.model_fields):
+        return Problem(override.source, None, key_name(override.path), error)
+    return override
+
+
+def _parse_override(written: str) -> _Override | Problem:
+    key, equals, value = written.partition("=")
+    key = key.strip()
+    cut = written if len(written) <= 80 else written[:79] + "…"
+    source = "--set " + (cut if cut.isprintable() else ascii(cut)[1:-1])
+    if not equals or not key.strip("."):
+        return Problem(source, None, "", "is not key=value, like retry.failures=1")
+    if "\0" in key or any("\ud800" <= letter <= "\udfff" for letter in key):
+        return Problem(source, None, "", "contains a character that is not valid in text")
+    # There are only two levels, and the folder of a mount may contain dots.
+    top, dot, inner = key.partition(".")
+    path: KeyPath = (top, inner) if dot else (top,)
+    if dot and top in _MAPS and not inner:
+        return Problem(source, None, "", f"has no key after {top}.")
+    try:
+        return _Override(path, _parse_value(value), source)
+    except InvalidYaml as error:
+        return Problem(source, None, key_name(path), str(error))
+
+
+def _parse_value(text: str) -> Any:
+    if not text.strip():
+        return ""
+    try:
+        document = read(text)
+    except InvalidYaml:
+        # `echo "a" b` is not YAML but plain text; an open bracket is an error.
+        if text.lstrip().startswith(("[", "{")) or not _is_plain_text(text):
+            raise
+        return text
+    if document.errors:
+        raise InvalidYaml(None, document.errors[0].message)
+    opening = text.lstrip()[0]
+    if isinstance(document.value, dict | list):
+        return document.value if opening in "[{" else text
+    # A command line has no comments: a part that YAML would drop belongs to the text.
+    mark = document.marks.get(())
+    if mark is None or (opening not in "'\"|>!&" and mark.text != text.strip()):
+        return text.strip()
+    return document.value
+
+
+def _is_plain_text(text: str) -> bool:
+    return len(text) < 100_000 and "\0" not in text and _is_utf8(text)
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _replace(
+    values: dict[str, Any], override: _Override, known_keys: Collection[str]
+) -> str | None:
+    """Replace the value in place. Return an error message if this is not possible."""
+    top = str(override.path[0])
+    if top not in known_keys:
+        return unknown_key(top, known_keys)
+    if len(override.path) == 1:
+        values[top] = override.value
+        return None
+    if top not in _MAPS:
+        return f"{top} has no keys of its own; write {top}=value"
+    current = values.get(top)
+    if top == "python" and isinstance(current, str):
+        current = {"kind": current}
+    if current is not None and not isinstance(current, Mapping):
+        return f"{top} is not a map in the file; set all of it"
+    values[top] = {**(current or {}), override.path[1]: override.value}
+    return None
+
+
+# --- places, folders and files ----------------------------------------------------------------
+
+
+class _Locator:
+    """Finds the line of the file, or the option, that a value came from."""
 
     def __init__(self, source: str, document: Document) -> None:
         self._source = source
         self._marks = document.marks
-        self.overrides: list[Override] = []
+        self.overrides: list[_Override] = []
 
     def problem(self, path: KeyPath, message: str) -> Problem:
-        """The problem with its place: that of the value, or of the nearest value around it."""
+        """Return a problem with the line of its value, or of the closest enclosing value."""
         for override in reversed(self.overrides):
             if path[: len(override.path)] == override.path:
-                return Problem(override.source, None, key_of(path), message)
+                return Problem(override.source, None, key_name(path), message)
         for end in range(len(path), 0, -1):
             if mark := self._marks.get(path[:end]):
-                return Problem(self._source, mark.line, key_of(path), message)
-        return Problem(self._source, None, key_of(path), message)
+                return Problem(self._source, mark.line, key_name(path), message)
+        return Problem(self._source, None, key_name(path), message)
 
 
-def _name_of(source: str) -> str:
+def _job_name(source: str) -> str:
     stem = "".join(letter if letter.isprintable() else "?" for letter in Path(source).stem)[:200]
     return stem if stem.strip() else "job"
 
 
-def _seen_from(
+def _resolve_folders(
     folder: Path, values: dict[str, Any], document: Document
 ) -> Iterable[tuple[KeyPath, str]]:
-    """Make the folders in `values` absolute; returns what is wrong with them."""
+    """Make the folders in `values` absolute, and yield their errors."""
     checkpoint = values.get("checkpoint")
     match checkpoint:
         case str() if checkpoint.strip() and "://" not in checkpoint and checkpoint[0] not in "/~":
             values["checkpoint"] = os.path.normpath(folder / checkpoint)
     if "workdir" not in values:
         values["workdir"] = str(folder)
-        if not _is_text(str(folder)):
+        if not _is_utf8(str(folder)):
             yield ("workdir",), "the name of the job file's folder is not UTF-8 text"
         return
     written = values["workdir"]
     if written is None:
         mark = document.marks.get(("workdir",))
         if mark and mark.text == "~":
-            yield ("workdir",), "~ alone is nothing to YAML; write none, or the folder in full"
+            yield ("workdir",), "YAML reads ~ as no value; write none, or the full path"
         return
     if not isinstance(written, str) or not written.strip() or written == "none":
         return
@@ -175,19 +290,15 @@ def _seen_from(
     except (OSError, RuntimeError, ValueError):
         path, exists, is_folder = folder, False, False
     values["workdir"] = str(path)
-    if not _is_text(str(path)):
-        yield ("workdir",), "its full name is not UTF-8 text"
+    if not _is_utf8(str(path)):
+        yield ("workdir",), "its full path is not UTF-8 text"
     elif not is_folder:
-        is_what = "is a file; workdir is a folder" if exists else "does not exist"
-        yield ("workdir",), f"{shown(written)} {is_what}"
+        reason = "is a file; workdir is a folder" if exists else "does not exist"
+        yield ("workdir",), f"{quoted(written)} {reason}"
 
 
-def _is_text(name: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def _workdir_may_be_sent(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
-    """Why the folder may not be sent as a whole."""
+def _check_workdir(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
+    """Yield an error if the folder may not be sent as a whole."""
     if spec.workdir is None:
         return
     try:
@@ -196,32 +307,74 @@ def _workdir_may_be_sent(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
         yield ("workdir",), str(error).removeprefix("workdir: ")
 
 
-def _included_there(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
-    """The entries of `include` that match nothing."""
+def _check_include(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
+    """Yield an error for each entry of `include` that matches nothing."""
     if not spec.include:
         return
     if spec.workdir is None:
-        yield ("include",), "workdir is none, so nothing is sent; leave include out"
+        yield ("include",), "workdir is none, so no files are sent; remove include"
         return
     from drumline.hosts.packing.selection import unmatched
 
     for name in unmatched(spec.workdir, spec.include):
-        at = spec.include.index(name)
-        yield ("include", at), f"{shown(name)} matches nothing in workdir; correct it or remove it"
+        index = spec.include.index(name)
+        message = f"{quoted(name)} matches no file in workdir; correct or remove it"
+        yield ("include", index), message
 
 
-def _requirements_there(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
-    """What is wrong with the file of requirements."""
+def _check_requirements(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
+    """Yield an error if the requirements file does not exist."""
     name = spec.python.requirements
     if not isinstance(name, str):
         return
-    at = ("python", "requirements")
+    path = ("python", "requirements")
     if spec.workdir is None:
-        yield at, f"{shown(name)} is a file in workdir, which is none; list the packages instead"
+        yield path, f"{quoted(name)} is a file in workdir, which is none; list the packages instead"
         return
     try:
-        there = (spec.workdir / name).is_file()
+        exists = (spec.workdir / name).is_file()
     except (OSError, ValueError):
-        there = False
-    if not there:
-        yield at, f"{shown(name)} is no file in workdir; packages are written as a list: [{name}]"
+        exists = False
+    if not exists:
+        yield path, f"{quoted(name)} is not a file in workdir; for a package write a list: [{name}]"
+
+
+# --- changes ----------------------------------------------------------------------------------
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Compare two jobs as JSON. Return a line such as `retry.failures: 3 → 1` per changed key."""
+    old, new = dict(_flatten(before)), dict(_flatten(after))
+    return [
+        f"{key}: {_change(old.get(key), new.get(key))}"
+        for key in dict.fromkeys([*old, *new])
+        if _normalize(old.get(key)) != _normalize(new.get(key))
+    ]
+
+
+def _normalize(value: object) -> object:
+    """Return None for an empty list, which equals a key that older versions did not have."""
+    return None if value == [] else value
+
+
+def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", item) for inner, item in value.items())
+        else:
+            yield key, value
+
+
+def _change(old: object, new: object) -> str:
+    old_text, new_text = _summarize(old), _summarize(new)
+    if old_text == new_text:
+        return f"{new_text}, changed after the part shown"
+    return f"{old_text} → {new_text}"
+
+
+def _summarize(value: object) -> str:
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    line = " ⏎ ".join(text.strip().splitlines())
+    return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"

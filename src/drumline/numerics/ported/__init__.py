@@ -1,1 +1,1 @@
-"""A JAX model and the PyTorch model that it was ported from: where they part, and why."""
+"""Compare a ported model with its PyTorch original, layer by layer."""

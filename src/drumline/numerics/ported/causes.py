@@ -1,11 +1,10 @@
-"""Why a layer's results differ: what it would return if one thing about it were otherwise.
+"""Known causes of a layer's difference, as computations of its output with a single change.
 
-Every known cause is a computation, in float64, of what the layer returns with that one thing
-changed. Whichever comes closest to what JAX returned is named, with how close it came: a cause is
-not guessed from the size of an error, it is tried.
+The computations use float64. The cause with the output closest to JAX's is reported, with the
+remaining error. Causes are tried, not guessed from the size of an error.
 """
 
-# NumPy's functions promise less than they return.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
@@ -13,81 +12,83 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drumline.numerics import narrow as rounded_to
-from drumline.numerics.errors import Numbers
+from drumline.numerics.errors import NARROW_TYPES, NDArray
 
 if TYPE_CHECKING:
     import torch
 
-Sides = tuple[int, int]
-"""Of height and width."""
+Padding = tuple[int, int]
+"""The padding of height and width."""
 EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0)
-SAME = 1e-5
-"""The relative error of a computation in float32 that is the same as another."""
-NARROW = {"bfloat16": rounded_to.bfloat16, "float16": rounded_to.float16, "TF32": rounded_to.tf32}
+FLOAT32_TOLERANCE = 1e-5
+"""The relative error of a float32 computation that is otherwise the same."""
+ROTARY_BASES = (1e4, 1e5, 5e5, 1e6)
+"""The bases of rotary positions in published models."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cause, and what the layer returns under it."""
+    """A cause and the layer's output under it."""
 
     cause: str
-    """One of the known ones, in a word or two."""
-    words: str
-    """What JAX seems to do, as the end of a sentence that begins with "JAX computes"."""
-    value: Numbers
+    """The name of the cause; empty for PyTorch's own computation."""
+    description: str
+    """The end of a sentence that begins with "JAX computes"."""
+    output: NDArray
+    """The output under the cause."""
 
     @property
-    def rounds(self) -> bool:
-        """Whether it is about types: roundings are imitated, all else has to be met exactly."""
+    def is_rounding(self) -> bool:
+        """True for causes about types. They imitate rounding; others must match JAX's values."""
         return "dtype" in self.cause or self.cause == "precision default"
 
 
-def of_module(module: torch.nn.Module, x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
-    """The causes known for a kind of module, given what it was given and returned.
+def module_candidates(module: torch.nn.Module, x: NDArray, output: NDArray) -> Iterator[Candidate]:
+    """Yield the candidates for a module with this input and output.
 
-    The first has no cause: it is what the module returns as it stands. Nothing for modules that
-    consist of others, but for one convolution and what has no weights.
+    The first has no cause and is the module's own computation. There are none for modules that
+    contain others, except for a single convolution and modules without weights.
     """
     import torch
 
-    weight = _numbers(getattr(module, "weight", None))
-    bias = _numbers(getattr(module, "bias", None))
-    kind = type(module).__name__
-    parts = [part for part in module.children() if next(part.parameters(), None) is not None]
-    if len(parts) == 1 and isinstance(parts[0], torch.nn.Conv2d):
-        yield from of_module(parts[0], x, theirs)
+    weight = _to_numpy(getattr(module, "weight", None))
+    bias = _to_numpy(getattr(module, "bias", None))
+    type_name = type(module).__name__
+    children = [child for child in module.children() if next(child.parameters(), None) is not None]
+    if len(children) == 1 and isinstance(children[0], torch.nn.Conv2d):
+        yield from module_candidates(children[0], x, output)
     elif isinstance(module, torch.nn.Conv2d) and weight is not None:
-        yield from _convolution(module, x, weight, bias)
+        yield from _convolution_candidates(module, x, weight, bias)
     elif isinstance(module, torch.nn.Embedding) and weight is not None:
-        yield from _embedding(x, weight)
+        yield from _embedding_candidates(x, weight)
     elif weight is not None and weight.ndim == 2:
-        yield from linear(x, weight, bias)
-    elif weight is not None and weight.shape == x.shape[-1:] and _is_norm_of_rows(kind):
+        yield from linear_candidates(x, weight, bias)
+    elif weight is not None and weight.shape == x.shape[-1:] and _is_last_axis_norm(type_name):
         epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", 0.0))
-        centred = isinstance(module, torch.nn.LayerNorm) or kind.startswith("LayerNorm")
-        yield from norm(x, weight, bias, float(epsilon or 0.0), centred)
-    elif weight is None and not list(module.children()) and x.shape == theirs.shape:
-        yield from activation(x, theirs)
+        subtracts_mean = isinstance(module, torch.nn.LayerNorm) or type_name.startswith("LayerNorm")
+        yield from norm_candidates(x, weight, bias, float(epsilon or 0.0), subtracts_mean)
+    elif weight is None and not list(module.children()) and x.shape == output.shape:
+        yield from activation_candidates(x, output)
 
 
-def linear(x: Numbers, weight: Numbers, bias: Numbers | None) -> Iterator[Candidate]:
-    """`x · weightᵀ + bias`, the weight being `[outputs, inputs]`."""
+def linear_candidates(x: NDArray, weight: NDArray, bias: NDArray | None) -> Iterator[Candidate]:
+    """Yield the candidates for `x · weightᵀ + bias` with a weight [outputs, inputs]."""
     offset = 0.0 if bias is None else bias
     outputs, inputs = weight.shape
-    plain = x @ weight.T
-    yield Candidate("", "as PyTorch does", plain + offset)
+    without_bias = x @ weight.T
+    yield Candidate("", "as PyTorch does", without_bias + offset)
     if outputs == inputs:
         yield Candidate("transposed kernel", "with the kernel transposed", x @ weight + offset)
     elif outputs % inputs == 0:
         # Several square kernels side by side, such as those of query, key and value.
         blocks = weight.reshape(-1, inputs, inputs)
-        turned = np.concatenate([x @ block for block in blocks], axis=-1)
-        yield Candidate("transposed kernel", "with the kernel transposed", turned + offset)
+        transposed = np.concatenate([x @ block for block in blocks], axis=-1)
+        yield Candidate("transposed kernel", "with the kernel transposed", transposed + offset)
     reshaped = x @ weight.reshape(inputs, outputs)
     yield Candidate(
         "transposed kernel",
@@ -95,93 +96,95 @@ def linear(x: Numbers, weight: Numbers, bias: Numbers | None) -> Iterator[Candid
         reshaped + offset,
     )
     if bias is not None:
-        yield Candidate("bias", "without the bias", plain)
-        for name in ("bfloat16", "float16"):
-            rounded = plain + NARROW[name](bias)
-            yield Candidate("bias in another dtype", f"with the bias in {name}", rounded)
-    yield from _narrowed(lambda x, kernel: x @ kernel.T, x, weight, offset)
+        yield from _bias_candidates(without_bias, bias)
+    yield from _narrow_candidates(lambda x, kernel: x @ kernel.T, x, weight, offset)
 
 
-def _narrowed(
-    multiply: Callable[[Numbers, Numbers], Numbers], x: Numbers, kernel: Numbers, offset: Any
-) -> Iterator[Candidate]:
-    """A product and a bias with some of it in a narrower type."""
-    plain = multiply(x, kernel) + offset
-    for name, device in (("bfloat16", "TPUs"), ("TF32", "GPUs")):
-        product = multiply(NARROW[name](x), NARROW[name](kernel))
-        words = f"with operands rounded to {name}, the default of {device}"
-        yield Candidate("precision default", words, product + offset)
+def _bias_candidates(without_bias: NDArray, bias: NDArray) -> Iterator[Candidate]:
+    yield Candidate("bias", "without the bias", without_bias)
     for name in ("bfloat16", "float16"):
-        narrow = NARROW[name]
-        words = f"with the kernel in {name}"
-        yield Candidate("kernel in another dtype", words, multiply(x, narrow(kernel)) + offset)
-        yield Candidate("output in another dtype", f"in {name} at the end", narrow(plain))
-        product = narrow(multiply(narrow(x), narrow(kernel)))
-        whole = narrow(product + narrow(np.asarray(offset)))
-        yield Candidate("computed in another dtype", f"in {name} throughout", whole)
+        y = without_bias + NARROW_TYPES[name](bias)
+        yield Candidate("bias in another dtype", f"with the bias in {name}", y)
 
 
-def norm(
-    x: Numbers, weight: Numbers, bias: Numbers | None, epsilon: float, centred: bool
+def _narrow_candidates(
+    multiply: Callable[[NDArray, NDArray], NDArray], x: NDArray, kernel: NDArray, offset: Any
 ) -> Iterator[Candidate]:
-    """A norm by mean and variance, or by the mean square alone."""
+    """Yield the candidates for a matmul and a bias with parts of it in a narrower type."""
+    exact = multiply(x, kernel) + offset
+    for name, devices in (("bfloat16", "TPUs"), ("TF32", "GPUs")):
+        narrow = NARROW_TYPES[name]
+        y = multiply(narrow(x), narrow(kernel)) + offset
+        description = f"with operands rounded to {name}, the default of {devices}"
+        yield Candidate("precision default", description, y)
+    for name in ("bfloat16", "float16"):
+        narrow = NARROW_TYPES[name]
+        y = multiply(x, narrow(kernel)) + offset
+        yield Candidate("kernel in another dtype", f"with the kernel in {name}", y)
+        yield Candidate("output in another dtype", f"in {name} at the end", narrow(exact))
+        matmul = narrow(multiply(narrow(x), narrow(kernel)))
+        y = narrow(matmul + narrow(np.asarray(offset)))
+        yield Candidate("computed in another dtype", f"in {name} throughout", y)
+
+
+def norm_candidates(
+    x: NDArray, weight: NDArray, bias: NDArray | None, epsilon: float, subtracts_mean: bool
+) -> Iterator[Candidate]:
+    """Yield the candidates for a norm with or without subtraction of the mean."""
     shift = np.zeros(()) if bias is None else bias
 
-    def normed(x: Numbers, epsilon: float, *, centred: bool = centred, spare: int = 0) -> Numbers:
-        if centred:
+    def normalize(
+        x: NDArray, epsilon: float, *, subtracts_mean: bool = subtracts_mean, ddof: int = 0
+    ) -> NDArray:
+        if subtracts_mean:
             x = x - x.mean(-1, keepdims=True)
-        square = np.square(x).sum(-1, keepdims=True) / max(1, x.shape[-1] - spare)
+        variance = np.square(x).sum(-1, keepdims=True) / max(1, x.shape[-1] - ddof)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return x / np.sqrt(square + epsilon)
+            return x / np.sqrt(variance + epsilon)
 
-    plain = normed(x, epsilon)
-    yield Candidate("", "as PyTorch does", plain * weight + shift)
+    normalized = normalize(x, epsilon)
+    yield Candidate("", "as PyTorch does", normalized * weight + shift)
     for other in EPSILONS:
         if not math.isclose(other, epsilon, rel_tol=1e-6):
-            value = normed(x, other) * weight + shift
-            words = f"with an epsilon of {other:g}, and PyTorch with {epsilon:g}"
-            yield Candidate("epsilon", words, value)
-    if centred and x.shape[-1] > 1:
-        value = normed(x, epsilon, spare=1) * weight + shift
-        yield Candidate("norm's variance", "the variance over D - 1 instead of D", value)
-    other_kind = "by mean and variance" if not centred else "by the mean square alone"
-    value = normed(x, epsilon, centred=not centred) * weight + shift
-    yield Candidate("another norm", f"the norm {other_kind}", value)
-    yield Candidate("norm's scale", "without the norm's scale", plain + shift)
-    yield Candidate("norm's scale", "with 1 + scale", plain * (1 + weight) + shift)
+            y = normalize(x, other) * weight + shift
+            description = f"with an epsilon of {other:g}, and PyTorch with {epsilon:g}"
+            yield Candidate("epsilon", description, y)
+    if subtracts_mean and x.shape[-1] > 1:
+        y = normalize(x, epsilon, ddof=1) * weight + shift
+        yield Candidate("norm's variance", "the variance over D - 1 instead of D", y)
+    other_norm = "by the mean square alone" if subtracts_mean else "by mean and variance"
+    y = normalize(x, epsilon, subtracts_mean=not subtracts_mean) * weight + shift
+    yield Candidate("another norm", f"the norm {other_norm}", y)
+    yield Candidate("norm's scale", "without the norm's scale", normalized + shift)
+    yield Candidate("norm's scale", "with 1 + scale", normalized * (1 + weight) + shift)
     if bias is not None:
-        yield Candidate("bias", "without the norm's bias", plain * weight)
+        yield Candidate("bias", "without the norm's bias", normalized * weight)
     for name in ("bfloat16", "float16"):
-        narrow = NARROW[name]
-        inside = normed(narrow(x), epsilon)
-        yield Candidate(
-            "norm in another dtype",
-            f"the norm in {name}",
-            narrow(inside) * narrow(weight) + narrow(shift),
-        )
-        yield Candidate(
-            "norm in another dtype", f"the norm of rows in {name}", inside * weight + shift
-        )
-        rounded = plain * narrow(weight) + narrow(shift)
-        yield Candidate("norm in another dtype", f"with the norm's scale in {name}", rounded)
-        yield Candidate(
-            "norm in another dtype",
-            f"the norm to {name} at the end",
-            narrow(plain * weight + shift),
-        )
+        narrow = NARROW_TYPES[name]
+        cause = "norm in another dtype"
+        from_narrow_x = normalize(narrow(x), epsilon)
+        y = narrow(from_narrow_x) * narrow(weight) + narrow(shift)
+        yield Candidate(cause, f"the norm in {name}", y)
+        y = from_narrow_x * weight + shift
+        yield Candidate(cause, f"the norm of rows in {name}", y)
+        y = normalized * narrow(weight) + narrow(shift)
+        yield Candidate(cause, f"with the norm's scale in {name}", y)
+        y = narrow(normalized * weight + shift)
+        yield Candidate(cause, f"the norm to {name} at the end", y)
         if bias is not None:
-            words = f"with the norm's bias in {name}"
-            yield Candidate("bias in another dtype", words, plain * weight + narrow(shift))
+            y = normalized * weight + narrow(shift)
+            description = f"with the norm's bias in {name}"
+            yield Candidate("bias in another dtype", description, y)
 
 
-def activation(x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
-    """The non-linearities of Transformers; which of them PyTorch has is seen from its result."""
+def activation_candidates(x: NDArray, output: NDArray) -> Iterator[Candidate]:
+    """Yield the candidates for an activation. PyTorch's own is identified by its output."""
     from scipy.special import erf, expit
 
-    cube = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    kinds = {
+    tanh_argument = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    activations = {
         "gelu by the normal distribution": x * 0.5 * (1 + erf(x / math.sqrt(2))),
-        "gelu by tanh": x * 0.5 * (1 + np.tanh(cube)),
+        "gelu by tanh": x * 0.5 * (1 + np.tanh(tanh_argument)),
         "gelu by a sigmoid of 1.702·x": x * expit(1.702 * x),
         "silu": x * expit(x),
         "relu": np.maximum(x, 0.0),
@@ -189,117 +192,266 @@ def activation(x: Numbers, theirs: Numbers) -> Iterator[Candidate]:
         "tanh": np.tanh(x),
         "nothing": x,
     }
-    own = min(kinds, key=lambda kind: off(kinds[kind], theirs))
-    known = reproduces(kinds[own], theirs)
-    yield Candidate("", "as PyTorch does", theirs)
-    for kind, value in kinds.items():
-        if kind != own or not known:
-            gelus = known and kind.startswith("gelu") and own.startswith("gelu")
-            cause = "gelu's variant" if gelus else "another activation"
-            said = own if known else "something that is not among those we know"
-            yield Candidate(cause, f"{kind}, and PyTorch {said}", value)
-    for name in ("bfloat16", "float16"):
-        rounded = NARROW[name](theirs)
-        yield Candidate("activation in another dtype", f"the activation in {name}", rounded)
+    original = min(activations, key=lambda name: _rms_difference(activations[name], output))
+    is_known = _is_close(activations[original], output)
+    yield Candidate("", "as PyTorch does", output)
+    for name, y in activations.items():
+        if name != original or not is_known:
+            are_gelus = is_known and name.startswith("gelu") and original.startswith("gelu")
+            cause = "gelu's variant" if are_gelus else "another activation"
+            torch_activation = original if is_known else "an unknown activation"
+            yield Candidate(cause, f"{name}, and PyTorch {torch_activation}", y)
+    for type_name in ("bfloat16", "float16"):
+        y = NARROW_TYPES[type_name](output)
+        yield Candidate("activation in another dtype", f"the activation in {type_name}", y)
 
 
-def residual(x: Numbers, branch: Numbers) -> Iterator[Candidate]:
-    """The sum of a block's input and what a branch makes of it."""
+def residual_candidates(x: NDArray, branch: NDArray) -> Iterator[Candidate]:
+    """Yield the candidates for the sum of a block's input and the output of a branch."""
     yield Candidate("", "as PyTorch does", x + branch)
-    yield Candidate("residual", "the branch without what it is added to", branch)
+    yield Candidate("residual", "the branch without the block's input", branch)
     yield Candidate("residual", "without the branch", x)
     for name in ("bfloat16", "float16"):
-        narrow = NARROW[name]
-        yield Candidate("residual in another dtype", f"the sum in {name}", narrow(x + branch))
+        y = NARROW_TYPES[name](x + branch)
+        yield Candidate("residual in another dtype", f"the sum in {name}", y)
 
 
-def _convolution(
-    module: torch.nn.Conv2d, x: Numbers, weight: Numbers, bias: Numbers | None
+def _convolution_candidates(
+    module: torch.nn.Conv2d, x: NDArray, weight: NDArray, bias: NDArray | None
 ) -> Iterator[Candidate]:
-    """A convolution as channels last, `[B, positions, channels]`."""
+    """Yield the candidates for a convolution, with values [batch, positions, channels]."""
     import torch
     from torch.nn.functional import conv2d, pad
 
     stride, dilation, groups = module.stride, module.dilation, module.groups
-    reach = [step * (size - 1) + 1 for step, size in zip(dilation, weight.shape[-2:], strict=True)]
+    extents = [
+        step * (size - 1) + 1 for step, size in zip(dilation, weight.shape[-2:], strict=True)
+    ]
 
-    def run(x: Numbers, weight: Numbers, before: Sides, after: Sides) -> Numbers:
+    def convolve(x: NDArray, weight: NDArray, before: Padding, after: Padding) -> NDArray:
         edges = (before[1], after[1], before[0], after[0])
-        wide, kernel = pad(torch.from_numpy(x), edges), torch.from_numpy(weight)
-        out = conv2d(wide, kernel, stride=stride, dilation=dilation, groups=groups)
-        return out.flatten(2).transpose(1, 2).numpy()
+        padded, kernel = pad(torch.from_numpy(x), edges), torch.from_numpy(weight)
+        result = conv2d(padded, kernel, stride=stride, dilation=dilation, groups=groups)
+        return result.flatten(2).transpose(1, 2).numpy()
 
     if module.padding == "same":
-        low: Sides = ((reach[0] - 1) // 2, (reach[1] - 1) // 2)
-        own: tuple[Sides, Sides] = (low, (reach[0] - 1 - low[0], reach[1] - 1 - low[1]))
+        low: Padding = ((extents[0] - 1) // 2, (extents[1] - 1) // 2)
+        high: Padding = (extents[0] - 1 - low[0], extents[1] - 1 - low[1])
+        padding = low, high
     else:
         sides = (0, 0) if module.padding == "valid" else module.padding
-        own = ((sides[0], sides[1]), (sides[0], sides[1]))
+        padding = (sides[0], sides[1]), (sides[0], sides[1])
     offset = 0.0 if bias is None else bias
-    plain = run(x, weight, *own)
-    yield Candidate("", "as PyTorch does", plain + offset)
-    for words, kernel in (
+    without_bias = convolve(x, weight, *padding)
+    yield Candidate("", "as PyTorch does", without_bias + offset)
+    for description, kernel in (
         ("with height and width of the kernel exchanged", weight.swapaxes(2, 3)),
         ("with the kernel flipped", weight[..., ::-1, ::-1]),
     ):
         if kernel.shape == weight.shape:
-            value = run(x, np.ascontiguousarray(kernel), *own) + offset
-            yield Candidate("transposed kernel", words, value)
-    backwards = run(x, np.ascontiguousarray(weight[:, ::-1]), *own) + offset
-    yield Candidate("channels", "with the channels in the other order", backwards)
-    totals = [
-        max((math.ceil(length / step) - 1) * step + size - length, 0)
-        for length, step, size in zip(x.shape[-2:], stride, reach, strict=True)
+            y = convolve(x, np.ascontiguousarray(kernel), *padding) + offset
+            yield Candidate("transposed kernel", description, y)
+    y = convolve(x, np.ascontiguousarray(weight[:, ::-1]), *padding) + offset
+    yield Candidate("channels", "with the channels in the other order", y)
+    same_totals = [
+        max((math.ceil(length / step) - 1) * step + extent - length, 0)
+        for length, step, extent in zip(x.shape[-2:], stride, extents, strict=True)
     ]
-    low = (totals[0] // 2, totals[1] // 2)
-    both = (own[0][0] + own[1][0], own[0][1] + own[1][1])
-    paddings: dict[str, tuple[Sides, Sides]] = {
+    same_low = (same_totals[0] // 2, same_totals[1] // 2)
+    total = (padding[0][0] + padding[1][0], padding[0][1] + padding[1][1])
+    paddings: dict[str, tuple[Padding, Padding]] = {
         "VALID": ((0, 0), (0, 0)),
-        "SAME": (low, (totals[0] - low[0], totals[1] - low[1])),
-        "PyTorch's, all of it behind,": ((0, 0), both),
-        "PyTorch's, all of it in front,": (both, (0, 0)),
+        "SAME": (same_low, (same_totals[0] - same_low[0], same_totals[1] - same_low[1])),
+        "PyTorch's, all of it behind,": ((0, 0), total),
+        "PyTorch's, all of it in front,": (total, (0, 0)),
     }
     for name, (before, after) in paddings.items():
-        if (before, after) != own:
-            value = run(x, weight, before, after) + offset
-            words = (
-                f"with padding {name} {before} to {after}, and PyTorch with {own[0]} to {own[1]}"
+        if (before, after) != padding:
+            y = convolve(x, weight, before, after) + offset
+            description = (
+                f"with padding {name} {before} to {after}, and PyTorch with {padding[0]} to "
+                f"{padding[1]}"
             )
-            yield Candidate("padding", words, value)
+            yield Candidate("padding", description, y)
     if bias is not None:
-        yield Candidate("bias", "without the bias", plain)
-        for name in ("bfloat16", "float16"):
-            rounded = plain + NARROW[name](bias)
-            yield Candidate("bias in another dtype", f"with the bias in {name}", rounded)
-    yield from _narrowed(lambda x, kernel: run(x, kernel, *own), x, weight, offset)
+        yield from _bias_candidates(without_bias, bias)
+    yield from _narrow_candidates(
+        lambda x, kernel: convolve(x, kernel, *padding), x, weight, offset
+    )
 
 
-def _embedding(x: Numbers, weight: Numbers) -> Iterator[Candidate]:
+def _embedding_candidates(x: NDArray, weight: NDArray) -> Iterator[Candidate]:
     rows = weight[x.astype(np.int64)]
     yield Candidate("", "as PyTorch does", rows)
-    scaled = rows * math.sqrt(weight.shape[1])
-    yield Candidate("embedding scale", "with rows times √D", scaled)
-    yield Candidate("embedding scale", "with rows over √D", rows / math.sqrt(weight.shape[1]))
+    scale = math.sqrt(weight.shape[1])
+    yield Candidate("embedding scale", "with rows times √D", rows * scale)
+    yield Candidate("embedding scale", "with rows over √D", rows / scale)
     for name in ("bfloat16", "float16"):
-        words = f"with the table in {name}"
-        yield Candidate("embedding in another dtype", words, NARROW[name](rows))
+        y = NARROW_TYPES[name](rows)
+        yield Candidate("embedding in another dtype", f"with the table in {name}", y)
 
 
-def _numbers(parameter: Any) -> Numbers | None:
+@dataclass(frozen=True)
+class AttentionVariant:
+    """A variant of attention."""
+
+    scale: float
+    causal: bool
+    rotary: str = "none"
+    """`none`, `halves` (pairs i and i + H/2) or `neighbours` (pairs 2i and 2i + 1)."""
+    base: float = 1e4
+    key_sharing: str = "repeated"
+    """The queries that share a key: neighbours (`repeated`), or every K-th (`tiled`)."""
+
+
+def attention_candidates(
+    query: NDArray, key: NDArray, value: NDArray, output: NDArray
+) -> Iterator[Candidate]:
+    """Yield the candidates for attention over [B, S, heads, H]: variants with a single change.
+
+    PyTorch's own variant is the known one that is closest to its output.
+    """
+    size = query.shape[-1]
+    scales = {
+        "1/√H": size**-0.5,
+        "1": 1.0,
+        "1/H": 1.0 / size,
+        "1/√D": (query.shape[2] * size) ** -0.5,
+        "√H": size**0.5,
+    }
+    is_grouped = query.shape[2] != key.shape[2]
+    rotary_kinds = ("halves", "neighbours") if size % 2 == 0 else ()
+    variants = [
+        AttentionVariant(scale, causal, rotary, base, key_sharing)
+        for scale, causal, (rotary, base), key_sharing in product(
+            scales.values(),
+            (False, True),
+            [("none", 1e4), *product(rotary_kinds, ROTARY_BASES)],
+            ("repeated", "tiled") if is_grouped else ("repeated",),
+        )
+    ]
+    # One sequence is enough to identify the variant.
+    sample = query[:1], key[:1], value[:1]
+    sample_output = output[:1].reshape(1, query.shape[1], -1)
+    original = min(variants, key=lambda v: _rms_difference(_attention(*sample, v), sample_output))
+    scale_names = {scale: name for name, scale in scales.items()}
+    original_output = output.reshape(*query.shape[:2], -1)
+    yield Candidate("", "as PyTorch does", original_output)
+    if not _is_close(_attention(*sample, original), sample_output):
+        # PyTorch's variant is unknown, so describe JAX's alone.
+        for variant in variants:
+            description = f"{_describe(variant, scale_names)}, and PyTorch an unknown variant"
+            yield Candidate("attention", description, _attention(query, key, value, variant))
+        return
+    for variant in variants:
+        cause, description = _describe_change(variant, original, scale_names)
+        if cause:
+            yield Candidate(cause, description, _attention(query, key, value, variant))
+    for name in ("bfloat16", "float16", "TF32"):
+        narrow = NARROW_TYPES[name]
+        narrow_softmax = _attention(query, key, value, original, round_softmax=narrow)
+        description = f"with softmax in {name}"
+        yield Candidate("attention in another dtype", description, narrow_softmax)
+        narrow_operands = _attention(
+            narrow(query), narrow(key), narrow(value), original, round_softmax=narrow
+        )
+        if name != "float16":
+            description = f"attention's matmuls with operands rounded to {name}"
+            yield Candidate("precision default", description, narrow_operands)
+        description = f"attention to {name} at the end"
+        yield Candidate("attention in another dtype", description, narrow(original_output))
+
+
+def _describe(variant: AttentionVariant, scale_names: dict[float, str]) -> str:
+    visible = "those before it" if variant.causal else "all"
+    rotary = ""
+    if variant.rotary != "none":
+        rotary = f", rotary {variant.rotary} with base {variant.base:g}"
+    return f"scores times {scale_names[variant.scale]}, each token seeing {visible}{rotary}"
+
+
+def _describe_change(
+    variant: AttentionVariant, original: AttentionVariant, scale_names: dict[float, str]
+) -> tuple[str, str]:
+    """Return the cause and its description of a single change, else empty strings."""
+    changed = [
+        name
+        for name in ("scale", "causal", "rotary", "base", "key_sharing")
+        if getattr(variant, name) != getattr(original, name)
+    ]
+    if changed == ["scale"]:
+        scale, torch_scale = scale_names[variant.scale], scale_names[original.scale]
+        return "attention scale", f"scores times {scale}, and PyTorch times {torch_scale}"
+    if changed == ["causal"]:
+        visible = "only those before it" if variant.causal else "those after it too"
+        return "attention mask", f"attention where a token sees {visible}"
+    if changed in (["rotary"], ["base"]) and variant.rotary != "none":
+        rotary = f"rotary {variant.rotary} with base {variant.base:g}"
+        torch_rotary = f"{original.rotary} with base {original.base:g}"
+        return "rotary positions", f"{rotary}, and PyTorch {torch_rotary}"
+    if changed == ["rotary"]:
+        return "rotary positions", "without rotary positions"
+    if changed == ["key_sharing"]:
+        sharing, torch_sharing = variant.key_sharing, original.key_sharing
+        return "shared keys", f"with keys {sharing}, and PyTorch with keys {torch_sharing}"
+    return "", ""
+
+
+def _attention(
+    query: NDArray,
+    key: NDArray,
+    value: NDArray,
+    variant: AttentionVariant,
+    round_softmax: Callable[[NDArray], NDArray] = lambda x: x,
+) -> NDArray:
+    """Return attention as [B, S, heads · H]."""
+    if variant.rotary != "none":
+        query, key = (_rotate(x, variant) for x in (query, key))
+    group_size = query.shape[2] // key.shape[2]
+    if group_size > 1:
+        expand: Any = np.repeat if variant.key_sharing == "repeated" else _tile
+        key, value = expand(key, group_size, 2), expand(value, group_size, 2)
+    scores = np.einsum("bqnh,bknh->bnqk", query, key) * variant.scale
+    if variant.causal:
+        later = np.triu(np.ones(scores.shape[-2:], bool), 1)
+        scores = np.where(later, -np.inf, scores)
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    probabilities = round_softmax(scores / scores.sum(-1, keepdims=True))
+    output = np.einsum("bnqk,bknh->bqnh", probabilities, value)
+    return output.reshape(*output.shape[:2], -1)
+
+
+def _tile(x: NDArray, count: int, axis: int) -> NDArray:
+    return np.concatenate([x] * count, axis=axis)
+
+
+def _rotate(x: NDArray, variant: AttentionVariant) -> NDArray:
+    half = x.shape[-1] // 2
+    angle = np.arange(x.shape[1])[:, None, None] * variant.base ** (-np.arange(half) / half)
+    cos, sin = np.cos(angle), np.sin(angle)
+    if variant.rotary == "halves":
+        first, second = x[..., :half], x[..., half:]
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    first, second = x[..., ::2], x[..., 1::2]
+    rotated = np.stack([first * cos - second * sin, second * cos + first * sin], -1)
+    return rotated.reshape(x.shape)
+
+
+def _to_numpy(parameter: Any) -> NDArray | None:
     return None if parameter is None else parameter.detach().to("cpu").double().numpy()
 
 
-def _is_norm_of_rows(kind: str) -> bool:
-    """Whether a module's name is that of a norm over the last dimension."""
-    name = kind.lower()
-    return "norm" in name and not any(word in name for word in ("batch", "group", "instance"))
+def _is_last_axis_norm(type_name: str) -> bool:
+    """Return True if a module's type name is that of a norm over the last axis."""
+    name = type_name.lower()
+    return "norm" in name and not any(other in name for other in ("batch", "group", "instance"))
 
 
-def reproduces(value: Numbers, theirs: Numbers) -> bool:
-    """Whether a computation is the one that PyTorch does: some of it may be in float32 there."""
-    return off(value, theirs) <= SAME * float(np.sqrt(np.mean(np.square(theirs))))
+def _is_close(actual: NDArray, expected: NDArray) -> bool:
+    """Return True if the values agree up to parts that PyTorch computes in float32."""
+    scale = float(np.sqrt(np.mean(np.square(expected))))
+    return _rms_difference(actual, expected) <= FLOAT32_TOLERANCE * scale
 
 
-def off(value: Numbers, told: Numbers) -> float:
-    """The root mean square of a difference."""
-    return float(np.sqrt(np.mean(np.square(value - told))))
+def _rms_difference(actual: NDArray, expected: NDArray) -> float:
+    return float(np.sqrt(np.mean(np.square(actual - expected))))

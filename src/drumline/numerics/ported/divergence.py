@@ -1,34 +1,43 @@
-"""`trace_divergence`: the first layer in which a ported model is not the model it was ported from.
+"""`trace_divergence`: find the first layer in which a ported model differs from its original.
 
-Both models run on the same inputs, and PyTorch's a second time in float64. That tells for every
-layer how far float32 has to be from the truth: PyTorch's own error. A layer in which JAX is many
-times further away computes something else, however small the difference is; one in which both are
-as far away is the same. What differs is then found by trying (`causes`).
+Both models run on the same inputs, and PyTorch's model also runs in float64. The latter gives, for
+every layer, PyTorch's own error in float32. A layer in which JAX's error is many times larger
+computes something different, however small the difference is. If both errors are similar, the
+layers are the same. The cause is then found by trial (see `causes`).
 """
 
-# NumPy's functions promise less than they return.
+# NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import ml_dtypes
 import numpy as np
 
-from drumline.numerics.errors import Numbers
-from drumline.numerics.implementations import from_torch, need_torch
-from drumline.numerics.mistakes import Mistake
+from drumline.deprecated import renamed_attribute
+from drumline.errors import UserError
+from drumline.numerics.errors import NDArray
+from drumline.numerics.implementations import import_torch, to_numpy
+from drumline.numerics.plots import Chart, write_svg
 from drumline.numerics.ported import causes
-from drumline.numerics.ported.attention import attention
 from drumline.numerics.ported.causes import Candidate
-from drumline.numerics.ported.names import Rename, TorchPlace, counterpart
-from drumline.numerics.ported.recorded import OUTPUT, Recording, in_float64, record
-from drumline.numerics.ported.report import Divergence, DivergenceCause, LayerError, some
+from drumline.numerics.ported.torch_values import (
+    OUTPUT,
+    Recording,
+    Rename,
+    TorchName,
+    float64_copy,
+    record,
+    torch_counterpart,
+)
 from drumline.parallel.taps import collecting
 
 if TYPE_CHECKING:
@@ -36,11 +45,157 @@ if TYPE_CHECKING:
 
 
 BOUND = 8.0
-"""How many times further from the truth than the other side a layer may be."""
-UNITS = 4.0
-"""Roundings that any layer may have, in units of its type: some have none in PyTorch, by luck."""
-EXPLAINED = 3.0
-"""A cause must bring the error down to one part in so many."""
+"""The allowed ratio between the errors of the two sides."""
+FLOOR_ROUNDINGS = 4.0
+"""The roundings of its type that any layer may have. Some layers happen to have none in PyTorch."""
+MIN_REDUCTION = 3.0
+"""The factor by which a cause must reduce the error."""
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The errors of a layer on both sides, relative to the root mean square of the reference."""
+
+    name: str
+    """The name in JAX."""
+    torch: str
+    """The name in PyTorch."""
+    jax_error: float
+    torch_error: float
+    floor: float
+    """The error that rounding alone may cause, in the finer of both types."""
+    dtypes: tuple[str, str]
+    """The types in JAX and in PyTorch."""
+
+    @property
+    def ratio(self) -> float:
+        """JAX's error divided by PyTorch's."""
+        if self.jax_error == self.torch_error:  # both may be infinite
+            return 1.0
+        return max(self.jax_error, self.floor) / max(self.torch_error, self.floor)
+
+    def diverges(self, bound: float) -> bool:
+        """Return True if the ratio of the errors is out of bound, or if both are large.
+
+        The latter counts only with different types. The float64 run has PyTorch's weights, so if
+        PyTorch rounds them to a narrower type and JAX does not, both errors are large.
+        """
+        both_large = min(self.jax_error, self.torch_error) > bound * self.floor
+        types_differ = self.dtypes[0] != self.dtypes[1]
+        return not 1 / bound <= self.ratio <= bound or (both_large and types_differ)
+
+    parts = renamed_attribute("parts", "diverges")
+
+
+@dataclass(frozen=True)
+class DivergenceCause:
+    """The likely cause of a layer's difference."""
+
+    kind: str
+    """The name of a known cause, or `unknown` if none explains the difference."""
+    description: str
+    remaining_error: float
+    """JAX's error against a reference with this cause."""
+
+    words = renamed_attribute("words", "description")
+    error_left = renamed_attribute("error_left", "remaining_error")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cause as JSON values."""
+        return {
+            "kind": self.kind,
+            "words": self.description,
+            "error_left": self.remaining_error,
+        }
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The result of a comparison of two models.
+
+    Attributes:
+        layers: The layers that both sides have, in the order of the JAX function.
+        first: The first layer that diverges, or None if all agree.
+        cause: Its likely cause, or None if all layers agree.
+        unmatched: The JAX names without a counterpart.
+        bound: The allowed ratio between the errors of the two sides.
+    """
+
+    layers: tuple[LayerError, ...]
+    first: LayerError | None
+    cause: DivergenceCause | None
+    unmatched: tuple[str, ...]
+    bound: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the divergence as JSON values. Infinity becomes a string."""
+        fields = asdict(self)
+        fields["cause"] = self.cause.to_dict() if self.cause else None
+        for layer, errors in zip(fields["layers"], self.layers, strict=True):
+            layer["ratio"] = errors.ratio
+        return cast(dict[str, Any], _to_json(fields))
+
+    def plot(self, path: str | Path) -> None:
+        """Plot the errors of both sides, layer by layer, into an SVG file."""
+        numbered = list(enumerate(self.layers, start=1))
+        curves = {
+            "JAX": [(float(n), max(layer.jax_error, layer.floor)) for n, layer in numbered],
+            "PyTorch": [(float(n), max(layer.torch_error, layer.floor)) for n, layer in numbered],
+        }
+        title = "Error against PyTorch in float64"
+        if self.first is not None:
+            number = self.layers.index(self.first) + 1
+            curves["first divergence"] = [(float(number), self.first.jax_error)]
+            title += f": diverges at {self.first.name}"
+        x_label = "layer, in the order of computation"
+        write_svg(path, Chart(title, x_label, "relative error", curves, log_x=False))
+
+    def __str__(self) -> str:
+        """Return a report of a few lines."""
+        count = len(self.layers)
+        if self.first is None:
+            worst = max(self.layers, key=lambda layer: layer.ratio)
+            return (
+                f"all {count} layers agree: no error against float64 exceeds {self.bound:g} times "
+                f"that of the other side; the largest ratio is {worst.ratio:.1f} at {worst.name}"
+                + self._unmatched_line()
+            )
+        assert self.cause is not None
+        first = self.first
+        before = self.layers.index(first)
+        further = "JAX" if first.ratio > 1 else "PyTorch"
+        return "\n".join(
+            [
+                f"{first.name} (PyTorch: {first.torch}) is the first of {count} layers that"
+                f" diverges; {before} before it agree",
+                f"  relative error against PyTorch in float64: JAX {first.jax_error:.2e}, PyTorch"
+                f" {first.torch_error:.2e}; {further} is further away",
+                f"  likely cause: {self.cause.kind}: {self.cause.description}"
+                f"{self._unmatched_line()}",
+            ]
+        )
+
+    def _unmatched_line(self) -> str:
+        """Return a line about names that were not compared, possibly for an error in `rename`."""
+        if not self.unmatched:
+            return ""
+        names = _abbreviate(dict.fromkeys(self.unmatched))
+        return f"\n  not compared, because there is no counterpart: {names}"
+
+
+def _abbreviate(names: Iterable[str]) -> str:
+    """Return the first four names and the number of further ones."""
+    names = list(names)
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return (", ".join(names[:4]) or "nothing") + more
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def trace_divergence(
@@ -51,264 +206,274 @@ def trace_divergence(
     rename: Rename | None = None,
     bound: float = BOUND,
 ) -> Divergence:
-    """Run a JAX function and the PyTorch module that it was ported from, and compare layers.
+    """Run a JAX function and the PyTorch module that it was ported from, and compare the layers.
 
     Args:
-        jax_fn: taps its intermediates (`drumline.numerics.tap`), or returns them as a dictionary
-            by name, alone or as the second of two results. It is run under `jax.jit`.
-        torch_module: the original; it is put back into the mode in which it was.
-        inputs: an array or a tuple of them, given to both.
-        rename: from JAX's names to PyTorch's, see `drumline.numerics.Rename`; there are tables
-            for our models, `TIMM_VIT` and `LLAMA`. None where the names are the same.
-        bound: how many times further from the truth than the other side a layer may be.
+        jax_fn: A function that taps its intermediates (`drumline.numerics.tap`), or returns them as
+            a dictionary by name, alone or as the second of two results. It runs under `jax.jit`.
+        torch_module: The original. It gets its training mode back.
+        inputs: An array or a tuple of arrays, for both.
+        rename: A mapping from JAX's names to PyTorch's, see `drumline.numerics.Rename`. `TIMM_VIT`
+            and `LLAMA` are the mappings of Drumline's models. Not needed if the names are equal.
+        bound: The allowed ratio between the errors of the two sides.
 
     Raises:
-        Mistake: nothing could be matched, or shapes differ.
+        UserError: No names match, or shapes differ.
     """
-    given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    _check(torch_module, given, bound)
-    ours = _intermediates(jax_fn, given)
-    original, exact = record(torch_module, given), record(in_float64(torch_module), given)
-    pairs = dict(_matched(ours, exact, rename))
-    if not pairs:
-        raise Mistake(
-            f"no intermediate has a counterpart: JAX has {some(ours)}, PyTorch "
-            f"{some(exact.returned)}; say with rename which is which"
+    arguments = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    _check_arguments(torch_module, arguments, bound)
+    jax_arrays = _collect_intermediates(jax_fn, arguments)
+    original = record(torch_module, arguments)
+    reference = record(float64_copy(torch_module), arguments)
+    matches = dict(_match_names(jax_arrays, reference, rename))
+    if not matches:
+        raise UserError(
+            f"no intermediate has a counterpart: JAX has {_abbreviate(jax_arrays)}, PyTorch "
+            f"{_abbreviate(reference.outputs)}; map the names with rename"
         )
     layers = tuple(
-        _layer_error(name, place, ours[name], original, exact) for name, place in pairs.items()
+        _layer_error(name, torch_name, jax_arrays[name], original, reference)
+        for name, torch_name in matches.items()
     )
-    first = next((layer for layer in layers if layer.parts(bound)), None)
-    cause = _cause(first, bound, ours, pairs, exact) if first is not None else None
-    unmatched = tuple(name for name in ours if name not in pairs)
+    first = next((layer for layer in layers if layer.diverges(bound)), None)
+    cause = None
+    if first is not None:
+        cause = _find_cause(first, bound, jax_arrays, matches, reference)
+    unmatched = tuple(name for name in jax_arrays if name not in matches)
     return Divergence(layers, first, cause, unmatched, bound)
 
 
-def _check(torch_module: Any, inputs: Sequence[Any], bound: float) -> None:
-    torch = need_torch()
+def _check_arguments(torch_module: Any, inputs: Sequence[Any], bound: float) -> None:
+    torch = import_torch()
     if not isinstance(torch_module, torch.nn.Module):
-        raise Mistake(f"torch_module is {type(torch_module).__name__}, no torch.nn.Module")
+        raise UserError(f"torch_module is {type(torch_module).__name__}, no torch.nn.Module")
     if not 1 < bound < math.inf:
-        raise Mistake(f"bound is {bound}; it has to be more than 1, and finite")
-    for given in inputs:
-        if isinstance(given, Mapping | str) or given is None:
-            raise Mistake(
-                f"an input is {type(given).__name__}: give arrays, in the order of the arguments"
+        raise UserError(f"bound is {bound}; it has to be more than 1, and finite")
+    for x in inputs:
+        if isinstance(x, Mapping | str) or x is None:
+            raise UserError(
+                f"an input is {type(x).__name__}: pass arrays, in the order of the arguments"
             )
 
 
-def _intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, Numbers]:
-    """Everything that the function taps or returns by name, its result as the last."""
+def _collect_intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, NDArray]:
+    """Return all values that the function taps or returns by name, and its result as the last."""
     names: list[str] = []
     if hasattr(jax_fn, "lower"):
-        # What is jitted may have been traced when nobody looked, and would not be traced again.
+        # A jitted function may have been traced before, and would not be traced again.
         jax_fn = getattr(jax_fn, "__wrapped__", jax_fn)
 
     def run(*inputs: Any) -> list[Any]:
-        with collecting() as seen:
+        with collecting() as taps:
             result = jax_fn(*inputs)
-        found: dict[str, Any] = dict(seen)
+        arrays: dict[str, Any] = dict(taps)
         if isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping):
             result, named = result
-            found |= named
+            arrays |= named
         if isinstance(result, Mapping):
-            found |= result
+            arrays |= result
         elif hasattr(result, "shape"):
-            found.setdefault(OUTPUT, result)
-        names[:] = found  # in this order, which a dictionary would lose on its way out of jit
-        return list(found.values())
+            arrays.setdefault(OUTPUT, result)
+        names[:] = arrays  # jit returns dictionaries in sorted order, so keep this one
+        return list(arrays.values())
 
     try:
-        values = jax.jit(run)(*(_plain(given) for given in inputs))
+        arrays = jax.jit(run)(*(np.asarray(to_numpy(x)) for x in inputs))
     except jax.errors.UnexpectedTracerError:
-        raise Mistake(
-            "a tap lies within a function that is traced by itself, such as the body of a scan or "
+        raise UserError(
+            "a tap is inside a function that is traced by itself, such as the body of a scan or "
             "a checkpoint; trace the model with its layers one by one"
         ) from None
-    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    return {name: np.asarray(x) for name, x in zip(names, arrays, strict=True)}
 
 
-def _plain(given: Any) -> Numbers:
-    """An input as JAX takes it, also if it is PyTorch's."""
-    return np.asarray(from_torch(given))
-
-
-def _matched(
-    ours: Mapping[str, Numbers], exact: Recording, rename: Rename | None
-) -> Iterator[tuple[str, TorchPlace]]:
-    """The names that both sides have, and where on PyTorch's side they are."""
-    for name, value in ours.items():
-        theirs = counterpart(name, rename)
-        if theirs is not None and not isinstance(theirs, str):
-            raise Mistake(f"rename: {name} becomes {theirs!r}, which is no name")
-        place = TorchPlace.read(theirs) if theirs is not None else None
-        if place is None and name == OUTPUT:
-            place = TorchPlace(OUTPUT)
-        found = exact.at(place) if place is not None else None
-        if place is None or found is None:
+def _match_names(
+    jax_arrays: Mapping[str, NDArray], reference: Recording, rename: Rename | None
+) -> Iterator[tuple[str, TorchName]]:
+    """Yield the names that both sides have, in JAX and in PyTorch."""
+    for name, jax_array in jax_arrays.items():
+        counterpart = torch_counterpart(name, rename)
+        if counterpart is not None and not isinstance(counterpart, str):
+            raise UserError(f"rename: {name} becomes {counterpart!r}, which is no name")
+        torch_name = TorchName.parse(counterpart) if counterpart is not None else None
+        if torch_name is None and name == OUTPUT:
+            torch_name = TorchName(OUTPUT)
+        torch_array = reference.value(torch_name) if torch_name is not None else None
+        if torch_name is None or torch_array is None:
             continue
-        if value.size != found.size:
-            raise Mistake(
-                f"{name} is {value.shape} in JAX, and {theirs} is {found.shape} in PyTorch: these "
-                "are not the same values; mend rename"
+        if jax_array.size != torch_array.size:
+            raise UserError(
+                f"{name} is {jax_array.shape} in JAX, and {counterpart} is {torch_array.shape} in "
+                "PyTorch: these are not the same values; correct rename"
             )
-        yield name, place
+        yield name, torch_name
 
 
 def _layer_error(
-    name: str, place: TorchPlace, value: Numbers, original: Recording, exact: Recording
+    name: str,
+    torch_name: TorchName,
+    jax_array: NDArray,
+    original: Recording,
+    reference: Recording,
 ) -> LayerError:
-    theirs, true = original.at(place), exact.at(place)
-    assert theirs is not None
-    assert true is not None
-    # Of the finer of both types: a side that computes in a coarser one is to be told.
-    both = value.dtype, original.dtype_at(place)
-    types = [kind for kind in both if _is_float(kind)]
-    unit = min((float(ml_dtypes.finfo(kind).eps) / 2 for kind in types), default=2.0**-24)
+    torch_array, expected = original.value(torch_name), reference.value(torch_name)
+    assert torch_array is not None
+    assert expected is not None
+    # The finer of both types, so that a side with a coarser type is reported.
+    dtypes = jax_array.dtype, original.dtype(torch_name)
+    rounding = min(
+        (float(ml_dtypes.finfo(dtype).eps) / 2 for dtype in dtypes if _is_float(dtype)),
+        default=2.0**-24,
+    )
     return LayerError(
         name,
-        _written(place),
-        _relative(value, true),
-        _relative(theirs, true),
-        UNITS * unit,
-        (str(both[0]), str(both[1])),
+        str(torch_name),
+        _relative_error(jax_array, expected),
+        _relative_error(torch_array, expected),
+        FLOOR_ROUNDINGS * rounding,
+        (str(dtypes[0]), str(dtypes[1])),
     )
 
 
-def _cause(
+def _find_cause(
     first: LayerError,
     bound: float,
-    ours: Mapping[str, Numbers],
-    pairs: Mapping[str, TorchPlace],
-    exact: Recording,
+    jax_arrays: Mapping[str, NDArray],
+    matches: Mapping[str, TorchName],
+    reference: Recording,
 ) -> DivergenceCause:
-    """The known cause under which the layer would be what JAX, or PyTorch, made of it."""
-    place = pairs[first.name]
-    theirs = exact.at(place)
-    assert theirs is not None
-    value = _aligned(ours[first.name].astype(np.float64), theirs)
-    odd = int((~np.isfinite(value) & ~_same(value, theirs)).sum())
-    if odd:
-        words = f"JAX has {odd} values that are NaN or infinite, and PyTorch has numbers there"
-        return DivergenceCause("not finite", words, math.inf)
+    """Return the known cause that best explains JAX's output of a layer."""
+    torch_name = matches[first.name]
+    expected = reference.value(torch_name)
+    assert expected is not None
+    jax_output = _align(jax_arrays[first.name].astype(np.float64), expected)
+    non_finite = int((~np.isfinite(jax_output) & ~_equal_or_nan(jax_output, expected)).sum())
+    if non_finite:
+        description = (
+            f"JAX has {non_finite} values that are NaN or infinite, and PyTorch has numbers there"
+        )
+        return DivergenceCause("not finite", description, math.inf)
     if first.ratio * bound < 1:
         return DivergenceCause(
             "precision default",
-            "PyTorch is the one that computes less precisely; look for autocast, TF32 "
+            "PyTorch computes less precisely; look for autocast, TF32 "
             "(torch.backends.cuda.matmul.allow_tf32) or a module in a narrower dtype",
             first.jax_error,
         )
-    tried = [
-        (_relative(value, candidate.value), candidate)
-        for candidate in _candidates(first.name, place, ours, pairs, exact)
-        if candidate.value.size == value.size
+    trials = [
+        (_relative_error(jax_output, candidate.output), candidate)
+        for candidate in _candidates(first.name, torch_name, jax_arrays, matches, reference)
+        if candidate.output.size == jax_output.size
     ]
-    plain = min(first.jax_error, *(error for error, c in tried if not c.cause), math.inf)
-    met = bound * max(first.torch_error, first.floor)
-    explained = [
+    unexplained = min(first.jax_error, *(error for error, c in trials if not c.cause), math.inf)
+    agreement = bound * max(first.torch_error, first.floor)
+    explanations = [
         (error, candidate)
-        for error, candidate in tried
-        if candidate.cause and error * EXPLAINED <= plain and (candidate.rounds or error <= met)
+        for error, candidate in trials
+        if candidate.cause
+        and error * MIN_REDUCTION <= unexplained
+        and (candidate.is_rounding or error <= agreement)
     ]
-    if explained:
-        error, best = min(explained, key=lambda entry: entry[0])
-        words = f"JAX computes {best.words} (then the error is {error:.1e})"
-        return DivergenceCause(best.cause, words, error)
+    if explanations:
+        error, best = min(explanations, key=lambda explanation: explanation[0])
+        description = f"JAX computes {best.description} (then the error is {error:.1e})"
+        return DivergenceCause(best.cause, description, error)
     if first.ratio <= bound:
-        kinds = f"JAX has {first.dtypes[0]} and PyTorch {first.dtypes[1]}"
-        words = f"{kinds}: both are off by what the narrower rounds; give both the same"
-        return DivergenceCause("computed in another dtype", words, plain)
-    words = (
-        f"of {len(tried)} ways to compute it none is JAX's; no layer before it is beyond the bound"
+        description = (
+            f"JAX has {first.dtypes[0]} and PyTorch {first.dtypes[1]}: both errors are those of "
+            "the narrower type; use the same type in both"
+        )
+        return DivergenceCause("computed in another dtype", description, unexplained)
+    description = (
+        f"none of {len(trials)} known variants gives JAX's values; all layers before it agree"
     )
-    return DivergenceCause("unknown", words, plain)
+    return DivergenceCause("unknown", description, unexplained)
 
 
 def _candidates(
     name: str,
-    place: TorchPlace,
-    ours: Mapping[str, Numbers],
-    pairs: Mapping[str, TorchPlace],
-    exact: Recording,
+    torch_name: TorchName,
+    jax_arrays: Mapping[str, NDArray],
+    matches: Mapping[str, TorchName],
+    reference: Recording,
 ) -> Iterator[Candidate]:
-    """What the layer would return under each known cause, as the place has it."""
-    module, given, theirs = exact.module_at(place), exact.whole(place.module), exact.at(place)
-    assert theirs is not None
-    if module is not None and given is not None:
-        whole = exact.whole_result(place.module)
-        found = []
-        # A module of a kind that we only seem to know is one that we do not know.
+    """Yield the values of a layer under each known cause."""
+    module, x = reference.module(torch_name), reference.module_input(torch_name.module)
+    expected = reference.value(torch_name)
+    assert expected is not None
+    if module is not None and x is not None:
+        output = reference.module_output(torch_name.module)
+        candidates = []
+        # A module may only look like one of a known kind.
         with suppress(ArithmeticError, IndexError, RuntimeError, TypeError, ValueError):
-            for candidate in causes.of_module(module, given, whole):
-                value = place.pick(_shaped_like(candidate.value, whole))
-                found.append(Candidate(candidate.cause, candidate.words, value))
-        if found:
-            yield from found
+            for candidate in causes.module_candidates(module, x, output):
+                value = torch_name.select(_to_output_shape(candidate.output, output))
+                candidates.append(Candidate(candidate.cause, candidate.description, value))
+        if candidates:
+            yield from candidates
             return
     scope, dot, last = name.rpartition(".")
 
-    def near(other: str) -> Numbers | None:
-        """What another tap of the same block has, as the JAX side shapes it."""
+    def sibling(other: str) -> NDArray | None:
+        """Return the reference of another tap in the same block, in its JAX shape."""
         key = f"{scope}{dot}{other}"
-        value = exact.at(pairs[key]) if key in pairs else None
-        return None if value is None else value.reshape(ours[key].shape)
+        value = reference.value(matches[key]) if key in matches else None
+        return None if value is None else value.reshape(jax_arrays[key].shape)
 
     if last == "mixed":
-        query, key, values = near("query"), near("key"), near("value")
+        query, key, values = sibling("query"), sibling("key"), sibling("value")
         if query is not None and key is not None and values is not None and query.ndim == 4:
-            yield from attention(query, key, values, theirs)
+            yield from causes.attention_candidates(query, key, values, expected)
         return
-    # The two sums of a block: what it was given and the branch of attention; then that of the
-    # feed-forward part.
-    norm = pairs.get(f"{scope}{dot}attention_norm")
+    # The two residual sums of a block: after attention and after the feed-forward part.
+    norm = matches.get(f"{scope}{dot}attention_norm")
     sums = {
-        "attention": (exact.whole(norm.module) if norm else None, near("output")),
-        "feedforward": (near("attention"), near("down")),
+        "attention": (
+            reference.module_input(norm.module) if norm else None,
+            sibling("output"),
+        ),
+        "feedforward": (sibling("attention"), sibling("down")),
     }
     x, branch = sums.get(last, (None, None))
     if x is not None and branch is not None:
-        yield from causes.residual(x.reshape(theirs.shape), branch.reshape(theirs.shape))
+        yield from causes.residual_candidates(
+            x.reshape(expected.shape), branch.reshape(expected.shape)
+        )
 
 
-def _aligned(value: Numbers, like: Numbers) -> Numbers:
-    """A value of the JAX side in the shape of PyTorch's, channels first where those are."""
-    if value.shape != like.shape and value.ndim == 4 and like.ndim == 4:
-        turned = value.transpose(0, 3, 1, 2)
-        if turned.shape == like.shape:
-            return turned
-    return value.reshape(like.shape)
+def _align(array: NDArray, expected: NDArray) -> NDArray:
+    """Reshape a JAX array to PyTorch's shape, with channels first if PyTorch has them first."""
+    if array.shape != expected.shape and array.ndim == 4 and expected.ndim == 4:
+        transposed = array.transpose(0, 3, 1, 2)
+        if transposed.shape == expected.shape:
+            return transposed
+    return array.reshape(expected.shape)
 
 
-def _shaped_like(value: Numbers, whole: Numbers) -> Numbers:
-    """A candidate for what a convolution returns, which has positions and then channels."""
-    if value.ndim == 3 and whole.ndim == 4 and value.size == whole.size:
-        return value.swapaxes(1, 2).reshape(whole.shape)
-    return value
+def _to_output_shape(array: NDArray, output: NDArray) -> NDArray:
+    """Reshape a candidate for a convolution, [batch, positions, channels], to the output."""
+    if array.ndim == 3 and output.ndim == 4 and array.size == output.size:
+        return array.swapaxes(1, 2).reshape(output.shape)
+    return array
 
 
-def _relative(value: Numbers, true: Numbers) -> float:
-    """The root mean square of the difference, over that of the true values that are finite."""
-    wide = _aligned(value.astype(np.float64), true)
-    numbers = true[np.isfinite(true)]
-    size = math.sqrt(float(np.mean(np.square(numbers)))) if numbers.size else 0.0
+def _relative_error(array: NDArray, expected: NDArray) -> float:
+    """Return the root mean square of the error, relative to that of the finite expected values."""
+    actual = _align(array.astype(np.float64), expected)
+    finite = expected[np.isfinite(expected)]
+    scale = math.sqrt(float(np.mean(np.square(finite)))) if finite.size else 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        apart = np.where(_same(wide, true), 0.0, wide - true)
-        error = math.sqrt(float(np.mean(np.square(apart)))) if true.size else 0.0
+        difference = np.where(_equal_or_nan(actual, expected), 0.0, actual - expected)
+        error = math.sqrt(float(np.mean(np.square(difference)))) if expected.size else 0.0
     if not math.isfinite(error):
         return math.inf
-    return error / size if size else (math.inf if error else 0.0)
+    return error / scale if scale else (math.inf if error else 0.0)
 
 
-def _same(value: Numbers, true: Numbers) -> Numbers:
-    """Whether each is the same, infinities and NaN included: a mask is no difference."""
-    return (value == true) | (np.isnan(value) & np.isnan(true))
+def _equal_or_nan(array: NDArray, expected: NDArray) -> NDArray:
+    """Return True for equal elements, including equal infinities and NaN, as in a mask."""
+    return (array == expected) | (np.isnan(array) & np.isnan(expected))
 
 
-def _is_float(kind: np.dtype[Any]) -> bool:
-    return bool(np.issubdtype(kind, np.floating)) or kind == ml_dtypes.bfloat16
-
-
-def _written(place: TorchPlace) -> str:
-    part = "" if place.part is None else f"[{place.part[0]}/{place.part[1]}]"
-    token = "" if place.token is None else f"[:,{place.token}]"
-    return f"{place.module}{part}{token}{':input' if place.given else ''}"
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return bool(np.issubdtype(dtype, np.floating)) or dtype == ml_dtypes.bfloat16

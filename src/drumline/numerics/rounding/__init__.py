@@ -1,1 +1,1 @@
-"""One function run in several ways that round elsewhere, and the first operation that differs."""
+"""Find the effects of the compiler's freedom in rounding."""

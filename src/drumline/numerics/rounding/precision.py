@@ -1,11 +1,11 @@
-"""What a function's outputs owe to the compiler's freedom in rounding.
+"""Measure the effect of the compiler's freedom in rounding on a function's outputs.
 
     report = precision(sample, logits)
     print(report.verdict)
 
-The function is run as compiled, and in other ways that take one liberty of the compiler's away; a
-reference in float64 says which is closer to the truth. For each way that changes an output, the
-first operation where it parts is searched for.
+The function runs as compiled, and in modes that each take one freedom from the compiler. A
+reference in float64 shows which result is closer. For each mode that changes an output, a search
+finds the first operation that differs.
 """
 
 from __future__ import annotations
@@ -17,35 +17,47 @@ from typing import Any
 import jax
 import numpy as np
 
-from drumline.numerics.mistakes import Mistake
-from drumline.numerics.rounding.decisions import Flips, flips
-from drumline.numerics.rounding.last_places import Difference, difference, differs, is_float
-from drumline.numerics.rounding.operations import kind
-from drumline.numerics.rounding.parting import Parting, PartingSearch
-from drumline.numerics.rounding.reasons import why
-from drumline.numerics.rounding.variants import Variant, Way, variants
-from drumline.numerics.rounding.widened import NotWidened, reference
+from drumline.deprecated import renamed_attribute
+from drumline.errors import UserError
+from drumline.numerics.rounding.differences import (
+    ArgmaxFlips,
+    Difference,
+    count_flips,
+    differing_elements,
+    is_inexact,
+    measure_difference,
+)
+from drumline.numerics.rounding.execution import (
+    ExecutionMode,
+    Float64Unavailable,
+    ProgramInMode,
+    all_executions,
+    run_in_float64,
+)
+from drumline.numerics.rounding.first_difference import DifferenceSearch, FirstDifference, explain
+from drumline.numerics.rounding.tracing import type_name
 
-SET = {
-    Way.NO_EXCESS: "jax.jit(f, compiler_options={'xla_allow_excess_precision': False})",
-    Way.HIGHEST: "with jax.default_matmul_precision('highest'): ...",
+SETTINGS = {
+    ExecutionMode.NO_EXCESS: "jax.jit(f, compiler_options={'xla_allow_excess_precision': False})",
+    ExecutionMode.HIGHEST: "with jax.default_matmul_precision('highest'): ...",
 }
-"""What to write to have a function run in this way."""
+"""The code that runs a function in a mode."""
 
 
 @dataclass(frozen=True)
 class OutputReport:
-    """One output of the function, run in one way."""
+    """An output of the function in one mode."""
 
     name: str
     kind: str
+    """The dtype and shape."""
     change: Difference
-    """From the output as compiled."""
+    """The difference from the output as compiled."""
     error: Difference | None
-    """Against the reference, where there is one."""
+    """The difference from the reference, if there is one."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the output as JSON values."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -56,66 +68,69 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class VariantReport:
-    """What the function returns when it is run in one way."""
+    """The outputs of the function in one mode."""
 
-    way: Way
+    mode: ExecutionMode
     outputs: tuple[OutputReport, ...]
-    first: Parting | None = None
-    """Where it parts from the function as compiled; none where it does not, or only as a whole."""
-    flips: tuple[Flips, ...] = ()
-    same_as: Way | None = None
-    """Another way before this one that gives the same bits, although not those as compiled."""
+    first: FirstDifference | None = None
+    """The first operation that differs from the function as compiled. None if nothing differs, or
+    if only the whole function differs."""
+    flips: tuple[ArgmaxFlips, ...] = ()
+    same_as: ExecutionMode | None = None
+    """An earlier mode with the same bits, if they differ from those as compiled."""
+
+    way = renamed_attribute("way", "mode")
 
     @property
     def changes(self) -> int:
-        """How many elements differ from those as compiled."""
+        """The number of elements that differ from those as compiled."""
         return sum(output.change.differing for output in self.outputs)
 
     @property
     def elements(self) -> int:
-        """How many elements the outputs have."""
+        """The number of elements of all outputs."""
         return sum(output.change.elements for output in self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the outputs as JSON values."""
         return {
-            "variant": self.way.value,
+            "variant": self.mode.value,
             "changes": self.changes,
             "same_as": self.same_as.value if self.same_as else None,
             "outputs": [output.to_dict() for output in self.outputs],
             "first_operation": self.first.to_dict() if self.first else None,
-            "flips": [counted.to_dict() for counted in self.flips],
+            "flips": [flips.to_dict() for flips in self.flips],
         }
 
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """A function run in every way."""
+    """The outputs of a function in all modes."""
 
     device: str
     operations: int
-    """How many the function has, once its calls are opened."""
+    """The number of operations after calls are inlined."""
     as_compiled: VariantReport
     variants: tuple[VariantReport, ...]
     left_out: tuple[str, ...]
-    """What could not be run, each with its reason."""
+    """The modes and references that could not run, with the reason."""
 
     @property
     def changes(self) -> bool:
-        """Whether any way changes any output."""
+        """True if any mode changes an output."""
         return any(variant.changes for variant in self.variants)
 
     @property
     def verdict(self) -> str:
-        """What to set, in words."""
+        """Sentences about the result and the settings to use."""
         if not self.changes:
-            ways = ", ".join(variant.way.value for variant in self.variants)
-            return f"nothing changes on this device ({self.device}): {ways} give the same bits"
-        told = [variant for variant in self.variants if variant.changes and not variant.same_as]
-        return "\n".join(map(_advice, told))
+            modes = ", ".join(variant.mode.value for variant in self.variants)
+            return f"nothing changes on this device ({self.device}): {modes} give the same bits"
+        distinct = [variant for variant in self.variants if variant.changes and not variant.same_as]
+        return "\n".join(map(_advice, distinct))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the report as JSON values."""
         return {
             "device": self.device,
             "operations": self.operations,
@@ -130,150 +145,162 @@ class PrecisionReport:
 def precision(
     function: Callable[..., Any], *inputs: Any, argmax: bool = False, output: str | None = None
 ) -> PrecisionReport:
-    """Run a function in every way, and find out where they part.
+    """Run a function in all modes and find the first operations that differ.
 
     Args:
-        function: any function that JAX can trace, compiled or not.
-        inputs: its arguments.
-        argmax: count the decisions over the last axis that come out otherwise.
-        output: the output to take the argmax of; without it, every float output.
+        function: A function that JAX can trace, compiled or not.
+        inputs: Its arguments.
+        argmax: True to count changes of the argmax over the last axis.
+        output: The output to take the argmax of, by default all float outputs.
 
     Raises:
-        Mistake: the function cannot be traced or run, or has no such output.
+        UserError: The function cannot be traced or run, or has no such output.
     """
-    compiled, *others = variants(function, inputs)
-    names = compiled.program.names
+    compiled, *others = all_executions(function, inputs)
+    names = compiled.program.output_names
     try:
-        ours = compiled.outputs()
-    except jax.errors.JaxRuntimeError as trouble:
-        raise Mistake(f"the function cannot be run: {str(trouble).splitlines()[0]}") from trouble
-    decided = _decided(names, ours, output) if argmax or output else []
+        compiled_outputs = compiled.outputs()
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"the function cannot be run: {str(error).splitlines()[0]}") from error
+    argmax_outputs = _argmax_outputs(names, compiled_outputs, output) if argmax or output else []
     left_out = []
-    if not any(variant.way is Way.HIGHEST for variant in others):
-        left_out.append(f"{Way.HIGHEST.value}: the function takes other operations then")
-    exact: list[np.ndarray] | None = None
+    if not any(execution.mode is ExecutionMode.HIGHEST for execution in others):
+        left_out.append(f"{ExecutionMode.HIGHEST.value}: it changes the function's operations")
+    reference: list[np.ndarray] | None = None
     try:
-        exact = reference(compiled.program)
-    except NotWidened as trouble:
-        left_out.append(f"the reference in float64: {trouble}")
-    comparison = _Comparison(PartingSearch(compiled.program, compiled), tuple(others), ours, exact)
+        reference = run_in_float64(compiled.program)
+    except Float64Unavailable as error:
+        left_out.append(f"the reference in float64: {error}")
+    comparison = _Comparison(
+        DifferenceSearch(compiled.program, compiled), tuple(others), compiled_outputs, reference
+    )
     return PrecisionReport(
         device=jax.devices()[0].device_kind,
         operations=len(compiled.program),
-        as_compiled=VariantReport(compiled.way, _outputs(names, ours, ours, exact)),
-        variants=tuple(comparison.reports(decided)),
+        as_compiled=VariantReport(
+            compiled.mode, _report_outputs(names, compiled_outputs, compiled_outputs, reference)
+        ),
+        variants=tuple(comparison.reports(argmax_outputs)),
         left_out=tuple(left_out),
     )
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The ways to run a function, and what they are compared with."""
+    """The executions of a function and the results to compare them with."""
 
-    search: PartingSearch
-    others: tuple[Variant, ...]
-    ours: list[np.ndarray]
-    """The outputs as compiled."""
-    exact: list[np.ndarray] | None
-    """The outputs of the reference."""
+    search: DifferenceSearch
+    executions: tuple[ProgramInMode, ...]
+    compiled_outputs: list[np.ndarray]
+    reference: list[np.ndarray] | None
 
-    def reports(self, decided: list[int]) -> list[VariantReport]:
-        """What each of the ways changes; `decided` are the outputs whose argmax is taken."""
+    def reports(self, argmax_outputs: list[int]) -> list[VariantReport]:
+        """Return a report for each execution, with the flips of these outputs."""
         reports: list[VariantReport] = []
-        seen: list[list[np.ndarray]] = []
-        for variant in self.others:
-            names, theirs = variant.program.names, variant.outputs()
-            outputs = _outputs(names, self.ours, theirs, self.exact)
-            changed = [number for number, output in enumerate(outputs) if output.change.differing]
+        earlier_outputs: list[list[np.ndarray]] = []
+        for execution in self.executions:
+            names, outputs = execution.program.output_names, execution.outputs()
+            output_reports = _report_outputs(names, self.compiled_outputs, outputs, self.reference)
+            changed = [i for i, report in enumerate(output_reports) if report.change.differing]
             twin = None
             if changed:
-                pairs = zip(reports, seen, strict=True)
-                twin = next((report for report, other in pairs if _same(other, theirs)), None)
-            seen.append(theirs)
+                pairs = zip(reports, earlier_outputs, strict=True)
+                twin = next((report for report, other in pairs if _equal(other, outputs)), None)
+            earlier_outputs.append(outputs)
+            flips = tuple(
+                count_flips(names[i], self.compiled_outputs[i], outputs[i]) for i in argmax_outputs
+            )
             reports.append(
                 VariantReport(
-                    variant.way,
-                    outputs,
-                    twin.first if twin else self._first(variant, changed),
-                    tuple(flips(names[i], self.ours[i], theirs[i]) for i in decided),
-                    twin.way if twin else None,
+                    execution.mode,
+                    output_reports,
+                    twin.first if twin else self._find_first(execution, changed),
+                    flips,
+                    twin.mode if twin else None,
                 )
             )
         return reports
 
-    def _first(self, variant: Variant, changed: list[int]) -> Parting | None:
-        program = variant.program
-        made = [program.maker(program.flat.jaxpr.outvars[number]) for number in changed]
-        found = self.search.first(variant, [maker for maker in made if maker is not None])
-        if found is None:
+    def _find_first(self, execution: ProgramInMode, changed: list[int]) -> FirstDifference | None:
+        program = execution.program
+        producers = [program.producer(program.closed.jaxpr.outvars[i]) for i in changed]
+        first = self.search.find(execution, [index for index in producers if index is not None])
+        if first is None:
             return None
-        index, apart = found
-        reason = why(program, index, variant.way, self._is_excess(variant, index))
-        return Parting(program.operation(index), apart, reason)
+        index, difference = first
+        is_excess = self._agrees_without_excess(execution, index)
+        reason = explain(program, index, execution.mode, is_excess)
+        return FirstDifference(program.operation(index), difference, reason)
 
-    def _is_excess(self, variant: Variant, index: int) -> bool:
-        """Whether, without excess precision, the compiler's result is the one op by op."""
-        if variant.way is not Way.OP_BY_OP:
+    def _agrees_without_excess(self, execution: ProgramInMode, index: int) -> bool:
+        """Return True if compiling without excess precision gives the result of op by op."""
+        if execution.mode is not ExecutionMode.OP_BY_OP:
             return False
-        strict = next(other for other in self.others if other.way is Way.NO_EXCESS)
-        return _same(strict.results(index), variant.results(index))
+        no_excess = next(e for e in self.executions if e.mode is ExecutionMode.NO_EXCESS)
+        return _equal(no_excess.results(index), execution.results(index))
 
 
-def _same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
-    return not any(differs(*pair).any() for pair in zip(ours, theirs, strict=True))
+def _equal(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
+    return not any(differing_elements(*pair).any() for pair in zip(a, b, strict=True))
 
 
-def _outputs(
+def _report_outputs(
     names: tuple[str, ...],
-    ours: list[np.ndarray],
-    theirs: list[np.ndarray],
-    exact: list[np.ndarray] | None,
+    compiled_outputs: list[np.ndarray],
+    outputs: list[np.ndarray],
+    reference: list[np.ndarray] | None,
 ) -> tuple[OutputReport, ...]:
-    truths = exact if exact is not None else [None] * len(names)
+    references = reference if reference is not None else [None] * len(names)
     return tuple(
         OutputReport(
             name,
-            kind(their),
-            difference(our, their),
-            None if truth is None else difference(their, truth),
+            type_name(output),
+            measure_difference(compiled, output),
+            None if expected is None else measure_difference(output, expected),
         )
-        for name, our, their, truth in zip(names, ours, theirs, truths, strict=True)
+        for name, compiled, output, expected in zip(
+            names, compiled_outputs, outputs, references, strict=True
+        )
     )
 
 
-def _decided(names: tuple[str, ...], ours: list[np.ndarray], output: str | None) -> list[int]:
-    """The outputs whose argmax is taken."""
-    able = [
-        number
-        for number, array in enumerate(ours)
-        if is_float(array) and array.dtype.kind != "c" and array.ndim and array.size
+def _argmax_outputs(
+    names: tuple[str, ...], outputs: list[np.ndarray], output: str | None
+) -> list[int]:
+    """Return the indices of the outputs to take the argmax of."""
+    eligible = [
+        index
+        for index, array in enumerate(outputs)
+        if is_inexact(array) and array.dtype.kind != "c" and array.ndim and array.size
     ]
     if output is None:
-        if not able:
-            raise Mistake("there is no array of floats among the outputs to take the argmax of")
-        return able
+        if not eligible:
+            raise UserError("there is no array of floats among the outputs to take the argmax of")
+        return eligible
     if output not in names:
-        raise Mistake(f"there is no output {output}; there is {', '.join(names)}")
-    number = names.index(output)
-    if number not in able:
-        raise Mistake(f"the output {output} is {kind(ours[number])}: argmax takes rows of floats")
-    return [number]
+        raise UserError(f"there is no output {output}; there is {', '.join(names)}")
+    index = names.index(output)
+    if index not in eligible:
+        raise UserError(
+            f"the output {output} is {type_name(outputs[index])}: argmax takes rows of floats"
+        )
+    return [index]
 
 
 def _advice(variant: VariantReport) -> str:
-    counted = f"{variant.changes:,} of {variant.elements:,} elements"
-    if variant.way is Way.NO_EXCESS:
+    changed = f"{variant.changes:,} of {variant.elements:,} elements"
+    if variant.mode is ExecutionMode.NO_EXCESS:
         return (
-            f"excess precision changes {counted}; to have every rounding happen, write "
-            f"{SET[variant.way]}"
+            f"excess precision changes {changed}; to have every rounding happen, write "
+            f"{SETTINGS[variant.mode]}"
         )
-    if variant.way is Way.HIGHEST:
+    if variant.mode is ExecutionMode.HIGHEST:
         return (
-            f"matmul precision changes {counted}; to multiply with every bit, write "
-            f"{SET[variant.way]}"
+            f"matmul precision changes {changed}; to multiply with every bit, write "
+            f"{SETTINGS[variant.mode]}"
         )
-    units = max((output.change.units or 0.0 for output in variant.outputs), default=0.0)
+    ulps = max((output.change.ulps or 0.0 for output in variant.outputs), default=0.0)
     return (
-        f"compiled together or op by op, {counted} differ by up to {units:.3g} units of the last "
+        f"compiled together or op by op, {changed} differ by up to {ulps:.3g} units of the last "
         "place: no setting gives both the same bits, so compare with a tolerance"
     )

@@ -1,1 +1,1 @@
-"""The Transformer block, once for the models and for blocks that stand alone, plain or on rings."""
+"""The Transformer block of the models, of `TransformerBlock` and of `MoEBlock`."""

@@ -1,57 +1,71 @@
-"""Attention of one device's own heads: rotary positions, grouped queries, causal or full.
+"""Attention over the heads of one device: rotary embedding, grouped queries, causal or full.
 
-Nothing here communicates. Under tensor parallelism a device has whole heads for the whole
-sequence, so this is the same code on one device and on many.
+Nothing here communicates. Under tensor parallelism a device has whole heads for the whole sequence,
+so the same code serves one device and many.
 
-`kernel="auto"` takes what keeps the scores on the chip, where there is such a kernel:
+`kernel="auto"` picks a kernel that keeps the scores on the chip if there is one:
 
-| platform | kernel | for |
+| platform | kernel | condition |
 |---|---|---|
-| TPU | splash, which JAX ships | 512 positions or more; padded to whole blocks of 128 |
+| TPU | splash, from JAX | at least 512 positions; padded to blocks of 128 |
 | GPU | cuDNN | 16-bit types; positions and head_dim multiples of 8, head_dim up to 128 |
-| else | XLA | everything |
+| other | XLA | |
 
-The platform is the one that a program is lowered for; cuDNN has to be on the machine that does it.
-Where XLA divides arrays between devices itself, outside of `jax.shard_map`, XLA's own is taken: it
-cannot divide a TPU kernel.
+The platform is known when the program is lowered; cuDNN must be installed on the machine that
+lowers it. Outside of `jax.shard_map`, where XLA shards the arrays itself, XLA's attention is used,
+because XLA cannot shard a TPU kernel.
 """
 
 # The shapes in the types are not forward references.
 # ruff: noqa: F722
+# mypy: allow-untyped-calls
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from functools import cache, partial
+from math import sqrt
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-from drumline.parallel.block import splash
-from drumline.parallel.grouped.typed import by_platform
+from drumline.parallel.grouped.blocks import match_varying
+from drumline.parallel.transforms import ArrayType, trace_without_mesh
+from drumline.parallel.typed import by_platform
 
 Kernel = Literal["auto", "xla", "cudnn", "splash"]
 
 CUDNN_MULTIPLE = 8
-"""cuDNN's attention has no gradient for other sequence lengths than multiples of this."""
-_CUDNN_HEAD_DIM = 128
+"""cuDNN's attention has a gradient only if the sequence length is a multiple of this."""
+_CUDNN_MAX_HEAD_DIM = 128
+
+_SPLASH_LANES = 128
+"""The number of positions in the smallest block of the splash kernel."""
+_SPLASH_MIN_LENGTH = 512
+"""The sequence length from which splash is used. Its layout has heads before positions. The
+transposes take time proportional to the length, XLA's attention to its square."""
+_SPLASH_BLOCKS = (512, 384, 256, 128)
+"""Block lengths, best first. Longer blocks read the keys less often; still longer ones do not fit
+in the memory."""
+
+HeadMajor = Float[Array, "B heads S H"]
 
 
-def rotate(x: Float[Array, "B S heads H"], *, base: float) -> Float[Array, "B S heads H"]:
-    """Turn each pair (i, i + H/2) of a head by its position, slower for later pairs.
+def apply_rotary(x: Float[Array, "B S heads H"], *, base: float) -> Float[Array, "B S heads H"]:
+    """Rotate each pair (i, i + H/2) of a head by an angle proportional to its position.
 
-    The angles are in float32 whatever x is: bfloat16 cannot tell positions apart beyond 256.
+    The angles are float32 for any type of x: bfloat16 cannot represent positions above 256.
     """
     half = x.shape[-1] // 2
-    speed = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * speed
+    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def attend(
@@ -62,44 +76,45 @@ def attend(
     causal: bool,
     kernel: Kernel,
     rotary_base: float | None = None,
-    tokens: int | None = None,
+    length: int | None = None,
 ) -> Float[Array, "B S N H"]:
-    """Softmax attention, N/K queries to each key; scores and their sums are in float32.
+    """Apply softmax attention, N/K queries per key. Scores and their sums are float32.
 
     Args:
-        query: of each head.
-        key: of each head that N/K of the queries share.
-        value: likewise.
-        causal: whether a token sees only those before it.
-        kernel: `"auto"`, or one that is taken in any case: `"xla"`, `"cudnn"` (GPUs only),
-            `"splash"` (TPUs only).
-        rotary_base: turns queries and keys by their positions; None leaves them.
-        tokens: how many of the S there are to be seen, the others being padding; None for all.
+        query: the queries of each head.
+        key: the keys; N/K queries share one.
+        value: the values; N/K queries share one.
+        causal: True if a token attends only to itself and earlier tokens.
+        kernel: `"auto"`, or a kernel to use in any case: `"xla"`, `"cudnn"` (GPUs only), `"splash"`
+            (TPUs only).
+        rotary_base: the base of the rotary embedding of queries and keys, or None for none.
+        length: the number of tokens that are not padding; None if there is no padding.
     """
     if rotary_base is not None:
-        query, key = rotate(query, base=rotary_base), rotate(key, base=rotary_base)
-    fused = partial(splash.attend, causal=causal, tokens=tokens)
-    library = partial(_dot_product_attention, causal=causal, tokens=tokens)
+        query = apply_rotary(query, base=rotary_base)
+        key = apply_rotary(key, base=rotary_base)
+    splash = partial(attend_splash, causal=causal, length=length)
+    library = partial(_dot_product_attention, causal=causal, length=length)
     if kernel == "splash":
-        return fused(query, key, value)
+        return splash(query, key, value)
     if kernel != "auto":
         return library(query, key, value, kernel=kernel)
     branches: dict[str, Callable[..., Any]] = {}
-    if splash.takes(query) and not _divided_by_xla():
-        branches["tpu"] = fused
-    if has_cudnn() and _cudnn_takes(query):
+    if _splash_supports(query) and not _sharded_by_xla():
+        branches["tpu"] = splash
+    if has_cudnn() and _cudnn_supports(query):
         branches["cuda"] = partial(library, kernel="cudnn")
-    plain = partial(library, kernel="xla")
+    default = partial(library, kernel="xla")
     if not branches:
-        return plain(query, key, value)
-    # For whoever reads the program: this is one kernel where it matters, whatever it is here.
+        return default(query, key, value)
+    # Marks the operations as one kernel for the cost model, on any platform.
     with jax.named_scope(f"kernel[flash_attention work={0.5 if causal else 1.0}]"):
-        out: jax.Array = by_platform(query, key, value, default=plain, **branches)
+        out: jax.Array = by_platform(query, key, value, default=default, **branches)
     return out
 
 
 def has_cudnn() -> bool:
-    """Whether this machine has a GPU that cuDNN has fused attention for: Ampere and later."""
+    """Return True if this machine has a GPU that supports cuDNN's attention: Ampere or later."""
     if jax.default_backend() != "gpu":
         return False
     capability = str(getattr(jax.devices()[0], "compute_capability", ""))
@@ -112,28 +127,149 @@ def _dot_product_attention(
     value: jax.Array,
     *,
     causal: bool,
-    tokens: int | None,
+    length: int | None,
     kernel: Literal["xla", "cudnn"],
 ) -> jax.Array:
-    batch, length = query.shape[:2]
-    seen = None if tokens is None or tokens == length else jnp.full(batch, tokens, jnp.int32)
+    batch, padded = query.shape[:2]
+    lengths = None if length is None or length == padded else jnp.full(batch, length, jnp.int32)
     return jax.nn.dot_product_attention(
         query,
         key,
         value,
         is_causal=causal,
-        key_value_seq_lengths=seen,
+        key_value_seq_lengths=lengths,
         implementation=kernel,
     )
 
 
-def _cudnn_takes(query: jax.Array) -> bool:
-    length, _, features = query.shape[1:]
-    even = length % CUDNN_MULTIPLE == 0 and features % CUDNN_MULTIPLE == 0
-    return query.dtype.itemsize == 2 and even and features <= _CUDNN_HEAD_DIM
+def _cudnn_supports(query: jax.Array) -> bool:
+    length, _, head_dim = query.shape[1:]
+    aligned = length % CUDNN_MULTIPLE == 0 and head_dim % CUDNN_MULTIPLE == 0
+    return query.dtype.itemsize == 2 and aligned and head_dim <= _CUDNN_MAX_HEAD_DIM
 
 
-def _divided_by_xla() -> bool:
+def _sharded_by_xla() -> bool:
     mesh = jax.sharding.get_abstract_mesh()
-    kinds = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
-    return any(size > 1 and kind != AxisType.Manual for kind, size in kinds)
+    axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
+    return any(size > 1 and kind != AxisType.Manual for kind, size in axes)
+
+
+# Splash
+
+
+def _splash_supports(query: jax.Array) -> bool:
+    long_enough = query.shape[1] >= _SPLASH_MIN_LENGTH
+    return long_enough and jnp.issubdtype(query.dtype, jnp.floating)
+
+
+def attend_splash(
+    query: Float[Array, "B S N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K H"],
+    *,
+    causal: bool,
+    length: int | None,
+    interpret: bool = False,
+) -> Float[Array, "B S N H"]:
+    """Apply attention with JAX's splash kernel for TPUs, also under a checked `shard_map`.
+
+    The kernel keeps the scores on the chip and skips blocks that are fully masked. It needs heads
+    before positions, whole blocks of 128 positions, scaled queries, and one example at a time.
+    `interpret` runs it without a TPU, slowly. The other arguments are those of `attend`.
+    """
+    padded_length = query.shape[1]
+    scaled = (query.astype(jnp.float32) / sqrt(query.shape[-1])).astype(query.dtype)
+    padding = -padded_length % _SPLASH_LANES
+
+    def by_head(x: jax.Array) -> jax.Array:
+        return jnp.pad(jnp.swapaxes(x, 1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
+
+    valid = padded_length if length is None else length
+    # Queries after the last token are discarded, so causal attention needs no mask for padding
+    # that only the kernel's block size added.
+    masked = valid < padded_length + padding and (not causal or valid < padded_length)
+    kernel = _Splash(causal, valid if masked else None, interpret)
+    out = _splash(kernel, *match_varying(by_head(scaled), by_head(key), by_head(value)))
+    return jnp.swapaxes(out[:, :, :padded_length], 1, 2)
+
+
+class _Splash(NamedTuple):
+    causal: bool
+    length: int | None
+    interpret: bool
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _splash(kernel: _Splash, query: HeadMajor, key: HeadMajor, value: HeadMajor) -> HeadMajor:
+    return _splash_forward(kernel, query, key, value)[0]
+
+
+def _splash_forward(
+    kernel: _Splash, query: HeadMajor, key: HeadMajor, value: HeadMajor
+) -> tuple[HeadMajor, Any]:
+    forward = _splash_passes(kernel, ArrayType.of(query), ArrayType.of(key)).forward
+    out, *residuals = match_varying(query, *forward(query, key, value))[1:]
+    return out, (query, key, residuals)
+
+
+def _splash_backward(
+    kernel: _Splash, saved: Any, g: HeadMajor
+) -> tuple[HeadMajor, HeadMajor, HeadMajor]:
+    query, key, residuals = saved
+    backward = _splash_passes(kernel, ArrayType.of(query), ArrayType.of(key)).backward
+    dquery, dkey, dvalue = match_varying(query, *backward(*residuals, g))[1:]
+    return dquery, dkey, dvalue
+
+
+_splash.defvjp(_splash_forward, _splash_backward)
+
+
+class _SplashPasses(NamedTuple):
+    forward: Callable[..., list[jax.Array]]
+    """Maps query, key and value to the output and the residuals."""
+    backward: Callable[..., list[jax.Array]]
+    """Maps the residuals and the output's gradient to the gradients of query, key and value."""
+
+
+@cache
+def _splash_passes(kernel: _Splash, query: ArrayType, key: ArrayType) -> _SplashPasses:
+    def forward(*arrays: jax.Array) -> Any:
+        return jax.vjp(jax.vmap(_splash_kernel(kernel, query)), *arrays)
+
+    traced_forward = trace_without_mesh(forward, query, key, key)
+    out, pullback = traced_forward.result
+    residuals, structure = jax.tree.flatten(pullback)
+
+    def backward(*arrays: jax.Array) -> Any:
+        return jax.tree.unflatten(structure, arrays[:-1])(arrays[-1])
+
+    traced_backward = trace_without_mesh(backward, *map(ArrayType.of, (*residuals, out)))
+    return _SplashPasses(traced_forward.call, traced_backward.call)
+
+
+def _splash_kernel(kernel: _Splash, query: ArrayType) -> Callable[..., jax.Array]:
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel as splash,
+    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_mask as masks,
+    )
+
+    _, heads, length, _ = query.shape
+    block = next(block for block in _SPLASH_BLOCKS if length % block == 0)
+    sizes: dict[str, Any] = dict.fromkeys(("block_q", "block_kv"), block)
+    sizes |= dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block)
+    shape = (length, length)
+    mask = masks.CausalMask(shape) if kernel.causal else masks.FullMask(shape)
+    run = splash.make_splash_mha_single_device(
+        masks.MultiHeadMask([mask] * heads),
+        block_sizes=splash.BlockSizes(**sizes),
+        interpret=kernel.interpret,
+    )
+    if kernel.length is None:
+        return partial(run)
+    # Tokens attend only within their segment. Padding keys are a second segment without queries.
+    position = jnp.arange(length, dtype=jnp.int32)
+    key_segments = (position >= kernel.length).astype(jnp.int32)
+    segments = splash.SegmentIds(jnp.zeros_like(position), key_segments)
+    return partial(run, segment_ids=segments)

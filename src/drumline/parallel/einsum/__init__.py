@@ -1,1 +1,1 @@
-"""`einsum` over sharded arrays: which ring their shardings call for, and what it sends."""
+"""`einsum`: matmuls of sharded arrays on the ring that fits their shardings."""

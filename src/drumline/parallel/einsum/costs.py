@@ -1,16 +1,16 @@
-"""When a ring pays on a TPU, and in which type its sums should travel there.
+"""A cost model of rings on a TPU: whether a ring pays, and the type in which it sends sums.
 
-Plain `jit` leaves most collectives of a sharded product exposed: it waits for the gather or the
-scatter and then multiplies at once. A ring hides what it sends, as far as the products beside its
-hops are long enough, and pays for being cut into steps, each of which loads the weights again. Both
-are put into seconds here, from the chip's peak and the bandwidths of a link and of its memory, with
-constants that were read off what the TPU's own compiler makes of either (the tables in
-docs/overlap.md, `python benchmarks/tpu_compile.py`).
+Plain `jit` leaves most collectives of a sharded matmul exposed: it waits for the gather or the
+scatter, and runs the matmul in one piece. A ring overlaps its permutes with matmuls if these are
+long enough, but pays for being split into steps, because each step loads the weights again. The
+model estimates both in seconds from the chip's peak and the bandwidths of a link and of the memory.
+Its constants were fitted to programs of the TPU's compiler (the tables in docs/overlap.md, `python
+benchmarks/tpu_compile.py`).
 
-    jit    product + bytes / (both directions of a link)
-    ring   steps · (product + STEP) + what of each hop is longer than the products beside it
+    jit    matmul + bytes / (both directions of a link)
+    ring   steps · (matmul + STEP_SECONDS) + exposed part of the permutes
 
-It decides with the gradients in mind: a ring has to pay forward and over a whole training step.
+A ring must pay both forward and over a whole training step with its gradients.
 """
 
 from __future__ import annotations
@@ -18,157 +18,177 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from drumline.parallel.tpus import TPU
+from drumline.parallel.target import TPU
 
-Travels = Literal["gather contraction", "gather rows", "scatter", "allreduce"]
+CostMovement = Literal["gather contraction", "gather rows", "scatter", "allreduce"]
 
-STEP = 2.2e-6
-"""Seconds that one more product costs, however small."""
-SUMMED_CUT = 0.25
-"""The part that a product takes longer where its result is summed over the steps, or is whole."""
-ROLLED_CUT = 0.1
-"""The part that it takes longer in a loop, which copies what it carries."""
-UNHIDDEN = 0.25
-"""The part of the shorter of multiplying and loading that the longer does not hide."""
-LINK = 0.9
-"""The part of a link's bandwidth that hops and collectives reach."""
+STEP_SECONDS = 2.2e-6
+"""The seconds that one more matmul costs, however small it is."""
+SUM_OVERHEAD = 0.25
+"""The relative overhead of a matmul whose result is summed over the steps or is unsharded."""
+LOOP_OVERHEAD = 0.1
+"""The relative overhead of a matmul in a loop, which copies its carry."""
+UNOVERLAPPED = 0.25
+"""The part of the shorter of computing and loading that does not overlap with the longer."""
+LINK_EFFICIENCY = 0.9
+"""The part of a link's bandwidth that permutes and collectives reach."""
 
 
 @dataclass(frozen=True)
-class RingWork:
-    """One device's part of a product on a ring.
+class RingCost:
+    """One device's part of a matmul on a ring.
 
     Attributes:
-        travels: what goes round in the forward pass.
-        devices: of the ring.
-        flops: of the device's product.
-        shard: elements of what a device has or gets of the array that travels.
-        weights: elements of the device's weights.
-        item: bytes of an element of the operands and of the result.
-        one_way: whether everything goes one way round.
-        rolled: whether the steps are a loop.
+        movement: the movement in the forward pass.
+        devices: the number of devices of the ring.
+        flops: the FLOPs of the device.
+        shard: the elements of the device's shard of the array that moves.
+        weights: the elements of the device's weights.
+        element_bytes: the bytes of an element of the operands and of the result.
+        one_way: True for a unidirectional ring.
+        rolled: True if the steps are a loop.
     """
 
-    travels: Travels
+    movement: CostMovement
     devices: int
     flops: float
     shard: float
     weights: float
-    item: int
+    element_bytes: int
     one_way: bool = False
     rolled: bool = False
 
     @property
-    def hops(self) -> int:
-        """How many follow one another."""
+    def permutes(self) -> int:
+        """The number of sequential permutes."""
         return self.devices - 1 if self.one_way else max(1, self.devices // 2)
 
     @property
-    def travelling(self) -> float:
-        """Elements of the whole array that travels."""
+    def moving_elements(self) -> float:
+        """The elements of the full array that moves."""
         return self.shard * self.devices
 
     @property
-    def staying(self) -> float:
-        """Elements of the operand or result, beside the weights, of which nothing travels.
+    def resident_elements(self) -> float:
+        """The elements of the operand or result, besides the weights, that does not move.
 
         The device multiplies [rows, a] by [a, b], and a·b are the weights.
         """
         rows = self.flops / (2 * self.weights)
-        return rows * rows * self.weights / self.travelling
+        return rows * rows * self.weights / self.moving_elements
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds forward, and with the gradients of both operands."""
+class RingSeconds:
+    """The seconds of the forward pass, and of a step with the gradients of both operands."""
 
     forward: float
     step: float
 
-    def worse(self, other: Times) -> float:
-        """How many times as long as the other, forward or over the step, whichever is more."""
+    def ratio(self, other: RingSeconds) -> float:
+        """Return the larger ratio to the other, of the forward pass or of the step."""
         return max(self.forward / other.forward, self.step / other.step)
 
 
-def on_ring(work: RingWork, wire: int, chip: TPU) -> Times:
-    """The ring's seconds, with sums of so many bytes an element on the wire."""
-    again, summed = _gather_step(work, chip), _weight_gradient_step(work, chip)
-    scatter = work.devices * _step(work, 2 * wire * work.shard + _read_in_step(work), chip)
-    match work.travels:
+def ring_seconds(cost: RingCost, wire: int, chip: TPU) -> RingSeconds:
+    """Return the seconds of the ring; `wire` is the bytes per element of sums when sent."""
+    gather_step, sum_step = _gather_step(cost, chip), _weight_gradient_step(cost, chip)
+    scatter = cost.devices * _step_seconds(cost, 2 * wire * cost.shard + _read_in_step(cost), chip)
+    match cost.movement:
         case "gather contraction" | "gather rows":
-            forward = work.devices * again + _waits(work, work.item, 1, chip)
-            if work.travels == "gather contraction":
-                forward += SUMMED_CUT * work.flops / chip.peak
-            # Back, the sums of x's gradient travel, and x once more for the weights': a hop of
-            # either has the products of both beside it.
-            back = scatter + work.devices * summed + _waits(work, max(wire, work.item), 2, chip)
+            forward = cost.devices * gather_step + _exposed_seconds(
+                cost, cost.element_bytes, 1, chip
+            )
+            if cost.movement == "gather contraction":
+                forward += SUM_OVERHEAD * cost.flops / chip.peak_flops
+            # Backward, the sums of x's gradient move, and x again for the weight gradient. Permutes
+            # of either overlap with the matmuls of both.
+            back = (
+                scatter
+                + cost.devices * sum_step
+                + _exposed_seconds(cost, max(wire, cost.element_bytes), 2, chip)
+            )
         case "scatter":
-            forward = scatter + _waits(work, wire, 1, chip)
-            # Back, one tour of the cotangent serves the gradients of both operands.
-            back = work.devices * (again + summed) + _waits(work, work.item, 2, chip)
+            forward = scatter + _exposed_seconds(cost, wire, 1, chip)
+            # Backward, one gather of the cotangent serves the gradients of both operands.
+            back = cost.devices * (gather_step + sum_step) + _exposed_seconds(
+                cost, cost.element_bytes, 2, chip
+            )
         case "allreduce":
-            # The finished shares go round with nothing to multiply beside them.
-            forward = scatter + SUMMED_CUT * work.flops / chip.peak
-            forward += _waits(work, wire, 1, chip) + _waits(work, work.item, 0, chip)
-            back = 2 * _whole(work, chip)
-    return Times(forward, forward + back)
+            # The gather of the finished shares has no matmul to overlap with.
+            forward = scatter + SUM_OVERHEAD * cost.flops / chip.peak_flops
+            forward += _exposed_seconds(cost, wire, 1, chip) + _exposed_seconds(
+                cost, cost.element_bytes, 0, chip
+            )
+            back = 2 * _unsplit_seconds(cost, chip)
+    return RingSeconds(forward, forward + back)
 
 
-def by_xla(work: RingWork, chip: TPU) -> Times:
-    """The seconds of plain `jit`, which waits for its collectives."""
-    ways = 2 if work.devices > 2 else 1
-    collective = work.shard * work.item * (work.devices - 1) / (ways * LINK * chip.link)
-    product = _whole(work, chip)
-    if work.travels == "allreduce":
-        return Times(product + 2 * collective, 3 * product + 2 * collective)
-    # Back: the other collective of the two. What was gathered is kept.
-    return Times(product + collective, 3 * product + 2 * collective)
+def xla_seconds(cost: RingCost, chip: TPU) -> RingSeconds:
+    """Return the seconds of plain `jit`, which waits for its collectives."""
+    ways = 2 if cost.devices > 2 else 1
+    collective = (
+        cost.shard
+        * cost.element_bytes
+        * (cost.devices - 1)
+        / (ways * LINK_EFFICIENCY * chip.link_bandwidth)
+    )
+    contraction = _unsplit_seconds(cost, chip)
+    if cost.movement == "allreduce":
+        return RingSeconds(contraction + 2 * collective, 3 * contraction + 2 * collective)
+    # Backward: the other collective of the two. The gathered array is saved.
+    return RingSeconds(contraction + collective, 3 * contraction + 2 * collective)
 
 
-def _whole(work: RingWork, chip: TPU) -> float:
-    """The product at once, which reads its weights once."""
-    rows = work.travelling + work.staying
-    return _beside(work.flops / chip.peak, work.item * (rows + work.weights), chip)
+def _unsplit_seconds(cost: RingCost, chip: TPU) -> float:
+    """Return the seconds of the matmul in one piece, which reads its weights once."""
+    rows = cost.moving_elements + cost.resident_elements
+    return _overlapped_seconds(
+        cost.flops / chip.peak_flops, cost.element_bytes * (rows + cost.weights), chip
+    )
 
 
-def _gather_step(work: RingWork, chip: TPU) -> float:
-    """One step's product, written where it belongs."""
-    written = work.item * work.staying / work.devices
-    return _step(work, written + work.item * (work.shard + work.weights), chip)
+def _gather_step(cost: RingCost, chip: TPU) -> float:
+    """Return the seconds of one step's matmul, written to its place in the result."""
+    written = cost.element_bytes * cost.resident_elements / cost.devices
+    return _step_seconds(cost, written + cost.element_bytes * (cost.shard + cost.weights), chip)
 
 
-def _weight_gradient_step(work: RingWork, chip: TPU) -> float:
-    """One step's term of the weights' gradient, which is read and written in float32."""
-    read = work.item * (work.travelling + work.staying) / work.devices
-    return _step(work, read + 2 * 4 * work.weights, chip)
+def _weight_gradient_step(cost: RingCost, chip: TPU) -> float:
+    """Return the seconds of one step's term of the weight gradient, summed in float32."""
+    read = cost.element_bytes * (cost.moving_elements + cost.resident_elements) / cost.devices
+    return _step_seconds(cost, read + 2 * 4 * cost.weights, chip)
 
 
-def _read_in_step(work: RingWork) -> float:
-    """Bytes of the operands of one term of a sum that travels."""
-    return work.item * (work.staying / work.devices + work.weights)
+def _read_in_step(cost: RingCost) -> float:
+    """Return the bytes of the operands of one term of a sum that moves."""
+    return cost.element_bytes * (cost.resident_elements / cost.devices + cost.weights)
 
 
-def _step(work: RingWork, moved: float, chip: TPU) -> float:
-    product = work.flops / work.devices / chip.peak * (1 + (ROLLED_CUT if work.rolled else 0))
-    return STEP + _beside(product, moved, chip)
+def _step_seconds(cost: RingCost, bytes_moved: float, chip: TPU) -> float:
+    contraction = (
+        cost.flops / cost.devices / chip.peak_flops * (1 + (LOOP_OVERHEAD if cost.rolled else 0))
+    )
+    return STEP_SECONDS + _overlapped_seconds(contraction, bytes_moved, chip)
 
 
-def _beside(product: float, moved: float, chip: TPU) -> float:
-    """Seconds of a product while so many bytes go from and to the memory.
+def _overlapped_seconds(contraction: float, bytes_moved: float, chip: TPU) -> float:
+    """Return the seconds of a matmul that also moves some bytes from and to the memory.
 
-    A step loads what the whole product would load once. A chip that multiplies fast for its memory,
-    as the v6e, is slowed down by that: there a sum over the steps takes longer than its products.
+    Each step loads as much as the whole matmul would. This slows down chips with a high peak for
+    their memory bandwidth, such as the v6e, where a sum over the steps takes longer than its
+    matmuls.
     """
-    loading = moved / chip.memory
-    return max(product, loading) + UNHIDDEN * min(product, loading)
+    loading = bytes_moved / chip.memory_bandwidth
+    return max(contraction, loading) + UNOVERLAPPED * min(contraction, loading)
 
 
-def _waits(work: RingWork, item: int, products: int, chip: TPU) -> float:
-    """What of a tour's hops is longer than the products beside each, for elements of so many bytes.
+def _exposed_seconds(cost: RingCost, element_bytes: int, contractions: int, chip: TPU) -> float:
+    """Return the exposed part of the permutes that have some matmuls to overlap with.
 
-    A shard that goes two hops has only one product beside each for sure: the compiler starts a hop
-    as late as it believes that it can.
+    A shard that takes two permutes has only one matmul beside it for certain, because the compiler
+    starts a permute as late as its estimates allow.
     """
-    hop = work.shard * item / (LINK * chip.link)
-    beside = products * work.flops / work.devices / chip.peak
-    return work.hops * max(0.0, hop - beside)
+    hop = cost.shard * element_bytes / (LINK_EFFICIENCY * chip.link_bandwidth)
+    beside = contractions * cost.flops / cost.devices / chip.peak_flops
+    return cost.permutes * max(0.0, hop - beside)

@@ -1,8 +1,8 @@
-"""`einsum`: multiply sharded arrays on the ring that their shardings call for.
+"""`einsum`: multiply sharded arrays on the ring that fits their shardings.
 
-`labels` reads the specification, `places` finds out how the operands lie, `choice` decides, and
-here the chosen ring runs inside `jax.shard_map`. Whatever no ring fits goes to
-`jnp.einsum`, so that this is never less than it; `explain_einsum` says which and why.
+`operands` reads the specification and the shardings, `choice` picks a ring, and this module runs it
+inside `jax.shard_map`. If no ring fits, `jnp.einsum` runs instead. `explain_einsum` reports the
+choice and its reason.
 """
 
 # mypy: allow-untyped-calls
@@ -22,31 +22,32 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from drumline.parallel.einsum.choice import Explanation, Manner, Types, explain, fallback
-from drumline.parallel.einsum.labels import (
-    Labelled,
-    NotTwoOperands,
-    Product,
-    read_labels,
-    spread,
-    without_single,
+from drumline.parallel.axes import same_everywhere, varying_axes
+from drumline.parallel.einsum.choice import (
+    Explanation,
+    RingOptions,
+    Route,
+    Types,
+    explain,
+    fallback,
 )
-from drumline.parallel.einsum.places import WHOLE, Placement, Placing
-from drumline.parallel.einsum.routes import Route
+from drumline.parallel.einsum.operands import (
+    WHOLE,
+    Contraction,
+    EinsumShardings,
+    LabelledArray,
+    Sharding,
+    UnsupportedSpec,
+    axes_per_dim,
+    drop_single_axes,
+    read_labels,
+)
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
-from drumline.parallel.rings.products import sum_dtype
-from drumline.parallel.rings.ring import (
-    Direction,
-    Loop,
-    Target,
-    check_choice,
-    chip_here,
-    read_wire_dtype,
-    target_here,
-)
+from drumline.parallel.rings.local import sum_dtype
+from drumline.parallel.rings.ring import Direction, Loop, check_choice, check_wire_dtype
 from drumline.parallel.rings.scatter import matmul_reducescatter
-from drumline.parallel.varying import same_everywhere, varying_axes
+from drumline.parallel.target import Target, current_target, current_tpu
 
 
 @overload
@@ -55,11 +56,11 @@ def einsum(
     x: jax.Array,
     w: jax.Array,
     *,
-    out_sharding: Placement,
+    out_sharding: Sharding,
     direction: Direction = ...,
     mesh: Mesh | None = ...,
-    x_sharding: Placement | None = ...,
-    w_sharding: Placement | None = ...,
+    x_sharding: Sharding | None = ...,
+    w_sharding: Sharding | None = ...,
     loop: Loop = ...,
     precision: lax.PrecisionLike = ...,
     wire_dtype: DTypeLike | None = ...,
@@ -70,11 +71,11 @@ def einsum(
     x: jax.Array,
     w: Sequence[jax.Array],
     *,
-    out_sharding: Placement,
+    out_sharding: Sharding,
     direction: Direction = ...,
     mesh: Mesh | None = ...,
-    x_sharding: Placement | None = ...,
-    w_sharding: Placement | None = ...,
+    x_sharding: Sharding | None = ...,
+    w_sharding: Sharding | None = ...,
     loop: Loop = ...,
     precision: lax.PrecisionLike = ...,
     wire_dtype: DTypeLike | None = ...,
@@ -84,78 +85,79 @@ def einsum(
     x: jax.Array,
     w: jax.Array | Sequence[jax.Array],
     *,
-    out_sharding: Placement,
+    out_sharding: Sharding,
     direction: Direction = "both",
     mesh: Mesh | None = None,
-    x_sharding: Placement | None = None,
-    w_sharding: Placement | None = None,
+    x_sharding: Sharding | None = None,
+    w_sharding: Sharding | None = None,
     loop: Loop = "auto",
     precision: lax.PrecisionLike = None,
     wire_dtype: DTypeLike | None = None,
 ) -> jax.Array | tuple[jax.Array, ...]:
-    """`jnp.einsum(spec, x, w, out_sharding=…)` with its communication hidden where a ring fits.
+    """Compute `jnp.einsum(spec, x, w, out_sharding=…)` on a ring, if one fits.
 
-    On a mesh of Explicit axes the operands' types say how they are sharded, also inside
-    `jax.jit`. On Auto axes, such as `drumline.train.fit` has, arrays with a value say it too; a
-    traced one does not, and needs `x_sharding` and `w_sharding`: without them XLA chooses, and the
-    log says so. Differentiable. On a ring, sums are in float32 and cast once; where none fits,
-    or on a TPU none pays, this is `jnp.einsum` and sums as it does.
+    On a mesh of Explicit axes the types of the operands contain their shardings, also inside
+    `jax.jit`. On Auto axes, such as those of `drumline.train.fit`, concrete arrays have shardings
+    but traced arrays need `x_sharding` and `w_sharding`. Without them XLA chooses, and a log
+    message says so. The function is differentiable. A ring sums in float32 and casts once. If no
+    ring fits, or on a TPU none pays, this is `jnp.einsum` with its own sums.
 
     Args:
-        spec: two operands and a result, as `"bsd,df->bsf"`, `"bshk,hkd->bsd"` or
+        spec: two operands and a result, such as `"bsd,df->bsf"`, `"bshk,hkd->bsd"` or
             `"...d,df->...f"`.
         x: the first operand.
-        w: the second operand; or several that are sharded alike, for as many results: one tour of
-            x serves them all where x is gathered.
-        out_sharding: the result's sharding, which decides between gather, scatter and all-reduce.
-        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
-            way.
-        mesh: the mesh, where its axes are Auto and no argument carries it.
-        x_sharding: how x is sharded, for traced arrays on Auto axes.
-        w_sharding: how w is sharded, likewise.
+        w: the second operand; or several with equal shardings, for as many results. They share one
+            gather of x.
+        out_sharding: the sharding of the result, which decides between gather, scatter and
+            all-reduce.
+        direction: `"both"` uses both directions of the links, `"one"` only one.
+        mesh: the mesh, if its axes are Auto and no argument has it.
+        x_sharding: the sharding of x, for traced arrays on Auto axes.
+        w_sharding: the sharding of w, for traced arrays on Auto axes.
         loop: `"unrolled"`, `"rolled"`, or `"auto"`, as in the ring functions.
-        precision: passed on to each multiplication.
-        wire_dtype: the type in which sums travel on a ring. None is float32, and on a TPU the
-            result's type, in which `jnp.einsum` adds, where float32 would not hide. On a TPU it is
-            for a ring alone: where even so none pays, `jnp.einsum` adds as it does.
+        precision: the precision of each matmul.
+        wire_dtype: the type in which a ring sends sums. None is float32; on a TPU it is the
+            result's type, in which `jnp.einsum` adds, if float32 sums would be exposed.
+            `jnp.einsum` ignores it.
     """
     check_choice("einsum", "direction", direction, get_args(Direction))
     check_choice("einsum", "loop", loop, get_args(Loop))
-    weights = _several("einsum", w)
-    place = Placing.find("einsum", x, weights, out_sharding, mesh, (x_sharding, w_sharding))
-    asked = Manner(direction, loop, read_wire_dtype("einsum", wire_dtype))
-    options = (("direction", direction), ("loop", loop), ("precision", precision))
+    weights = _as_tuple("einsum", w)
+    shardings = EinsumShardings.find(
+        "einsum", x, weights, out_sharding, mesh, (x_sharding, w_sharding)
+    )
+    options = RingOptions(direction, loop, check_wire_dtype("einsum", wire_dtype))
+    arguments = (("direction", direction), ("loop", loop), ("precision", precision))
     outs: list[jax.Array] = []
-    for some, explanation in _tours(spec, x, weights, place, asked):
+    for group, explanation in _share_rings(spec, x, weights, shardings, options):
         if explanation.route is None:
-            if None in place.specs:
-                _say_once(f"einsum: {spec!r} is left to XLA, without a ring: {explanation.reason}")
-            outs += [_plain(spec, x, one, place, precision) for one in some]
+            if None in shardings.specs:
+                _warn_once(
+                    f"einsum: {spec!r} is computed by XLA, without a ring: {explanation.reason}"
+                )
+            outs += [_einsum_with_xla(spec, x, weight, shardings, precision) for weight in group]
             continue
-        work = _Work(
-            tuple(_product(spec, x, one, place) for one in some),
+        program = _RingProgram(
+            tuple(_contraction_of(spec, x, weight, shardings) for weight in group),
             explanation.route,
-            place,
-            (*options, ("wire_dtype", explanation.wire_dtype)),
-            target_here(place.mesh),
+            shardings,
+            (*arguments, ("wire_dtype", explanation.wire_dtype)),
+            current_target(shardings.mesh),
         )
-        outs += _on_devices(work, x, some)
+        outs += _run_sharded(program, x, group)
     return tuple(outs) if isinstance(w, list | tuple) else outs[0]
 
 
-def _tours(
-    spec: str, x: Any, weights: tuple[Any, ...], place: Placing, asked: Manner
+def _share_rings(
+    spec: str, x: Any, weights: tuple[Any, ...], shardings: EinsumShardings, options: RingOptions
 ) -> list[tuple[tuple[Any, ...], Explanation]]:
-    """The weights that are multiplied together, each time with what is done: all, or one by one.
-
-    One tour serves all of them where x is what travels.
-    """
-    together = _explain(spec, x, weights, place, asked)
+    """Yield groups of weights that share a ring, each with its explanation."""
+    together = _explain(spec, x, weights, shardings, options)
     if together.route is not None and together.route.gathers_x:
         return [(weights, together)]
     if len(weights) == 1:
         return [(weights, together)]
-    return [((one,), _explain(spec, x, (one,), place, asked)) for one in weights]
+    return [((weight,), _explain(spec, x, (weight,), shardings, options)) for weight in weights]
 
 
 def explain_einsum(
@@ -163,46 +165,48 @@ def explain_einsum(
     x: jax.Array | jax.ShapeDtypeStruct,
     w: jax.Array | jax.ShapeDtypeStruct | Sequence[jax.Array | jax.ShapeDtypeStruct],
     *,
-    out_sharding: Placement,
+    out_sharding: Sharding,
     direction: Direction = "both",
     mesh: Mesh | None = None,
-    x_sharding: Placement | None = None,
-    w_sharding: Placement | None = None,
+    x_sharding: Sharding | None = None,
+    w_sharding: Sharding | None = None,
     loop: Loop = "auto",
     precision: lax.PrecisionLike = None,
     wire_dtype: DTypeLike | None = None,
 ) -> Explanation:
-    """What `einsum` would do with the same arguments, and the bytes that it would send.
+    """Return the choice of `einsum` for the same arguments, and the bytes it would send.
 
-    It computes nothing, and takes `jax.ShapeDtypeStruct`s with shardings as well as arrays.
+    It computes nothing, and accepts `jax.ShapeDtypeStruct`s with shardings as well as arrays.
     """
     del precision
     check_choice("explain_einsum", "direction", direction, get_args(Direction))
     check_choice("explain_einsum", "loop", loop, get_args(Loop))
-    weights = _several("explain_einsum", w)
-    given = (x_sharding, w_sharding)
-    place = Placing.find("explain_einsum", x, weights, out_sharding, mesh, given)
-    asked = Manner(direction, loop, read_wire_dtype("explain_einsum", wire_dtype))
-    tours = [explanation for _, explanation in _tours(spec, x, weights, place, asked)]
-    if len(tours) == 1:
-        return tours[0]
+    weights = _as_tuple("explain_einsum", w)
+    explicit = (x_sharding, w_sharding)
+    shardings = EinsumShardings.find("explain_einsum", x, weights, out_sharding, mesh, explicit)
+    options = RingOptions(direction, loop, check_wire_dtype("explain_einsum", wire_dtype))
+    explanations = [
+        explanation for _, explanation in _share_rings(spec, x, weights, shardings, options)
+    ]
+    if len(explanations) == 1:
+        return explanations[0]
     sent: dict[str, int] = {}
-    for explanation in tours:
+    for explanation in explanations:
         for axis, count in explanation.bytes_per_axis.items():
             sent[axis] = sent.get(axis, 0) + count
-    reasons = list(dict.fromkeys(explanation.reason for explanation in tours))
-    reason = f"each of {len(tours)} weights by itself: {'; '.join(reasons)}"
-    return replace(tours[0], reason=reason, bytes_per_axis=sent)
+    reasons = list(dict.fromkeys(explanation.reason for explanation in explanations))
+    reason = f"one ring for each of {len(explanations)} weights: {'; '.join(reasons)}"
+    return replace(explanations[0], reason=reason, bytes_per_axis=sent)
 
 
 @cache
-def _say_once(sentence: str) -> None:
-    """In the log, which Python prints where nobody has set one up."""
+def _warn_once(sentence: str) -> None:
+    """Log a warning once."""
     logging.getLogger("drumline.parallel").warning(sentence)
 
 
-def _several(caller: str, w: Any) -> tuple[Any, ...]:
-    """One weight or several, as a tuple."""
+def _as_tuple(caller: str, w: Any) -> tuple[Any, ...]:
+    """Return one or several weights as a tuple."""
     weights = tuple(w) if isinstance(w, list | tuple) else (w,)
     if not weights:
         raise ValueError(f"{caller}: w is an empty sequence; give one array or more")
@@ -210,126 +214,136 @@ def _several(caller: str, w: Any) -> tuple[Any, ...]:
 
 
 def _explain(
-    spec: str, x: Any, weights: tuple[Any, ...], place: Placing, asked: Manner
+    spec: str, x: Any, weights: tuple[Any, ...], shardings: EinsumShardings, options: RingOptions
 ) -> Explanation:
-    direction = asked.direction
-    if place.has(AxisType.Manual):
+    direction = options.direction
+    if shardings.has(AxisType.Manual):
         return fallback("inside shard_map; call the ring functions themselves there", direction)
-    for name, known in zip("xw", place.specs, strict=True):
-        if known is None:
+    for name, known_spec in zip("xw", shardings.specs, strict=True):
+        if known_spec is None:
             reason = f"the sharding of {name} is not known here; pass {name}_sharding="
             return fallback(reason, direction)
-    everything = (*place.specs, place.out_spec)
-    if any(getattr(s, "unreduced", None) or getattr(s, "reduced", None) for s in everything):
+    specs = (*shardings.specs, shardings.out_spec)
+    if any(getattr(s, "unreduced", None) or getattr(s, "reduced", None) for s in specs):
         return fallback("a sum is kept unreduced", direction)
-    if any(PartitionSpec.UNCONSTRAINED in s for s in everything if s is not None):
+    if any(PartitionSpec.UNCONSTRAINED in s for s in specs if s is not None):
         return fallback("a dimension's sharding is left unconstrained", direction)
     try:
-        products = [_product(spec, x, one, place) for one in weights]
-    except NotTwoOperands as refusal:
+        contractions = [_contraction_of(spec, x, weight, shardings) for weight in weights]
+    except UnsupportedSpec as refusal:
         return fallback(str(refusal), direction)
     result = jnp.result_type(x, *weights)
     types = Types(x.dtype, jnp.result_type(*weights), sum_dtype(x, *weights), result)
-    sizes = [prod(product.w.lengths) for product in products]
-    manner = replace(
-        asked,
-        target=target_here(place.mesh),
-        chip=chip_here(place.mesh),
+    sizes = [prod(contraction.w.lengths) for contraction in contractions]
+    options = replace(
+        options,
+        target=current_target(shardings.mesh),
+        chip=current_tpu(shardings.mesh),
         weights=sum(sizes) / max(sizes[0], 1),
     )
-    return explain(products[0], types, manner)
+    return explain(contractions[0], types, options)
 
 
-def _product(spec: str, x: Any, w: Any, place: Placing) -> Product:
-    names = read_labels(spec, x.ndim, w.ndim)
-    lengths = dict(zip(names[0] + names[1], (*x.shape, *w.shape), strict=True))
-    mesh = dict(place.mesh.shape)
+def _contraction_of(spec: str, x: Any, w: Any, shardings: EinsumShardings) -> Contraction:
+    operand_labels = read_labels(spec, x.ndim, w.ndim)
+    lengths = dict(zip(operand_labels[0] + operand_labels[1], (*x.shape, *w.shape), strict=True))
+    mesh = dict(shardings.mesh.shape)
 
-    def labelled(labels: str, known: PartitionSpec | None) -> Labelled:
-        if known is not None and len(known) > len(labels):
+    def labelled(labels: str, known_spec: PartitionSpec | None) -> LabelledArray:
+        if known_spec is not None and len(known_spec) > len(labels):
             raise ValueError(
-                f"einsum: the sharding {known} has {len(known)} entries, but {labels!r} of "
-                f"{spec!r} has {len(labels)} dimensions"
+                f"einsum: the sharding {known_spec} has {len(known_spec)} entries, but {labels!r} "
+                f"of {spec!r} has {len(labels)} dimensions"
             )
-        axes = without_single(spread(known or WHOLE, len(labels)), mesh)
-        return Labelled(labels, tuple(lengths[n] for n in labels), axes)
+        axes = drop_single_axes(axes_per_dim(known_spec or WHOLE, len(labels)), mesh)
+        return LabelledArray(labels, tuple(lengths[n] for n in labels), axes)
 
-    x_spec, w_spec = place.specs
-    return Product(
-        labelled(names[0], x_spec),
-        labelled(names[1], w_spec),
-        labelled(names[2], place.out_spec),
+    x_spec, w_spec = shardings.specs
+    return Contraction(
+        labelled(operand_labels[0], x_spec),
+        labelled(operand_labels[1], w_spec),
+        labelled(operand_labels[2], shardings.out_spec),
         tuple(mesh.items()),
     )
 
 
-def _plain(
-    spec: str, x: jax.Array, w: jax.Array, place: Placing, precision: lax.PrecisionLike
+def _einsum_with_xla(
+    spec: str, x: jax.Array, w: jax.Array, shardings: EinsumShardings, precision: lax.PrecisionLike
 ) -> jax.Array:
-    wanted = NamedSharding(place.mesh, place.out_spec)
-    if not place.has(AxisType.Auto):
-        return jnp.einsum(spec, x, w, precision=precision, out_sharding=wanted)
+    target_sharding = NamedSharding(shardings.mesh, shardings.out_spec)
+    if not shardings.has(AxisType.Auto):
+        return jnp.einsum(spec, x, w, precision=precision, out_sharding=target_sharding)
     out = jnp.einsum(spec, x, w, precision=precision)
-    constrained = lax.with_sharding_constraint(out, wanted)
+    constrained = lax.with_sharding_constraint(out, target_sharding)
     return cast(jax.Array, constrained)
 
 
 @dataclass(frozen=True)
-class _Work:
-    """All about a ring but its arrays. Equal work is compiled once, also outside `jax.jit`."""
+class _RingProgram:
+    """Everything about a ring but its arrays. Equal programs are compiled once."""
 
-    products: tuple[Product, ...]
+    contractions: tuple[Contraction, ...]
     route: Route
-    place: Placing
+    shardings: EinsumShardings
     options: tuple[tuple[str, Any], ...]
     target: Target
-    """What the ring is written for: the same work is another program on another device."""
+    """The compiler that the ring is written for; each target has its own program."""
 
 
 @partial(jax.jit, static_argnums=0, inline=True)
-def _on_devices(work: _Work, x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    place = work.place
-    x_spec, w_spec = place.specs
+def _run_sharded(
+    program: _RingProgram, x: jax.Array, weights: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    shardings = program.shardings
+    x_spec, w_spec = shardings.specs
     mapped = jax.shard_map(
-        partial(_on_ring, work),
-        mesh=place.mesh,
+        partial(_run_on_device, program),
+        mesh=shardings.mesh,
         in_specs=(x_spec, (w_spec,) * len(weights)),
-        out_specs=(place.out_spec,) * len(weights),
+        out_specs=(shardings.out_spec,) * len(weights),
     )
     return mapped(x, weights)
 
 
-def _on_ring(work: _Work, x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """One device's part: to matrices, round the ring, and back to the result's dimensions."""
-    product, route = work.products[0], work.route
+def _run_on_device(
+    program: _RingProgram, x: jax.Array, weights: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    """Reshape the operands of one device to matrices, run the ring, and restore dimensions."""
+    contraction, route = program.contractions[0], program.route
     if route.swapped:
-        product, x, weights = product.swapped(), weights[0], (x,)
-    # The label that moves stands where the ring functions look for it: last of the rows, or
-    # first among the contracted ones or the columns, whose blocks are then whole.
-    rows = _last(product.rows, route.label)
-    columns = _first(product.columns, route.label)
-    contracted = _first(product.contracted, route.contracted or "")
-    row_lengths = [x.shape[product.x.labels.index(n)] for n in rows]
-    a = _arranged(x, product.x.labels, rows + contracted)
+        contraction, x, weights = contraction.swapped(), weights[0], (x,)
+    # The label that moves must be the last of the rows, or the first of the contracted labels or
+    # the columns, so that its blocks are contiguous.
+    rows = _last(contraction.rows, route.label)
+    columns = _first(contraction.columns, route.label)
+    contracted = _first(contraction.contracted, route.contracted or "")
+    row_lengths = [x.shape[contraction.x.labels.index(n)] for n in rows]
+    a = _transpose(x, contraction.x.labels, rows + contracted)
     a = a.reshape(*row_lengths, prod(a.shape[len(rows) :]))
     matrices = []
     for w in weights:
-        b = _arranged(w, product.w.labels, contracted + columns)
+        b = _transpose(w, contraction.w.labels, contracted + columns)
         matrices.append(
             b.reshape(prod(b.shape[: len(contracted)]), prod(b.shape[len(contracted) :]))
         )
-    found = _multiply(route, a, matrices, dict(work.options))
+    local_outs = _multiply(route, a, matrices, dict(program.options))
     outs = []
-    for out, each in zip(found, work.products, strict=True):
-        result = each.out
-        local = [result.length_of(n) // each.devices(result.axes_of(n)) for n in rows + columns]
-        outs.append(_as_result(work, _arranged(out.reshape(local), rows + columns, result.labels)))
+    for out, contraction in zip(local_outs, program.contractions, strict=True):
+        result = contraction.out
+        local = [
+            result.length_of(n) // contraction.devices(result.axes_of(n)) for n in rows + columns
+        ]
+        outs.append(
+            _drop_single_axes(
+                program, _transpose(out.reshape(local), rows + columns, result.labels)
+            )
+        )
     return tuple(outs)
 
 
-def _as_result(work: _Work, out: jax.Array) -> jax.Array:
-    # Axes of one device may stand in an operand's spec and not in the result's.
-    named = {axis for axes in spread(work.place.out_spec, out.ndim) for axis in axes}
+def _drop_single_axes(program: _RingProgram, out: jax.Array) -> jax.Array:
+    # Axes of size 1 may be in an operand's spec and not in the result's.
+    named = {axis for axes in axes_per_dim(program.shardings.out_spec, out.ndim) for axis in axes}
     single = tuple(sorted(varying_axes(out) - named))
     return same_everywhere(single, out) if single else out
 
@@ -353,8 +367,8 @@ def _multiply(
             assert_never(route.movement)
 
 
-def _arranged(array: jax.Array, labels: str, wanted: str) -> jax.Array:
-    return array.transpose([labels.index(n) for n in wanted])
+def _transpose(array: jax.Array, labels: str, target_sharding: str) -> jax.Array:
+    return array.transpose([labels.index(n) for n in target_sharding])
 
 
 def _first(labels: str, label: str) -> str:

@@ -1,1 +1,1 @@
-"""Mixture of experts that drops no token: routing, the exchange between devices, the layer."""
+"""Dropless mixtures of experts, local and sharded."""

@@ -1,43 +1,152 @@
-"""Tokens travel to their experts and back: in rounds of a fixed buffer, or all at once.
+"""Experts on sorted rows, and the exchange of tokens between devices.
 
-For use inside `shard_map`, with tokens `A[S_X, D_Y]` and experts split over X. `among_everyone`
-brings all tokens to every device. `through_experts` goes in rounds. One round sends each device's
-next slice of rows to the devices that hold their experts, gathers the columns of what arrived over
-the second axis, lets the experts work, and sends the answers back to be added where they belong.
-Only columns this device owns travel over the expert axis, and only one round's rows are ever whole.
+An expert function gets sorted rows and this device's matrices. Its backward pass takes the gates as
+well, because their gradients follow from matmuls that are needed anyway, so the experts' outputs
+are never recomputed. Gradients of the matrices stay in float32 and are summed over the rounds
+before they are rounded. Groups of rows are aligned as `row_alignment` requires.
 
-The gradient sends everything again from the inputs alone: nothing but them is kept between
-forward and backward. A backward round sends the tokens, the gradients of their outputs and their
-gates to the experts, and brings back the gradients of tokens and gates; those of the experts stay
-where the experts are and are summed in float32.
+The exchanges are for use inside `shard_map`, with tokens `A[S_X, D_Y]` and experts sharded over X.
+`allgather_exchange` gathers all tokens on every device. `alltoall_exchange` goes in rounds. A round
+sends each device's next slice of rows to the devices with their experts, gathers the columns of
+these rows over the second axis, applies the experts, sends the answers back, and adds them to the
+result. Over the expert axis only this device's columns are sent, and only the rows of one round are
+ever gathered.
+
+The backward pass saves only the inputs and sends everything again. A backward round sends the
+tokens, the gradients of their outputs and their gates to the experts, and returns the gradients of
+tokens and gates. The gradients of the experts are summed locally in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.axes import AxisName
-from drumline.parallel.experts.functions import ExpertFunction, Matrices
-from drumline.parallel.experts.rounds import Rounds, plan_rounds
-from drumline.parallel.experts.schedules import AHEAD, DENSE, PACKED, Schedule, Stages
+from drumline.parallel.experts.rounds import (
+    DENSE,
+    PACKED,
+    PACKED_OVERLAPPED,
+    Rounds,
+    Schedule,
+    Stages,
+    plan_exchange,
+)
 from drumline.parallel.grouped.blocks import accumulator
-from drumline.parallel.grouped.matmul import row_alignment
+from drumline.parallel.grouped.matmul import outer, product, row_alignment
 from drumline.parallel.grouped.rows import Grouping, group_rows
-from drumline.parallel.grouped.typed import by_platform, psum_scatter
-from drumline.parallel.modes import once_only
+from drumline.parallel.transforms import once_only
+from drumline.parallel.typed import by_platform, psum_scatter
+
+Matrices = tuple[jax.Array, ...]
+Activation = Callable[[jax.Array], jax.Array]
+
+
+class ExpertFunction(Protocol):
+    """The interface of an expert."""
+
+    @property
+    def sums_columns(self) -> bool:
+        """True if the column axis shards the terms of a sum instead of the columns of answers."""
+        ...
+
+    def width(self, matrices: Matrices) -> int:
+        """Return the number of columns of an answer before any are scattered."""
+        ...
+
+    def forward(self, matrices: Matrices, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        """Return the answers for sorted rows."""
+        ...
+
+    def backward(
+        self, matrices: Matrices, x: jax.Array, gate: jax.Array, dy: jax.Array, sizes: jax.Array
+    ) -> tuple[jax.Array, Matrices, jax.Array]:
+        """Return the gradients of rows, matrices and gates; `dy` is not weighted by `gate` yet."""
+        ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matmul `x @ w`, with `w[E, D, F]`."""
+
+    sums_columns: bool = False
+
+    def width(self, matrices: Matrices) -> int:
+        """Return F."""
+        return matrices[0].shape[2]
+
+    def forward(self, matrices: Matrices, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        """Return `x @ w` for each group."""
+        return product(x, matrices[0], sizes, aligned=True)
+
+    def backward(
+        self, matrices: Matrices, x: jax.Array, gate: jax.Array, dy: jax.Array, sizes: jax.Array
+    ) -> tuple[jax.Array, Matrices, jax.Array]:
+        """Return gradients; that of the gate is `(dy @ wᵀ) · x`, which equals `dy · (x @ w)`."""
+        dtype = accumulator(x.dtype)
+        dx = product(dy, matrices[0], sizes, transpose=True, out_dtype=dtype, aligned=True)
+        dgate = jnp.sum(dx * x.astype(dtype), axis=1)
+        dw = outer((gate[:, None] * x).astype(x.dtype), dy, sizes, aligned=True)
+        return gate[:, None] * dx, (dw,), dgate
+
+
+@dataclass(frozen=True)
+class GatedFeedforward:
+    """A gated layer `(activation(x @ gate) * (x @ up)) @ w_out` with `w_in[E, D, 2, F]`."""
+
+    activation: Activation
+    sums_columns: bool = True
+
+    def width(self, matrices: Matrices) -> int:
+        """Return D."""
+        return matrices[1].shape[2]
+
+    def hidden(self, h: jax.Array) -> jax.Array:
+        """Return the gated activation of `h`, the concatenated columns of gate and up."""
+        dtype = accumulator(h.dtype)
+        gate, up = jnp.split(h.astype(dtype), 2, axis=1)
+        return (self.activation(gate) * up).astype(h.dtype)
+
+    def forward(self, matrices: Matrices, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        """Return the answers in float32, because they may be terms of a sum."""
+        w_in, w_out = join_gate_and_up(matrices[0]), matrices[1]
+        hidden = self.hidden(product(x, w_in, sizes, aligned=True))
+        return product(hidden, w_out, sizes, out_dtype=accumulator(x.dtype), aligned=True)
+
+    def backward(
+        self, matrices: Matrices, x: jax.Array, gate: jax.Array, dy: jax.Array, sizes: jax.Array
+    ) -> tuple[jax.Array, Matrices, jax.Array]:
+        """Return gradients, and recompute the hidden rows."""
+        w_in, w_out = join_gate_and_up(matrices[0]), matrices[1]
+        dtype = accumulator(x.dtype)
+        gate = gate[:, None]
+        hidden, pullback = jax.vjp(self.hidden, product(x, w_in, sizes, aligned=True))
+        dhidden = product(dy, w_out, sizes, transpose=True, out_dtype=dtype, aligned=True)
+        dgate = jnp.sum(dhidden * hidden.astype(dtype), axis=1)
+        dw_out = outer((gate * hidden).astype(x.dtype), dy, sizes, aligned=True)
+        (dh,) = pullback((gate * dhidden).astype(x.dtype))
+        dw_in = outer(x, dh, sizes, aligned=True).reshape(matrices[0].shape)
+        dx = product(dh, w_in, sizes, transpose=True, out_dtype=dtype, aligned=True)
+        return dx, (dw_in, dw_out), dgate
+
+
+def join_gate_and_up(w_in: jax.Array) -> jax.Array:
+    """Reshape `[E, D, 2, F]` to `[E, D, 2 F]`: the columns of the gate, then those of up."""
+    return w_in.reshape(*w_in.shape[:2], -1)
+
 
 T = TypeVar("T")
 _CALLERS = "expert_matmul or moe_feedforward"
 
 
 class Axes(NamedTuple):
-    """Which mesh axes an exchange runs over, and how many rows a buffer has for each peer."""
+    """The mesh axes of an exchange, and the buffer rows for each peer."""
 
     experts: AxisName
     columns: AxisName | None
@@ -48,10 +157,10 @@ _Inputs = tuple[jax.Array, Matrices, jax.Array, jax.Array]
 """Tokens, matrices, keys and gates."""
 
 
-def _keeping_inputs(
+def _save_inputs(
     exchange: Callable[..., jax.Array],
 ) -> Callable[..., tuple[jax.Array, _Inputs]]:
-    """Return the forward of an exchange whose backward needs its inputs and nothing else."""
+    """Return the forward pass of an exchange that saves only its inputs."""
 
     def forward(
         function: ExpertFunction, axes: Axes, *inputs: *_Inputs
@@ -62,7 +171,7 @@ def _keeping_inputs(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def through_experts(
+def alltoall_exchange(
     function: ExpertFunction,
     axes: Axes,
     a: jax.Array,
@@ -72,24 +181,26 @@ def through_experts(
 ) -> jax.Array:
     """Return the sum over k of `gates[s, k] · function(a[s], expert keys[s, k])`.
 
-    `keys` is `int[S, k]` over the experts of all devices, with their number standing for none.
+    `keys` is `int[S, k]` over the experts of all devices; their number stands for no expert.
     """
-    return _by_device(partial(_forward_rounds, function, axes), a, matrices, keys, gates)
+    return _run_on_platform(partial(_forward_rounds, function, axes), a, matrices, keys, gates)
 
 
 def _backward(
     function: ExpertFunction, axes: Axes, saved: _Inputs, dout: jax.Array
 ) -> tuple[jax.Array, Matrices, None, jax.Array]:
     dout = once_only(_CALLERS, dout)
-    da, dmatrices, dgates = _by_device(partial(_backward_rounds, function, axes), *saved, dout)
+    da, dmatrices, dgates = _run_on_platform(
+        partial(_backward_rounds, function, axes), *saved, dout
+    )
     return da, dmatrices, None, dgates
 
 
-through_experts.defvjp(_keeping_inputs(through_experts), _backward)
+alltoall_exchange.defvjp(_save_inputs(alltoall_exchange), _backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def among_everyone(
+def allgather_exchange(
     function: ExpertFunction,
     axes: Axes,
     a: jax.Array,
@@ -97,16 +208,16 @@ def among_everyone(
     keys: jax.Array,
     gates: jax.Array,
 ) -> jax.Array:
-    """Return what `through_experts` does, with all tokens brought to every device at once."""
-    everyone = _bring_everyone(axes, a, matrices, keys, gates)
-    groups = everyone.groups
-    x = groups.spread(everyone.tokens, keys.shape[1])
+    """Return the same as `alltoall_exchange`, with all tokens gathered on every device at once."""
+    gathered = _gather_tokens(axes, a, matrices, keys, gates)
+    groups = gathered.groups
+    x = groups.to_rows(gathered.tokens, keys.shape[1])
     y = function.forward(matrices, x, groups.sizes)
-    # In float32 until all devices have added theirs: they are terms of one sum.
-    out = groups.weighted_sum(y, everyone.gates, accumulator(a.dtype))
+    # In float32 until the terms of all devices are summed.
+    out = groups.weighted_sum(y, gathered.gates, accumulator(a.dtype))
     out = psum_scatter(out, axes.experts)
     if function.sums_columns:
-        out = _share(out, axes)
+        out = _scatter_columns(out, axes)
     return out.astype(a.dtype)
 
 
@@ -115,21 +226,21 @@ def _among_backward(
 ) -> tuple[jax.Array, Matrices, None, jax.Array]:
     a, matrices, keys, gates = saved
     k, dtype = keys.shape[1], accumulator(a.dtype)
-    everyone = _bring_everyone(axes, a, matrices, keys, gates)
-    groups = everyone.groups
+    gathered = _gather_tokens(axes, a, matrices, keys, gates)
+    groups = gathered.groups
     dy = lax.all_gather(once_only(_CALLERS, dout), axes.experts, tiled=True)
     if function.sums_columns:
-        dy = _whole(dy, axes)
+        dy = _gather_columns(dy, axes)
     dx, dmatrices, dgate = function.backward(
         matrices,
-        groups.spread(everyone.tokens, k),
-        groups.spread(everyone.gates.reshape(-1, 1))[:, 0],
-        groups.spread(dy, k),
+        groups.to_rows(gathered.tokens, k),
+        groups.to_rows(gathered.gates.reshape(-1, 1))[:, 0],
+        groups.to_rows(dy, k),
         groups.sizes,
     )
-    da = groups.weighted_sum(dx, jnp.ones_like(everyone.gates), dtype)
-    da = _share(psum_scatter(da, axes.experts), axes).astype(a.dtype)
-    dgates = groups.collect(dgate[:, None]).reshape(everyone.gates.shape)
+    da = groups.weighted_sum(dx, jnp.ones_like(gathered.gates), dtype)
+    da = _scatter_columns(psum_scatter(da, axes.experts), axes).astype(a.dtype)
+    dgates = groups.to_pairs(dgate[:, None]).reshape(gathered.gates.shape)
     return (
         da,
         tuple(d.astype(matrix.dtype) for d, matrix in zip(dmatrices, matrices, strict=True)),
@@ -138,50 +249,50 @@ def _among_backward(
     )
 
 
-among_everyone.defvjp(_keeping_inputs(among_everyone), _among_backward)
+allgather_exchange.defvjp(_save_inputs(allgather_exchange), _among_backward)
 
 
-class _Everyone(NamedTuple):
-    """The tokens of all devices, whole, their gates, and which of them are for experts here."""
+class _GatheredTokens(NamedTuple):
+    """The tokens of all devices, their gates, and their grouping by the local experts."""
 
     tokens: jax.Array
     gates: jax.Array
     groups: Grouping
 
 
-def _bring_everyone(
+def _gather_tokens(
     axes: Axes, a: jax.Array, matrices: Matrices, keys: jax.Array, gates: jax.Array
-) -> _Everyone:
+) -> _GatheredTokens:
     experts = matrices[0].shape[0]
-    tokens = _whole(lax.all_gather(a, axes.experts, tiled=True), axes)
+    tokens = _gather_columns(lax.all_gather(a, axes.experts, tiled=True), axes)
     keys, gates = (lax.all_gather(v, axes.experts, tiled=True) for v in (keys, gates))
     local = keys - lax.axis_index(axes.experts) * experts
-    mine = (local >= 0) & (local < experts)
-    groups = _grouped(jnp.where(mine, local, experts).reshape(-1), matrices)
-    return _Everyone(tokens, gates.astype(accumulator(a.dtype)), groups)
+    is_local = (local >= 0) & (local < experts)
+    groups = _group_rows(jnp.where(is_local, local, experts).reshape(-1), matrices)
+    return _GatheredTokens(tokens, gates.astype(accumulator(a.dtype)), groups)
 
 
-def _by_device(rounds: Callable[..., T], *operands: Any) -> T:
+def _run_on_platform(rounds: Callable[..., T], *operands: Any) -> T:
     """Use packed buffers where `ragged_all_to_all` exists, dense ones elsewhere.
 
-    A TPU sends them while it multiplies.
+    A TPU overlaps them with the matmuls.
     """
-    schedules = {"cpu": DENSE, "tpu": AHEAD, "default": PACKED}
-    branches = {name: partial(rounds, schedule=each) for name, each in schedules.items()}
+    schedules = {"cpu": DENSE, "tpu": PACKED_OVERLAPPED, "default": PACKED}
+    branches = {name: partial(rounds, schedule=base) for name, base in schedules.items()}
     return by_platform(*operands, **branches)
 
 
 def _plan(axes: Axes, matrices: Matrices, keys: jax.Array, schedule: Schedule) -> Rounds:
     experts = matrices[0].shape[0] * lax.axis_size(axes.experts)
-    buffers = {"packed": schedule.packed, "ahead": schedule.ahead}
-    return plan_rounds(keys.reshape(-1), experts, axes.experts, axes.buffer_rows, **buffers)
+    buffers = {"packed": schedule.packed, "overlapped": schedule.overlapped}
+    return plan_exchange(keys.reshape(-1), experts, axes.experts, axes.buffer_rows, **buffers)
 
 
-def _whole(x: jax.Array, axes: Axes) -> jax.Array:
+def _gather_columns(x: jax.Array, axes: Axes) -> jax.Array:
     return x if axes.columns is None else lax.all_gather(x, axes.columns, axis=1, tiled=True)
 
 
-def _share(x: jax.Array, axes: Axes) -> jax.Array:
+def _scatter_columns(x: jax.Array, axes: Axes) -> jax.Array:
     """Sum over the devices along the column axis and keep this device's columns."""
     if axes.columns is None:
         return x
@@ -204,19 +315,19 @@ def _forward_rounds(
     weight = gates.reshape(-1).astype(dtype)
 
     def send(r: jax.Array) -> jax.Array:
-        # A row without a pair has the token past the last.
-        return plan.travel(_rows(a, plan.sent(r) // k), r)
+        # A row without a pair has an index past the last token.
+        return plan.exchange_rows(_rows(a, plan.sent(r) // k), r)
 
     def work(r: jax.Array, arrived: jax.Array, _: tuple[()]) -> tuple[jax.Array, tuple[()]]:
-        groups = _grouped(plan.received(r), matrices)
-        y = function.forward(matrices, _whole(groups.spread(arrived), axes), groups.sizes)
+        groups = _group_rows(plan.received(r), matrices)
+        y = function.forward(matrices, _gather_columns(groups.to_rows(arrived), axes), groups.sizes)
         if function.sums_columns:
-            y = _share(y, axes)
-        return groups.collect(y.astype(a.dtype)), ()
+            y = _scatter_columns(y, axes)
+        return groups.to_pairs(y.astype(a.dtype)), ()
 
     def add(r: jax.Array, answers: jax.Array, out: jax.Array) -> jax.Array:
         pair = plan.sent(r)
-        y = plan.travel(answers, r, back=True).astype(dtype)
+        y = plan.exchange_rows(answers, r, back=True).astype(dtype)
         return out.at[pair // k].add(_rows(weight, pair)[:, None] * y, mode="drop")
 
     width = function.width(matrices)
@@ -244,30 +355,32 @@ def _backward_rounds(
     plan = _plan(axes, matrices, keys, schedule)
     dtype = accumulator(a.dtype)
     weight = gates.reshape(-1).astype(dtype)
-    Pair = tuple[jax.Array, jax.Array]  # noqa: N806
+    Answers = tuple[jax.Array, jax.Array]  # noqa: N806
 
     def send(r: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         pair = plan.sent(r)
         token = pair // k
         rows = (_rows(a, token), _rows(dout, token), _rows(weight, pair)[:, None])
-        x, dy, gate = (plan.travel(each, r) for each in rows)
+        x, dy, gate = (plan.exchange_rows(base, r) for base in rows)
         return x, dy, gate
 
     def work(
         r: jax.Array, arrived: tuple[jax.Array, jax.Array, jax.Array], totals: Matrices
-    ) -> tuple[Pair, Matrices]:
-        groups = _grouped(plan.received(r), matrices)
-        x, dy, gate = (groups.spread(each) for each in arrived)
+    ) -> tuple[Answers, Matrices]:
+        groups = _group_rows(plan.received(r), matrices)
+        x, dy, gate = (groups.to_rows(base) for base in arrived)
         if function.sums_columns:
-            dy = _whole(dy, axes)
-        dx, more, dgate = function.backward(matrices, _whole(x, axes), gate[:, 0], dy, groups.sizes)
-        totals = tuple(total + part for total, part in zip(totals, more, strict=True))
-        dx = groups.collect(_share(dx, axes).astype(a.dtype))
-        return (dx, groups.collect(dgate)[:, None]), totals
+            dy = _gather_columns(dy, axes)
+        dx, new_totals, dgate = function.backward(
+            matrices, _gather_columns(x, axes), gate[:, 0], dy, groups.sizes
+        )
+        totals = tuple(total + part for total, part in zip(totals, new_totals, strict=True))
+        dx = groups.to_pairs(_scatter_columns(dx, axes).astype(a.dtype))
+        return (dx, groups.to_pairs(dgate)[:, None]), totals
 
-    def add(r: jax.Array, answers: Pair, sums: Pair) -> Pair:
+    def add(r: jax.Array, answers: Answers, sums: Answers) -> Answers:
         pair = plan.sent(r)
-        dx, dgate = (plan.travel(each, r, back=True) for each in answers)
+        dx, dgate = (plan.exchange_rows(base, r, back=True) for base in answers)
         da, dweight = sums
         return (
             da.at[pair // k].add(dx.astype(dtype), mode="drop"),
@@ -288,11 +401,11 @@ def _backward_rounds(
     )
 
 
-def _grouped(experts: jax.Array, matrices: Matrices) -> Grouping:
+def _group_rows(experts: jax.Array, matrices: Matrices) -> Grouping:
     alignment = row_alignment(matrices)
     return group_rows(experts, matrices[0].shape[0], alignment)
 
 
 def _rows(array: jax.Array, index: jax.Array) -> jax.Array:
-    """Return rows by index; an index past the last gives some row, which nobody will read."""
+    """Return rows by index; an index past the end gives an arbitrary row, which is not used."""
     return jnp.take(array, jnp.minimum(index, array.shape[0] - 1), axis=0)

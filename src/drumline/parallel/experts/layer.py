@@ -1,8 +1,8 @@
 """The mixture-of-experts feed-forward layer, and a residual block around it.
 
-`moe_feedforward` routes, sends tokens to their experts once, applies both matrices there, and
-brings one weighted sum back: hidden rows never travel. `MoEBlock` is the layer with its norm and
-its residual, for a stack of Transformer blocks.
+`moe_feedforward` routes the tokens, sends each to its experts once, applies both matrices there,
+and returns one weighted sum. Hidden rows are never sent. `MoEBlock` adds the norm and the residual,
+for a stack of Transformer blocks.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ import jax
 import jax.numpy as jnp
 
 from drumline.parallel.axes import AxisName, devices_along
-from drumline.parallel.block import steps
-from drumline.parallel.block.norms import rms_norm
-from drumline.parallel.block.weights import Weight, begin, expert_weights
-from drumline.parallel.experts.exchange import Axes, among_everyone, through_experts
-from drumline.parallel.experts.functions import Activation, GatedFeedforward, side_by_side
+from drumline.parallel.block.layers import expert_layer, rms_norm
+from drumline.parallel.block.weights import Weight, expert_weights, init
+from drumline.parallel.experts.exchange import (
+    Activation,
+    Axes,
+    GatedFeedforward,
+    allgather_exchange,
+    alltoall_exchange,
+    join_gate_and_up,
+)
 from drumline.parallel.experts.matmul import Exchange
 from drumline.parallel.experts.routing import Gate, Gating, Routing, route, router_logits
-from drumline.parallel.grouped.blocks import accumulator, alike
+from drumline.parallel.grouped.blocks import accumulator, match_varying
 from drumline.parallel.grouped.matmul import grouped_matmul, row_alignment
 from drumline.parallel.grouped.rows import Grouping, group_rows
-from drumline.parallel.grouped.typed import psum
-from drumline.parallel.modes import reverse_only
+from drumline.parallel.transforms import reverse_only
+from drumline.parallel.typed import psum
 
 _SOFTMAX = Gating()
 
 
 class Feedforward(NamedTuple):
-    """What the layer computed, and how it was routed."""
+    """The output of the layer, and its routing."""
 
     out: jax.Array
     routing: Routing
@@ -55,46 +60,46 @@ def moe_feedforward(
 ) -> Feedforward:
     """Apply a gated feed-forward layer of k experts to each token.
 
-    Local with no `axis_name`. Inside `shard_map`: `x[S_X, D_Y]`, `router[D_Y, E]`,
+    Without `axis_name` everything is local. Inside `shard_map`: `x[S_X, D_Y]`, `router[D_Y, E]`,
     `w_in[E_X, D, 2, F_Y]` (gate and up), `w_out[E_X, F_Y, D]` give `out[S_X, D_Y]`.
 
     Args:
         x: `[S, D]` tokens.
-        router: `[D, E]`; its rows are split like the columns of `x`.
+        router: `[D, E]`; its rows are sharded like the columns of `x`.
         w_in: `[E, D, 2, F]`: `w_in[:, :, 0]` is the gate, `w_in[:, :, 1]` is up.
         w_out: `[E, F, D]`.
-        k: experts for each token.
-        gating: how logits become gates.
+        k: the number of experts per token.
+        gating: the computation of gates from logits.
         activation: applied to the gate's half.
-        axis_name: mesh axis of tokens and experts.
-        gather_axis_name: mesh axis of columns, or None where they are whole.
+        axis_name: the mesh axis of tokens and experts.
+        gather_axis_name: the mesh axis of the columns, or None if they are not sharded.
         exchange: as in `expert_matmul`.
         buffer_rows: as in `expert_matmul`.
 
     Returns:
         The sum of the experts' answers weighted by their gates, without the residual, and the
-        routing with its losses.
+            routing with its losses.
     """
     caller = "moe_feedforward"
     columns = 1 if gather_axis_name is None else devices_along(caller, gather_axis_name)
-    peers = 1 if axis_name is None else devices_along(caller, axis_name)
-    _check(x, router, w_in, w_out, columns, peers)
+    devices = 1 if axis_name is None else devices_along(caller, axis_name)
+    _check(x, router, w_in, w_out, columns, devices)
     logits = router_logits(x, router)
     if gather_axis_name is not None:
         logits = psum(logits, gather_axis_name)
     routing = route(logits, k, **asdict(gating), axis_name=axis_name, buffer_rows=buffer_rows)
     keys, gates = routing.experts, routing.gates
-    x, w_in, w_out, keys, gates = alike(x, w_in, w_out, keys, gates)
+    x, w_in, w_out, keys, gates = match_varying(x, w_in, w_out, keys, gates)
     x, w_in, w_out, gates = reverse_only(caller, x, w_in, w_out, gates)
     function = GatedFeedforward(activation)
     if axis_name is None:
-        return Feedforward(_sorted_feedforward(function, x, w_in, w_out, keys, gates), routing)
+        return Feedforward(_local_feedforward(function, x, w_in, w_out, keys, gates), routing)
     axes = Axes(axis_name, gather_axis_name, buffer_rows)
-    travel = through_experts if exchange == "alltoall" else among_everyone
-    return Feedforward(travel(function, axes, x, (w_in, w_out), keys, gates), routing)
+    exchange_rows = alltoall_exchange if exchange == "alltoall" else allgather_exchange
+    return Feedforward(exchange_rows(function, axes, x, (w_in, w_out), keys, gates), routing)
 
 
-def _sorted_feedforward(
+def _local_feedforward(
     function: GatedFeedforward,
     x: jax.Array,
     w_in: jax.Array,
@@ -102,47 +107,47 @@ def _sorted_feedforward(
     keys: jax.Array,
     gates: jax.Array,
 ) -> jax.Array:
-    """Sort, apply both matrices by group, and put back.
+    """Sort the rows, apply both matrices by group, and reorder the results.
 
-    Ordinary differentiation keeps the hidden rows here, which is the fast choice where they fit;
-    wrap the layer in `jax.checkpoint` where they do not.
+    Automatic differentiation saves the hidden rows, which is fastest if they fit in memory. If they
+    do not, wrap the layer in `jax.checkpoint`.
     """
     groups = group_rows(keys.reshape(-1), w_in.shape[0], row_alignment((w_in, w_out)))
     k = keys.shape[1]
     sizes = groups.sizes
     by_group = partial(grouped_matmul, aligned=True, zero_rest=False)
-    h = by_group(_spread(k, x, groups), side_by_side(w_in), sizes)
+    h = by_group(_to_rows(k, x, groups), join_gate_and_up(w_in), sizes)
     y = by_group(function.hidden(h), w_out, sizes)
-    # The gate goes on in sorted order, where its gradient is a sum over rows of y.
-    weight = groups.spread(gates.reshape(-1))[:, None]
-    return _collect(k, (y.astype(accumulator(x.dtype)) * weight).astype(x.dtype), groups)
+    # The gates multiply sorted rows, so their gradient is a sum over rows of y.
+    weight = groups.to_rows(gates.reshape(-1))[:, None]
+    return _to_pairs(k, (y.astype(accumulator(x.dtype)) * weight).astype(x.dtype), groups)
 
 
-# Both directions between tokens and sorted rows are gathers: left to itself, differentiation would
-# turn each into a scatter-add, which is slow on accelerators and sums in the type of x.
+# Both directions between tokens and sorted rows are gathers. Automatic differentiation would make
+# each a scatter-add, which is slow on accelerators and sums in the type of x.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _spread(k: int, x: jax.Array, groups: Grouping) -> jax.Array:
-    return groups.spread(x, k)
+def _to_rows(k: int, x: jax.Array, groups: Grouping) -> jax.Array:
+    return groups.to_rows(x, k)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _collect(k: int, y: jax.Array, groups: Grouping) -> jax.Array:
+def _to_pairs(k: int, y: jax.Array, groups: Grouping) -> jax.Array:
     ones = jnp.ones((groups.row.shape[0] // k, k), accumulator(y.dtype))
     return groups.weighted_sum(y, ones)
 
 
-_spread.defvjp(
-    lambda k, x, groups: (_spread(k, x, groups), groups),
-    lambda k, groups, dy: (_collect(k, dy, groups), None),
+_to_rows.defvjp(
+    lambda k, x, groups: (_to_rows(k, x, groups), groups),
+    lambda k, groups, dy: (_to_pairs(k, dy, groups), None),
 )
-_collect.defvjp(
-    lambda k, y, groups: (_collect(k, y, groups), groups),
-    lambda k, groups, dout: (_spread(k, dout, groups), None),
+_to_pairs.defvjp(
+    lambda k, y, groups: (_to_pairs(k, y, groups), groups),
+    lambda k, groups, dout: (_to_rows(k, dout, groups), None),
 )
 
 
 def _check(
-    x: jax.Array, router: jax.Array, w_in: jax.Array, w_out: jax.Array, columns: int, peers: int
+    x: jax.Array, router: jax.Array, w_in: jax.Array, w_out: jax.Array, columns: int, devices: int
 ) -> None:
     shapes = (
         f"x{list(x.shape)}, router{list(router.shape)}, "
@@ -157,14 +162,16 @@ def _check(
         raise ValueError(f"{shapes}: w_out must be [{experts}, {hidden}, {width}] to follow w_in")
     if x.shape[1] * columns != width or router.shape[0] != x.shape[1]:
         raise ValueError(f"{shapes}: x, router and w_in disagree about the columns of a token")
-    if router.shape[1] != experts * peers:
-        raise ValueError(f"{shapes}: router scores {router.shape[1]} experts of {experts * peers}")
+    if router.shape[1] != experts * devices:
+        raise ValueError(
+            f"{shapes}: router scores {router.shape[1]} experts of {experts * devices}"
+        )
 
 
 class MoEBlock(eqx.Module):
     """A pre-norm residual block: `x + moe_feedforward(norm(x))`.
 
-    Fields are split over a mesh as `moe_feedforward` says; `scale[D]` like the columns of `x`.
+    Its fields are sharded as `moe_feedforward` requires, and `scale[D]` like the columns of `x`.
     """
 
     scale: jax.Array
@@ -185,14 +192,14 @@ class MoEBlock(eqx.Module):
         gate: Gate = "softmax",
         dtype: jnp.dtype | type = jnp.float32,
     ) -> None:
-        """Draw matrices with variance 1 / fan-in; the router in float32, as its choices are."""
+        """Draw matrices with variance 1/fan-in. The router stays in float32."""
         keys = iter(jax.random.split(key, 3))
 
         def draw(weight: Weight) -> jax.Array:
-            scale: float = weight.summed**-0.5
+            scale: float = weight.fan_in**-0.5
             return jax.random.normal(next(keys), weight.dims) * scale
 
-        drawn = begin(expert_weights(width, hidden, experts), draw)
+        drawn = init(expert_weights(width, hidden, experts), draw)
         self.scale, self.router = drawn["feedforward_norm"].astype(dtype), drawn["router"]
         self.w_in = drawn["experts_in"].astype(dtype)
         self.w_out = drawn["experts_out"].astype(dtype)
@@ -224,7 +231,7 @@ class MoEBlock(eqx.Module):
             )
             return Feedforward(out.reshape(normed.shape), routing)
 
-        # A scale of a wider type makes the block's result wider too.
+        # The scale may have a wider type than x, and the result has the wider one.
         x = x.astype(jnp.promote_types(x.dtype, self.scale.dtype))
         norm = partial(rms_norm, axis_name=gather_axis_name)
-        return Feedforward(*steps.experts(x, {"feedforward_norm": self.scale}, layer, norm=norm))
+        return Feedforward(*expert_layer(x, {"feedforward_norm": self.scale}, layer, norm=norm))

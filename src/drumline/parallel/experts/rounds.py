@@ -1,19 +1,26 @@
-"""Who sends which rows to whom in which round: the arithmetic of the dropless exchange.
+"""The schedule of the dropless exchange: the rows of each round, and the order of its stages.
 
-Every device sorts its (token, slot) pairs by expert, so that what it owes each peer is one run of
-rows. All devices learn all counts (a few integers an expert), and from then on everyone knows,
-with no further word, what lies in every buffer of every round: each run is cut into equally many
-slices, one a round, and there are as many rounds as the fullest buffer needs. A skewed assignment
-makes more rounds, never a larger buffer.
+Every device sorts its (token, slot) pairs by expert, so the rows for each peer are contiguous. All
+devices gather all counts (a few integers per expert). From these, every device derives the content
+of every buffer in every round: the rows for each peer are split evenly into one slice per round,
+and the fullest buffer determines the number of rounds. A skewed assignment needs more rounds, never
+a larger buffer.
 
-Two buffers are possible. A dense one holds `capacity` rows for each peer and travels by
-`all_to_all`; a packed one holds rows for all peers one behind the other and travels by
-`ragged_all_to_all`, which sends no padding and needs rounds only for the fullest receiver.
+There are two kinds of buffers. A dense buffer holds `buffer_rows` rows for each peer and is sent
+with `all_to_all`. A packed buffer holds the rows for all peers contiguously and is sent with
+`ragged_all_to_all`. It needs no padding, and rounds only for the fullest receiver.
+
+There are two orders. In sequence, a round ends before the next begins, and the experts wait for
+rows. Overlapped, three rounds are in progress: the experts work on one round while the rows of the
+next and the answers of the previous one are sent. The results are bit-identical, because all sums
+have the same order. It needs one more buffer in each direction.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,142 +28,216 @@ from jax import lax
 
 from drumline.parallel.axes import AxisName
 from drumline.parallel.grouped.rows import group_rows
-from drumline.parallel.grouped.typed import all_to_all, pmax, ragged_all_to_all
+from drumline.parallel.typed import all_to_all, fori_loop, pmax, ragged_all_to_all
 
-# Rounds a balanced assignment takes: four keeps the buffers at a quarter of the local rows and
-# the padding of a nearly balanced dense exchange low, and still gives the experts long groups.
+# The number of rounds of a balanced assignment. With four, a buffer has a quarter of the local
+# rows, a nearly balanced dense exchange has little padding, and the experts still get long groups.
 BALANCED_ROUNDS = 4
 
 
-def default_buffer_rows(rows: int, peers: int) -> int:
-    """Return the buffer rows for each peer when the caller names none."""
-    return max(1, -(-rows // (BALANCED_ROUNDS * peers)))
+def default_buffer_rows(rows: int, devices: int) -> int:
+    """Return the default number of buffer rows for each peer."""
+    return max(1, -(-rows // (BALANCED_ROUNDS * devices)))
 
 
-def rounds_needed(counts: jax.Array, peers: int, buffer_rows: int, *, packed: bool) -> jax.Array:
-    """Return how many rounds the exchange takes.
+def round_count(counts: jax.Array, devices: int, buffer_rows: int, *, packed: bool) -> jax.Array:
+    """Return the number of rounds of an exchange.
 
     Args:
-        counts: `int[peers, E]`, rows that each source sends to each expert.
-        peers: devices along the expert axis.
-        buffer_rows: rows of the buffer for each peer.
-        packed: whether rows for different peers share the buffer.
+        counts: `int[peers, E]`, the rows that each source sends to each expert.
+        peers: the number of devices along the expert axis.
+        buffer_rows: the buffer rows for each peer.
+        packed: True if the rows for different peers share the buffer.
     """
-    pair = counts.reshape(peers, peers, -1).sum(-1)
+    pair = counts.reshape(devices, devices, -1).sum(-1)
     if packed:
-        # The same buffer serves the fullest receiver and the busiest sender: they differ when
-        # some sources have little to send.
+        # The buffer must fit the fullest receiver and the busiest sender. These differ if some
+        # sources send little.
         fullest = jnp.maximum(pair.sum(0).max(), pair.sum(1).max())
-        return (fullest + (buffer_rows * peers - 1)) // (buffer_rows * peers)
+        return (fullest + (buffer_rows * devices - 1)) // (buffer_rows * devices)
     return (pair.max() + (buffer_rows - 1)) // buffer_rows
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """One exchange as one device sees it; `packed` says which of the two buffers it uses."""
+    """One exchange from the point of view of one device; `packed` is the kind of its buffers."""
 
     axis_name: AxisName
-    peers: int
+    devices: int
     buffer_rows: int
     packed: bool
-    ahead: bool  # whether it is asked about rounds before the first and past the last, too
+    overlapped: bool  # True if rounds before the first and after the last are used too
     order: jax.Array  # pairs sorted by expert
     counts: jax.Array  # [source, destination, local expert]
     count: jax.Array  # rounds, the same on every device
 
     @property
     def rows(self) -> int:
-        """Rows of one buffer."""
-        # Slices are whole rows, so each of a packed buffer's peers may take one row more.
-        spare = self.peers if self.packed else 0
-        return self.peers * self.buffer_rows + spare
+        """The rows of one buffer."""
+        # Slices are rounded to whole rows, so each peer may need one more row of a packed buffer.
+        spare = self.devices if self.packed else 0
+        return self.devices * self.buffer_rows + spare
 
     def _slices(self, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return start and size, `[source, destination]`, of each run's slice in round `r`."""
+        """Return start and size, `[source, destination]`, of each slice in round `r`."""
         pair = self.counts.sum(-1)
         rounds = jnp.maximum(self.count, 1)
-        each, over = pair // rounds, pair % rounds
-        size = each + (r < over)
-        if self.ahead:
+        base, remainder = pair // rounds, pair % rounds
+        size = base + (r < remainder)
+        if self.overlapped:
             size = jnp.where((r >= 0) & (r < self.count), size, 0)
-        return each * r + jnp.minimum(r, over), size
+        return base * r + jnp.minimum(r, remainder), size
 
     def _slots(self, sizes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return for each buffer row its peer, its place in the slice, and whether it is used."""
+        """Return for each buffer row its peer, its position in the slice, and if it is used."""
         row = jnp.arange(self.rows, dtype=jnp.int32)
         if not self.packed:
-            peer, place = row // self.buffer_rows, row % self.buffer_rows
-            return peer, place, place < sizes[peer]
+            peer, position = row // self.buffer_rows, row % self.buffer_rows
+            return peer, position, position < sizes[peer]
         ends = jnp.cumsum(sizes)
         peer = jnp.sum(ends[None, :] <= row[:, None], axis=-1, dtype=jnp.int32)
-        used = peer < self.peers
-        peer = jnp.minimum(peer, self.peers - 1)
-        return peer, row - (ends[peer] - sizes[peer]), used
+        is_used = peer < self.devices
+        peer = jnp.minimum(peer, self.devices - 1)
+        return peer, row - (ends[peer] - sizes[peer]), is_used
 
     def sent(self, r: jax.Array) -> jax.Array:
-        """Return the pair in each row of the buffer this device sends; past the last, if none."""
-        me = lax.axis_index(self.axis_name)
+        """Return the pair in each buffer row that this device sends, or an index past the end."""
+        rank = lax.axis_index(self.axis_name)
         start, size = self._slices(r)
-        peer, place, used = self._slots(size[me])
-        run = self.counts[me].sum(-1)
+        peer, position, is_used = self._slots(size[rank])
+        run = self.counts[rank].sum(-1)
         run_start = jnp.cumsum(run) - run
-        at = run_start[peer] + start[me, peer] + place
+        index = run_start[peer] + start[rank, peer] + position
         pairs = self.order.shape[0]
-        return jnp.where(used, self.order[jnp.minimum(at, pairs - 1)], pairs)
+        return jnp.where(is_used, self.order[jnp.minimum(index, pairs - 1)], pairs)
 
     def received(self, r: jax.Array) -> jax.Array:
-        """Return the local expert of each row this device receives; past the last, if none."""
-        me = lax.axis_index(self.axis_name)
+        """Return the local expert of each received row, or an index past the last expert."""
+        rank = lax.axis_index(self.axis_name)
         start, size = self._slices(r)
-        peer, place, used = self._slots(size[:, me])
-        ends = jnp.cumsum(self.counts[:, me], axis=-1)
-        at = start[peer, me] + place
-        expert = jnp.sum(ends[peer] <= at[:, None], axis=-1, dtype=jnp.int32)
-        return jnp.where(used, expert, self.counts.shape[-1])
+        peer, position, is_used = self._slots(size[:, rank])
+        ends = jnp.cumsum(self.counts[:, rank], axis=-1)
+        index = start[peer, rank] + position
+        expert = jnp.sum(ends[peer] <= index[:, None], axis=-1, dtype=jnp.int32)
+        return jnp.where(is_used, expert, self.counts.shape[-1])
 
-    def travel(self, buffer: jax.Array, r: jax.Array, *, back: bool = False) -> jax.Array:
-        """Move a buffer to the experts, or their answers back into the rows they came from."""
+    def exchange_rows(self, buffer: jax.Array, r: jax.Array, *, back: bool = False) -> jax.Array:
+        """Send a buffer to the experts, or with `back` their answers to the source rows."""
         if not self.packed:
             return all_to_all(buffer, self.axis_name)
-        me = lax.axis_index(self.axis_name)
+        rank = lax.axis_index(self.axis_name)
         _, size = self._slices(r)
         if back:
             size = size.T
-        before = jnp.cumsum(size, axis=0) - size  # rows of earlier sources, at each destination
-        mine = size[me]
+        rows_before = (
+            jnp.cumsum(size, axis=0) - size
+        )  # the rows of earlier sources, for each destination
+        is_local = size[rank]
         return ragged_all_to_all(
             buffer,
             jnp.zeros_like(buffer),
-            jnp.cumsum(mine) - mine,
-            mine,
-            before[me],
-            size[:, me],
+            jnp.cumsum(is_local) - is_local,
+            is_local,
+            rows_before[rank],
+            size[:, rank],
             axis_name=self.axis_name,
         )
 
 
-def plan_rounds(
+def plan_exchange(
     keys: jax.Array,
     experts: int,
     axis_name: AxisName,
     buffer_rows: int | None,
     *,
     packed: bool,
-    ahead: bool = False,
+    overlapped: bool = False,
 ) -> Rounds:
-    """Sort pairs by expert, tell everyone the counts, and count the rounds.
+    """Sort the pairs by expert, share the counts with all devices, and count the rounds.
 
     Args:
-        keys: `int[N]`, the expert of each pair; `experts` for a pair that goes nowhere.
-        experts: number of experts on all devices together.
-        axis_name: the mesh axis the experts are split over.
-        buffer_rows: buffer rows for each peer; a quarter of the balanced share if None.
-        packed: whether the buffer travels by `ragged_all_to_all`.
-        ahead: whether rounds that do not exist are asked about, and have to be empty.
+        keys: `int[N]`, the expert of each pair; `experts` for a pair without one.
+        experts: the number of experts on all devices together.
+        axis_name: the mesh axis that shards the experts.
+        buffer_rows: the buffer rows for each peer; None is a quarter of the balanced share.
+        packed: True to send the buffer with `ragged_all_to_all`.
+        overlapped: True if the plan is also asked for rounds before the first and after the last,
+            which must be empty.
     """
-    peers = lax.axis_size(axis_name)
-    capacity = buffer_rows or default_buffer_rows(keys.shape[0], peers)
+    devices = lax.axis_size(axis_name)
+    capacity = buffer_rows or default_buffer_rows(keys.shape[0], devices)
     grouping = group_rows(keys, experts)
-    counts = lax.all_gather(grouping.sizes, axis_name).reshape(peers, peers, -1)
-    count = pmax(rounds_needed(counts, peers, capacity, packed=packed), axis_name)
-    return Rounds(axis_name, peers, capacity, packed, ahead, grouping.pair, counts, count)
+    counts = lax.all_gather(grouping.sizes, axis_name).reshape(devices, devices, -1)
+    count = pmax(round_count(counts, devices, capacity, packed=packed), axis_name)
+    return Rounds(axis_name, devices, capacity, packed, overlapped, grouping.pair, counts, count)
+
+
+class Stages(NamedTuple):
+    """The three stages of a round. Trees of arrays pass between them."""
+
+    send: Callable[[jax.Array], Any]
+    """Maps a round to the rows that arrive at the local experts."""
+    work: Callable[[jax.Array, Any, Any], tuple[Any, Any]]
+    """Maps a round, the arrived rows and local totals to the answers and the new totals."""
+    add: Callable[[jax.Array, Any, Any], Any]
+    """Maps a round, the answers of the experts and sums to the new sums."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order of the rounds, and the kind of their buffers."""
+
+    packed: bool
+    overlapped: bool
+
+    def __call__(
+        self, count: jax.Array, stages: Stages, answers: Any, sums: Any, totals: Any
+    ) -> tuple[Any, Any]:
+        """Run all rounds.
+
+        Args:
+            count: the number of rounds.
+            stages: the stages of a round. If overlapped, they are also called for a round before
+                the first and one after the last, in which nothing may be sent.
+            answers: zeros like the answers of a round.
+            sums: the initial sums.
+            totals: the initial totals.
+
+        Returns:
+            Sums and totals after the last round.
+        """
+        return (_run_overlapped if self.overlapped else _run_in_order)(
+            count, stages, answers, sums, totals
+        )
+
+
+def _run_overlapped(
+    count: jax.Array, stages: Stages, answers: Any, sums: Any, totals: Any
+) -> tuple[Any, Any]:
+    def body(r: jax.Array, carry: Any) -> Any:
+        arrived, answers, sums, totals = carry
+        incoming = stages.send(r + 1)
+        sums = stages.add(r - 1, answers, sums)
+        answers, totals = stages.work(r, arrived, totals)
+        return incoming, answers, sums, totals
+
+    first = stages.send(jnp.zeros_like(count))
+    _, answers, sums, totals = fori_loop(count, body, (first, answers, sums, totals))
+    return stages.add(count - 1, answers, sums), totals
+
+
+def _run_in_order(
+    count: jax.Array, stages: Stages, _answers: Any, sums: Any, totals: Any
+) -> tuple[Any, Any]:
+    def body(r: jax.Array, carry: Any) -> Any:
+        sums, totals = carry
+        answers, totals = stages.work(r, stages.send(r), totals)
+        return stages.add(r, answers, sums), totals
+
+    result: tuple[Any, Any] = fori_loop(count, body, (sums, totals))
+    return result
+
+
+DENSE = Schedule(packed=False, overlapped=False)
+PACKED = Schedule(packed=True, overlapped=False)
+PACKED_OVERLAPPED = Schedule(packed=True, overlapped=True)

@@ -1,1 +1,1 @@
-"""Matrix products that send and receive from inside one TPU kernel (Pallas, Mosaic)."""
+"""Collective matmuls in a single TPU kernel each."""

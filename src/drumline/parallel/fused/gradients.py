@@ -1,16 +1,15 @@
-"""The fused products with their gradients, and what they refuse.
+"""The fused matmuls with their gradients and checks.
 
-Each is the other's gradient. For x that is exact: the gradient of a gather is a scatter with w's
-other dimension contracted, and the reverse. The weights' gradients need the gathered array, and
-get it in the way that moves and keeps least:
+Each is the gradient of the other. For x the relation is exact: the gradient of a gather is a
+scatter with the other dimension of w contracted, and the reverse. The weight gradients need the
+gathered array, and get it with the least communication and memory:
 
-- The scatter's dx gathers g anyway, and every chunk of it lands in HBM anyway: they stay where they
-  land, and dw is one product of the whole. Summed as the chunks pass, dw would be read and written
-  in float32 in every step, and its sum takes as much memory as the chunks (`4·F/n` bytes of each of
-  D columns, against `2·B`).
-- The gather's dx gathers nothing, so x's chunks travel once more, beside the products of dw: after
-  a gather without products they would have nothing to hide behind, and kept from the forward pass
-  they would take their memory from there on.
+- The dx of the scatter gathers g, and every chunk of it is written to HBM. The chunks are kept, and
+  dw is one matmul of the whole. If dw were summed as the chunks arrive, it would be read and
+  written in float32 in every step, and its sum takes as much memory as the chunks (`4·F/n` bytes
+  for each of D columns, against `2·B`).
+- The dx of the gather gathers nothing, so x is gathered again, overlapped with the matmuls of dw.
+  Saved from the forward pass, it would occupy memory from there on.
 """
 
 from __future__ import annotations
@@ -24,41 +23,40 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.axes import devices_along
-from drumline.parallel.fused.blocks import LANES, sublanes
-from drumline.parallel.fused.gathering import gather_outer, gather_product
-from drumline.parallel.fused.options import Options
-from drumline.parallel.fused.plans import KernelPlan
-from drumline.parallel.fused.scattering import scatter_product
-from drumline.parallel.fused.tours import Tour
-from drumline.parallel.modes import once_only, reverse_only
+from drumline.parallel.axes import devices_along, is_checked, match_varying_on
+from drumline.parallel.fused.functions import Options
+from drumline.parallel.fused.kernels import gather_matmul, gather_outer, scatter_matmul
+from drumline.parallel.fused.plans import LANES, KernelPlan, sublanes
+from drumline.parallel.fused.ring import KernelRing
+from drumline.parallel.rings.local import check_contraction, check_divides, check_weight
 from drumline.parallel.rings.ring import Direction, check_choice
-from drumline.parallel.rings.shapes import check_contraction, check_divides, check_weight
-from drumline.parallel.varying import is_checked, vary_alike
+from drumline.parallel.transforms import once_only, reverse_only
 
 _ONCE = "its backward pass is a kernel; the ring functions have one"
 
 
 def gather_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
-    """x[B_Y, D] · w[D, F_Y] → [B, F_Y]."""
+    """Compute x[B_Y, D] · w[D, F_Y] → [B, F_Y]."""
     plan = _plan(options)
     _check(plan, x, w)
     _check_tiles(plan, x.shape[0], x, w)
-    x, w = reverse_only(options.caller, *vary_alike(options.axis_name, x, w))
-    if plan.tour.size == 1:
-        return _alone(plan, x, w)
-    return _gather(_on_chip(plan, options), x, w)
+    x, w = reverse_only(options.caller, *match_varying_on(options.axis_name, x, w))
+    if plan.ring.size == 1:
+        return _local_matmul(plan, x, w)
+    return _gather(_with_tpu_limits(plan, options), x, w)
 
 
 def scatter_rows(x: jax.Array, w: jax.Array, options: Options) -> jax.Array:
-    """x[B, F_Y] · w[F_Y, D] → [B_Y, D]."""
+    """Compute x[B, F_Y] · w[F_Y, D] → [B_Y, D]."""
     plan = _plan(options)
     _check(plan, x, w)
-    check_divides(options.caller, "rows of x", x.shape[0], plan.tour)
-    size = plan.tour.size
+    check_divides(options.caller, "rows of x", x.shape[0], plan.ring)
+    size = plan.ring.size
     _check_tiles(plan, x.shape[0] // size, x, w)
-    x, w = reverse_only(options.caller, *vary_alike(options.axis_name, x, w))
-    return _alone(plan, x, w) if size == 1 else _scatter(_on_chip(plan, options), x, w)
+    x, w = reverse_only(options.caller, *match_varying_on(options.axis_name, x, w))
+    return (
+        _local_matmul(plan, x, w) if size == 1 else _scatter(_with_tpu_limits(plan, options), x, w)
+    )
 
 
 def _plan(options: Options) -> KernelPlan:
@@ -73,14 +71,14 @@ def _plan(options: Options) -> KernelPlan:
             "over; call jax.shard_map with check_vma=False, or leave interpret out, on a TPU"
         )
     mesh = tuple(jax.sharding.get_abstract_mesh().axis_names)
-    tour = Tour(axis_name, size, options.direction, mesh)
-    return KernelPlan(caller, tour, options.precision, wire, None, options.interpret)
+    ring = KernelRing(axis_name, size, options.direction, mesh)
+    return KernelPlan(caller, ring, options.precision, wire, None, options.interpret)
 
 
-def _on_chip(plan: KernelPlan, options: Options) -> KernelPlan:
-    """The plan with what the TPU has, of this process or of the mesh that is compiled for.
+def _with_tpu_limits(plan: KernelPlan, options: Options) -> KernelPlan:
+    """Return the plan with the limits of the TPU, of this process or of the mesh compiled for.
 
-    Half of its VMEM: the rest stays with what XLA keeps there from one operation to the next.
+    It uses half of the VMEM. The rest is left to XLA, which keeps data there between operations.
     """
     try:
         chip = pltpu.get_tpu_info()
@@ -94,8 +92,8 @@ def _on_chip(plan: KernelPlan, options: Options) -> KernelPlan:
             ) from None
         return plan
     vmem = options.vmem_bytes or int(chip.vmem_capacity_bytes) // 2
-    tour = replace(plan.tour, cores=options.cores or int(chip.num_cores))
-    return replace(plan, tour=tour, vmem=vmem)
+    ring = replace(plan.ring, cores=options.cores or int(chip.num_cores))
+    return replace(plan, ring=ring, vmem=vmem)
 
 
 def _check(plan: KernelPlan, x: jax.Array, w: jax.Array) -> None:
@@ -115,30 +113,30 @@ def _check(plan: KernelPlan, x: jax.Array, w: jax.Array) -> None:
 
 
 def _check_tiles(plan: KernelPlan, rows: int, x: jax.Array, w: jax.Array) -> None:
-    """Refuse what does not fill tiles: a kernel's copies and blocks are made of whole ones."""
-    if plan.tour.size == 1:
+    """Raise ValueError for shapes that do not fill whole tiles, which copies and blocks need."""
+    if plan.ring.size == 1:
         return
-    # Halves of a chunk of sums, in whichever type they travel.
+    # Chunks of sums are split in half, in the wire dtype.
     tile = 2 * max(sublanes(x.dtype.itemsize), sublanes(plan.wire_dtype.itemsize))
-    for what, length, unit in (
+    for dimension, length, unit in (
         ("rows of each device's share", rows, tile),
         ("columns of x on each device", x.shape[1], LANES),
         ("columns of w on each device", w.shape[1], LANES),
     ):
         if length == 0 or length % unit:
             raise ValueError(
-                f"{plan.caller}: the {length} {what} are not a multiple of {unit}, which the "
+                f"{plan.caller}: the {length} {dimension} are not a multiple of {unit}, which the "
                 "kernel's tiles take; pad them, or use the ring functions, which take any"
             )
 
 
-def _alone(plan: KernelPlan, x: jax.Array, w: jax.Array) -> jax.Array:
+def _local_matmul(plan: KernelPlan, x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.matmul(x, w, precision=plan.precision)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather(plan: KernelPlan, x: jax.Array, w: jax.Array) -> jax.Array:
-    return gather_product(plan, x, w)[0]
+    return gather_matmul(plan, x, w)[0]
 
 
 def _gather_forward(
@@ -151,13 +149,13 @@ def _gather_backward(
     plan: KernelPlan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    g = once_only(plan.caller, g, why=_ONCE)
-    return scatter_product(plan, g, w, along=1), gather_outer(plan, x, g)
+    g = once_only(plan.caller, g, reason=_ONCE)
+    return scatter_matmul(plan, g, w, w_dim=1), gather_outer(plan, x, g)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scatter(plan: KernelPlan, x: jax.Array, w: jax.Array) -> jax.Array:
-    return scatter_product(plan, x, w)
+    return scatter_matmul(plan, x, w)
 
 
 def _scatter_forward(
@@ -170,8 +168,8 @@ def _scatter_backward(
     plan: KernelPlan, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    g = once_only(plan.caller, g, why=_ONCE)
-    dx, gathered = gather_product(plan, g, w, along=1, keep=True)
+    g = once_only(plan.caller, g, reason=_ONCE)
+    dx, gathered = gather_matmul(plan, g, w, w_dim=1, keep=True)
     dw = lax.dot_general(
         x,
         gathered,

@@ -1,4 +1,9 @@
-"""What a fused kernel is called with beside its arrays, and how it is called."""
+"""The blocks of a matmul in a TPU core's VMEM, and the call of a fused kernel.
+
+A block of the result, `rows` by `columns`, stays in VMEM in float32 while blocks of `depth` of both
+operands stream through. Each operand is read from HBM once for every block of the other. A block of
+m by n does `m·n/(m+n)` multiply-adds for each number read, so larger blocks read less.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +17,152 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from drumline.parallel.fused.blocks import Blocks, Operands, choose_blocks, sublanes
-from drumline.parallel.fused.options import Interpret
-from drumline.parallel.fused.tours import Tour
-from drumline.parallel.varying import empty
+from drumline.parallel.axes import empty
+from drumline.parallel.fused.functions import Interpret
+from drumline.parallel.fused.ring import KernelRing
+
+LANES = 128
+"""The columns of one tile, for any type."""
+
+MAX_DEPTH = 512
+"""More depth reads no less, and takes VMEM from the block of the result."""
+
+MAX_SIDE = 2048
+"""A longer side does not pay."""
+
+ENOUGH_REUSE = 640
+"""The multiplications per byte read from which no chip's HBM limits the matmul. The v6e needs the
+most, 575. Larger blocks would gain nothing."""
+
+RESERVED_VMEM = 2 << 20
+"""The VMEM left to the compiler for spills and semaphores."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The sides of the blocks of one matmul."""
+
+    rows: int
+    columns: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The data that streams through VMEM besides the sum.
+
+    Attributes:
+        itemsize: the bytes of a number of the operands.
+        out_itemsize: the bytes of a number of the result.
+        pairs: the number of pairs of operands that are multiplied at once.
+        added: the number of float32 arrays of the result's shape that are added.
+    """
+
+    itemsize: int
+    out_itemsize: int
+    pairs: int = 1
+    added: int = 0
+
+
+def sublanes(itemsize: int) -> int:
+    """Return the rows of one tile: 8 for 32 bits, 16 for 16 bits."""
+    return 32 // itemsize
+
+
+def vmem_bytes_of(blocks: Blocks, operands: Operands) -> int:
+    """Return the VMEM of a pipelined matmul: the sum once, all streamed data twice."""
+    m, n, k = blocks.rows, blocks.columns, blocks.depth
+    operand_bytes = operands.pairs * (m + n) * k * operands.itemsize
+    result_bytes = m * n * (operands.out_itemsize + 4 * operands.added)
+    # The matmul of one step is a separate value before it is added to the sum.
+    return 2 * (operand_bytes + result_bytes) + 2 * 4 * m * n
+
+
+def choose_blocks(
+    rows: int,
+    columns: int,
+    depth: int,
+    operands: Operands,
+    *,
+    vmem: int,
+    row_tile: int,
+    cores: int = 1,
+) -> Blocks | None:
+    """Return the blocks that read least from HBM, or None if not even the smallest fit.
+
+    Args:
+        rows: the rows of the result; a multiple of `row_tile`.
+        columns: the columns of the result; a multiple of 128.
+        depth: the length of the contraction; a multiple of 128, or of `row_tile` if it is rows.
+        operands: the data that streams through VMEM.
+        vmem: the bytes that each core may use.
+        row_tile: the rows of a block are a multiple of this.
+        cores: the number of cores, which must get equally many blocks.
+    """
+    slot_free = vmem - RESERVED_VMEM
+    best: tuple[tuple[float, int], Blocks] | None = None
+    for m in _divisors(rows, row_tile, MAX_SIDE):
+        for n in _divisors(columns, LANES, MAX_SIDE):
+            if (rows // m) % cores and (columns // n) % cores:
+                continue
+            for k in _divisors(depth, LANES if depth % LANES == 0 else row_tile, MAX_DEPTH):
+                blocks = Blocks(m, n, k)
+                if vmem_bytes_of(blocks, operands) > slot_free:
+                    continue
+                # Prefer few reads and few steps. Each step reads and writes the sum in VMEM, which
+                # takes about as long as multiplying a depth of 64.
+                reuse = min(ENOUGH_REUSE, m * n / (m + n) * 2 / operands.itemsize)
+                score = reuse * k / (k + 64), -m * n
+                if best is None or score > best[0]:
+                    best = score, blocks
+    return best and best[1]
+
+
+def _divisors(length: int, tile: int, limit: int) -> list[int]:
+    """Return the multiples of the tile that divide a length, up to a limit."""
+    return [d for d in range(tile, min(length, limit) + 1, tile) if length % d == 0]
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """How the kernels of one fused product run.
+    """The options of the kernels of one fused matmul.
 
     Attributes:
-        caller: the function to name in what is refused.
-        tour: the ring.
-        precision: of each multiplication.
-        wire_dtype: the type in which sums travel.
-        vmem: bytes of each core's VMEM that a kernel may use; None where there is no TPU to ask.
-        interpret: False on TPUs; elsewhere how they are emulated.
+        caller: the calling function, for messages.
+        ring: the ring.
+        precision: the precision of each matmul.
+        wire_dtype: the type in which sums are sent.
+        vmem: the bytes of each core's VMEM for a kernel; None if the TPU is unknown.
+        interpret: False on TPUs, else the emulation's parameters.
     """
 
     caller: str
-    tour: Tour
+    ring: KernelRing
     precision: lax.PrecisionLike
     wire_dtype: jnp.dtype
     vmem: int | None
     interpret: Interpret
 
     def blocks(self, rows: int, columns: int, depth: int, operands: Operands) -> Blocks:
-        """How a product is cut, refused if its smallest blocks do not fit.
+        """Return the blocks of a matmul. Raise ValueError if the smallest do not fit.
 
-        Emulated where JAX does not know of any TPU, it is not cut: JAX asks for the TPU's tiles.
+        An emulated kernel without a known TPU has one block, because JAX needs the TPU for its
+        tiles.
         """
         if self.vmem is None:
             return Blocks(rows, columns, depth)
         tile = sublanes(operands.itemsize)
-        cores = self.tour.cores
-        found = choose_blocks(
+        cores = self.ring.cores
+        blocks = choose_blocks(
             rows, columns, depth, operands, vmem=self.vmem, row_tile=tile, cores=cores
         )
-        if found is None:
+        if blocks is None:
             raise ValueError(
                 f"{self.caller}: no blocks of a product of {rows}×{depth}×{columns} fit "
-                f"{self.vmem} bytes of VMEM on each of {self.tour.cores} cores; give it more with "
+                f"{self.vmem} bytes of VMEM on each of {self.ring.cores} cores; give it more with "
                 "vmem_bytes, or use the ring functions"
             )
-        return found
+        return blocks
 
     def call(
         self,
@@ -66,31 +172,31 @@ class KernelPlan:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         scratch: Sequence[Any],
     ) -> list[jax.Array]:
-        """Run a kernel on arrays that stay in HBM, on every core.
+        """Run a kernel on every core, on arrays that stay in HBM.
 
-        It gets inputs, outputs, scratch, and a semaphore for its cores to meet at. A kernel has no
-        scratch memory in HBM, so that its buffers there are outputs too. It counts as free of side
-        effects: where a gradient is not used, no device runs its kernel.
+        The kernel gets inputs, outputs, scratch, and a semaphore to synchronize its cores. Kernels
+        have no scratch memory in HBM, so buffers there are outputs as well. A kernel counts as free
+        of side effects: if a gradient is unused, no device runs its kernel.
         """
-        here = pl.BlockSpec(memory_space=pltpu.HBM)
-        results = pl.pallas_call(
+        device_index = pl.BlockSpec(memory_space=pltpu.HBM)
+        result_bytes = pl.pallas_call(
             kernel,
-            grid=(self.tour.cores,),
-            out_shape=[_typed(shape, dtype, inputs[0]) for shape, dtype in outputs],
-            in_specs=[here] * len(inputs),
-            out_specs=[here] * len(outputs),
+            grid=(self.ring.cores,),
+            out_shape=[_output_type(shape, dtype, inputs[0]) for shape, dtype in outputs],
+            in_specs=[device_index] * len(inputs),
+            out_specs=[device_index] * len(outputs),
             scratch_shapes=[*scratch, pltpu.SemaphoreType.REGULAR],
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel",),
-                collective_id=self.tour.collective_id,
+                collective_id=self.ring.collective_id,
                 vmem_limit_bytes=self.vmem,
             ),
             interpret=self.interpret,
             name=name,
         )(*inputs)
-        return list(results)
+        return list(result_bytes)
 
 
-def _typed(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> Any:
-    """The type of an array that varies over the axes that `like` varies over."""
+def _output_type(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> Any:
+    """Return the type of an array that varies over the same axes as `like`."""
     return jax.eval_shape(lambda: empty(shape, dtype, like))

@@ -1,1 +1,1 @@
-"""Rows sorted by group, times one matrix a group: for any device, and as kernels for GPUs."""
+"""Matmuls of grouped rows, with one matrix per group."""

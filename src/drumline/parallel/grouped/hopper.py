@@ -1,12 +1,12 @@
-"""Grouped products for Hopper GPUs, written in Pallas for Mosaic GPU.
+"""Grouped matmuls for Hopper GPUs, written in Pallas for Mosaic GPU.
 
-Rows come padded so that every group starts and ends on a multiple of `ROWS`: a tile of rows then
-belongs to one group, is stored whole, and needs no mask, and the outer product of a group is a sum
-over whole tiles. The padding rows hold zeros; rows past the last group are neither read nor
+Rows are padded so that every group starts and ends on a multiple of `ROWS`. Then a tile of rows
+belongs to one group, is stored as a whole, and needs no mask, and the outer product of a group is a
+sum over whole tiles. The padding rows are zero. Rows past the last group are neither read nor
 written.
 
-Both kernels are persistent: one block a multiprocessor takes tile after tile. In each block one
-warpgroup only copies (bulk tensor copies into a ring of shared memory) and two multiply, each one
+Both kernels are persistent: one block per multiprocessor processes tile after tile. In each block
+one warpgroup only copies (bulk tensor copies into a ring of shared memory), and two multiply, each
 half of the rows of the output tile.
 """
 
@@ -21,25 +21,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from drumline.parallel.grouped.blocks import alike
-from drumline.parallel.grouped.typed import array_type
+from drumline.parallel.grouped.blocks import match_varying
+from drumline.parallel.typed import array_type
 
-# Every group of rows is padded to a multiple of this: the taller of the output tiles.
+# Every group of rows is padded to a multiple of this, the larger height of output tiles.
 ROWS = 256
 _SIDE = 128
 _LONG = 256
-# Columns from which on an output counts as wide: its group's matrix no longer stays in L2.
+# The number of columns from which the matrix of a group no longer fits in L2.
 _WIDE = 4096
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a kernel cuts its work.
+    """The tiling of a kernel.
 
-    An output tile has `rows` × `columns`, and each step multiplies `depth` more of the summed
-    dimension, out of a ring of `steps` in shared memory. `snake` is how many tiles wide a stripe is
-    walked before the next one, so that neighbours find each other's operands in L2; `minor` is the
-    direction of the stripe. `chain` copies for the next tile while the last is being stored.
+    An output tile has `rows` × `columns`. Each step multiplies `depth` more of the contracted
+    dimension, from a ring of `steps` in shared memory. `snake` is the width in tiles of the stripes
+    in which tiles are processed, so that neighbours find each other's operands in L2; `minor` is
+    the direction of a stripe. With `chain` the copies for the next tile start while the last one is
+    stored.
     """
 
     rows: int
@@ -51,17 +52,17 @@ class Tiles:
     steps: int = 4
 
 
-def takes(dtype: jnp.dtype, d: int, f: int) -> bool:
-    """Return whether the kernels can multiply by matrices `[d, f]`, forward and backward.
+def supports(dtype: jnp.dtype, d: int, f: int) -> bool:
+    """Return True if the kernels support matrices `[d, f]`, forward and backward.
 
-    A tile is 256 long on one side, so one side of the matrix must hold whole ones.
+    One side of a tile is 256, so one side of the matrix must be a multiple of it.
     """
     fits = d % _SIDE == 0 and f % _SIDE == 0 and (d % _LONG == 0 or f % _LONG == 0)
     return fits and dtype in (jnp.bfloat16, jnp.float16)
 
 
 def matmul_tiles(columns: int) -> Tiles:
-    """Return the tiles for a product of this many columns, the fastest seen on an H200."""
+    """Return the tiles for a matmul with this many columns, the fastest found on an H200."""
     if columns % _LONG:
         return Tiles(256, 128, snake=16, chain=True)
     if columns < _WIDE:
@@ -69,9 +70,9 @@ def matmul_tiles(columns: int) -> Tiles:
     return Tiles(128, 256, minor="m", snake=16, chain=True)
 
 
-def outer_tiles(wide: int) -> Tiles:
-    """Return the tiles for sums of outer products of this width."""
-    return Tiles(256, 128, snake=4) if wide % _LONG else Tiles(128, 256, snake=4)
+def outer_tiles(columns_: int) -> Tiles:
+    """Return the tiles for sums of outer products with this many columns."""
+    return Tiles(256, 128, snake=4) if columns_ % _LONG else Tiles(128, 256, snake=4)
 
 
 def matmul(
@@ -85,7 +86,7 @@ def matmul(
 ) -> jax.Array:
     """Multiply groups of rows by their matrices.
 
-    Rows past the last group are not written: they hold whatever was in that memory.
+    Rows past the last group are not written and stay uninitialized.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -93,7 +94,9 @@ def matmul(
     rows, depth = x.shape
     columns = w.shape[1 if transpose else 2]
     tiles = tiles or matmul_tiles(columns)
-    _divides(rows=(rows, tiles.rows), columns=(columns, tiles.columns), depth=(depth, tiles.depth))
+    _check_divisible(
+        rows=(rows, tiles.rows), columns=(columns, tiles.columns), depth=(depth, tiles.depth)
+    )
     across, k_steps = columns // tiles.columns, depth // tiles.depth
     chain = tiles.chain and k_steps % tiles.steps == 0
     group, down = _groups_of_tiles(sizes, rows, tiles.rows)
@@ -117,28 +120,28 @@ def matmul(
 
             @plgpu.nd_loop((down * across,), collective_axes="sm")
             def walk(info: Any) -> None:
-                i, j = _place(tiles, info.index[0], down, across)
+                i, j = _tile_position(tiles, info.index[0], down, across)
 
                 def step(_: Any, left: Any, right: Any, acc: Any) -> Any:
                     if transpose:
                         right = right.transpose((1, 0))
-                    return _add_product(acc, left.at[_half(tiles, wg)], right)
+                    return _add_product(acc, left.at[_half_rows(tiles, wg)], right)
 
                 g, across_slice = group_ref[i], pl.ds(j * tiles.columns, tiles.columns)
                 matrix = w_ref.at[g, across_slice] if transpose else w_ref.at[g, :, across_slice]
-                taken = x_ref.at[pl.ds(i * tiles.rows, tiles.rows)]
+                supported = x_ref.at[pl.ds(i * tiles.rows, tiles.rows)]
                 out = out_ref.at[pl.ds(i * tiles.rows, tiles.rows), across_slice]
                 run = pipeline(
                     step,
                     compute_context=_store(tiles, out, staged, wg),
                     pipeline_state=_phase(info) if chain else None,
                 )
-                run(taken, matrix, allocations=allocated)
+                run(supported, matrix, allocations=allocated)
 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     launch = _launch(body, (rows, columns), out_dtype, x)
-    return alike(launch(group, down, x, w), x)[0]  # a kernel may forget what varies
+    return match_varying(launch(group, down, x, w), x)[0]  # a kernel may lose the varying axes
 
 
 def outer(
@@ -154,10 +157,12 @@ def outer(
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     groups = sizes.shape[0]
-    rows, tall, wide = x.shape[0], x.shape[1], y.shape[1]
-    tiles = tiles or outer_tiles(wide)
-    _divides(rows=(rows, tiles.depth), x=(tall, tiles.rows), y=(wide, tiles.columns))
-    down, across = tall // tiles.rows, wide // tiles.columns
+    rows, tile_rows, columns_ = x.shape[0], x.shape[1], y.shape[1]
+    tiles = tiles or outer_tiles(columns_)
+    _check_divisible(
+        rows=(rows, tiles.depth), x=(tile_rows, tiles.rows), y=(columns_, tiles.columns)
+    )
+    down, across = tile_rows // tiles.rows, columns_ // tiles.columns
     k_steps = (sizes // tiles.depth).astype(jnp.int32)
     first = jnp.cumsum(k_steps) - k_steps
 
@@ -169,7 +174,7 @@ def outer(
     def body(first_ref: Any, steps_ref: Any, x_ref: Any, y_ref: Any, out_ref: Any) -> None:
         @functools.partial(
             pl.run_scoped,
-            # As many steps as the ring has slots, so that no slot is left out.
+            # As many steps as the ring has slots, so that all slots are allocated.
             allocated=_allocations(pipeline_from(0, tiles.steps), x_ref, y_ref),
             staged=_staging(out_dtype),
             collective_axes="wg",
@@ -180,35 +185,39 @@ def outer(
             @plgpu.nd_loop((groups, down * across), collective_axes="sm")
             def walk(info: Any) -> None:
                 g = info.index[0]
-                i, j = _place(tiles, info.index[1], down, across)
+                i, j = _tile_position(tiles, info.index[1], down, across)
 
                 def step(_: Any, left: Any, right: Any, acc: Any) -> Any:
-                    left = left.at[:, _half(tiles, wg)].transpose((1, 0))
+                    left = left.at[:, _half_rows(tiles, wg)].transpose((1, 0))
                     return _add_product(acc, left, right)
 
                 down_slice = pl.ds(i * tiles.rows, tiles.rows)
                 across_slice = pl.ds(j * tiles.columns, tiles.columns)
                 store = _store(tiles, out_ref.at[g, down_slice, across_slice], staged, wg)
                 run = pipeline_from(first_ref[g], steps_ref[g])(step, compute_context=store)
-                run(x_ref.at[:, down_slice], y_ref.at[:, across_slice], allocations=allocated)
+                run(
+                    x_ref.at[:, down_slice],
+                    y_ref.at[:, across_slice],
+                    allocations=allocated,
+                )
 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    launch = _launch(body, (groups, tall, wide), out_dtype, x)
-    return alike(launch(first, k_steps, x, y), x)[0]  # a kernel may forget what varies
+    launch = _launch(body, (groups, tile_rows, columns_), out_dtype, x)
+    return match_varying(launch(first, k_steps, x, y), x)[0]  # a kernel may lose the varying axes
 
 
 def _groups_of_tiles(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, jax.Array]:
-    """Return the group of each tile of rows, and `[1]`: how many tiles belong to a group."""
+    """Return the group of each tile of rows, and `[1]`: the number of tiles with a group."""
     ends = jnp.cumsum(sizes) // tile
     tiles = jnp.arange(rows // tile, dtype=ends.dtype)
-    # Tiles are few: comparing each with all ends is one step, searching would be a loop of them.
+    # There are few tiles. Comparing each with all ends is one step; a search would be a loop.
     group = jnp.sum(ends[None, :] <= tiles[:, None], axis=1, dtype=jnp.int32)
     return jnp.minimum(group, sizes.shape[0] - 1), ends[-1:].astype(jnp.int32)
 
 
 def _pipeline(tiles: Tiles, steps: Any, *specs: Any) -> Callable[..., Any]:
-    """Return a maker of pipelines that copy what `specs` cut and give it to two warpgroups."""
+    """Return a function that creates pipelines of copies for two multiplying warpgroups."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     return functools.partial(
@@ -223,12 +232,12 @@ def _pipeline(tiles: Tiles, steps: Any, *specs: Any) -> Callable[..., Any]:
 
 
 def _allocations(pipeline: Callable[..., Any], *operands: Any) -> Any:
-    """Return the shared memory of a pipeline, for all tiles of a block to take turns in."""
-    return pipeline(_nothing, compute_context=_nothing).get_allocations(*operands)
+    """Return the shared memory of a pipeline, which all tiles of a block reuse."""
+    return pipeline(_ignore, compute_context=_ignore).get_allocations(*operands)
 
 
-def _place(tiles: Tiles, index: Any, down: Any, across: int) -> tuple[Any, Any]:
-    """Return row and column of the tile that is walked as number `index`."""
+def _tile_position(tiles: Tiles, index: Any, down: Any, across: int) -> tuple[Any, Any]:
+    """Return row and column of the tile that is processed at position `index`."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     minor = 0 if tiles.minor == "m" else 1
@@ -236,8 +245,8 @@ def _place(tiles: Tiles, index: Any, down: Any, across: int) -> tuple[Any, Any]:
     return i, j
 
 
-def _half(tiles: Tiles, wg: Any) -> Any:
-    """Return which rows of a tile are a warpgroup's own."""
+def _half_rows(tiles: Tiles, wg: Any) -> Any:
+    """Return the rows of a tile that belong to a warpgroup."""
     from jax.experimental import pallas as pl
 
     return pl.ds(wg * (tiles.rows // 2), tiles.rows // 2)
@@ -252,7 +261,7 @@ def _add_product(acc: Any, left: Any, right: Any) -> Any:
 
 
 def _phase(info: Any) -> Any:
-    """Return whether this tile opens, continues or closes a block's chain of copies."""
+    """Return if this tile starts, continues or ends a block's chain of copies."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     phase = plgpu.PipelinePipeline
@@ -261,8 +270,8 @@ def _phase(info: Any) -> Any:
     return jnp.where(info.local_index == 0, int(phase.START), state)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for functions that do not bear on what a pipeline allocates."""
+def _ignore(*_: Any, **__: Any) -> None:
+    """Do nothing, in place of functions that do not affect the allocations of a pipeline."""
 
 
 def _swizzled(columns: int, dtype: jnp.dtype) -> tuple[Any, ...]:
@@ -285,35 +294,37 @@ def _block_spec(shape: tuple[int, int], index: Callable[..., Any], dtype: jnp.dt
 
 
 def _staging(dtype: jnp.dtype) -> Any:
-    """Return shared memory through which each warpgroup stores, 64 rows of 128 bytes in turn."""
+    """Return the shared memory for stores of a warpgroup: two buffers of 64 rows × 128 bytes."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    wide = 128 // jnp.dtype(dtype).itemsize
-    return plgpu.SMEM((2, 2, 64, wide), dtype, transforms=_swizzled(wide, dtype))
+    columns_ = 128 // jnp.dtype(dtype).itemsize
+    return plgpu.SMEM((2, 2, 64, columns_), dtype, transforms=_swizzled(columns_, dtype))
 
 
 def _store(tiles: Tiles, out: Any, staged: Any, wg: Any) -> Callable[[Any], None]:
-    """Return what a multiplying warpgroup does around its pipeline: sum, round, and store."""
+    """Return the context of a multiplying warpgroup, which accumulates, rounds and stores."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    out, tall = out.at[_half(tiles, wg)], tiles.rows // 2
+    out, tile_rows = out.at[_half_rows(tiles, wg)], tiles.rows // 2
     accumulator: Any = plgpu.ACC  # type: ignore[attr-defined]
 
     def context(run: Any) -> None:
-        @functools.partial(pl.run_scoped, acc=accumulator((tall, tiles.columns), jnp.float32))
+        @functools.partial(pl.run_scoped, acc=accumulator((tile_rows, tiles.columns), jnp.float32))
         def scope(acc: Any) -> None:
             run(acc)
             tile = acc[...].astype(staged.dtype)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            wide = staged.shape[-1]
-            places = [(i, j) for i in range(0, tall, 64) for j in range(0, tiles.columns, wide)]
+            columns_ = staged.shape[-1]
+            places = [
+                (i, j) for i in range(0, tile_rows, 64) for j in range(0, tiles.columns, columns_)
+            ]
             for turn, (i, j) in enumerate(places):
                 plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-                staged[wg, turn % 2] = tile[i : i + 64, j : j + wide]
+                staged[wg, turn % 2] = tile[i : i + 64, j : j + columns_]
                 plgpu.commit_smem()  # type: ignore[no-untyped-call]
                 plgpu.copy_smem_to_gmem(
-                    staged.at[wg, turn % 2], out.at[pl.ds(i, 64), pl.ds(j, wide)]
+                    staged.at[wg, turn % 2], out.at[pl.ds(i, 64), pl.ds(j, columns_)]
                 )
 
     return context
@@ -324,7 +335,7 @@ def _launch(body: Any, shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array
 
     try:
         cores = int(jax.devices()[0].core_count)
-    except AttributeError:  # not a GPU: a kernel that is lowered elsewhere
+    except AttributeError:  # without a GPU, for lowering only
         cores = 132
     return plgpu.kernel(
         body,
@@ -337,7 +348,7 @@ def _launch(body: Any, shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array
     )
 
 
-def _divides(**sides: tuple[int, int]) -> None:
+def _check_divisible(**sides: tuple[int, int]) -> None:
     for name, (length, tile) in sides.items():
         if length % tile:
             raise ValueError(f"{name}: {length} is not a multiple of the tile's {tile}")

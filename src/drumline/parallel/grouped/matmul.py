@@ -1,17 +1,17 @@
-"""Rows sorted by group times one matrix a group: the one place that knows the device.
+"""Matmuls of sorted rows with one matrix per group, by device.
 
 `grouped_matmul(x, w, sizes)` multiplies the first `sizes[0]` rows of `x` by `w[0]`, the next
-`sizes[1]` by `w[1]`, and so on. Rows past the last group come out as zero, unless the caller
-says that nobody reads them.
+`sizes[1]` by `w[1]`, and so on. Rows past the last group are zero, unless the caller does not need
+them.
 
-| device                                     | product                     |
-|--------------------------------------------|-----------------------------|
-| TPU, bfloat16 or float32, 128 or more each | the kernels in `megablox`   |
-| TPU, anything else                         | `lax.ragged_dot_general`    |
-| Hopper GPU, 16-bit, even sizes             | the kernels in `hopper`     |
-| everything else                            | the block loops in `blocks` |
+| device                                          | implementation              |
+|-------------------------------------------------|-----------------------------|
+| TPU, bfloat16 or float32, dimensions from 128 on | the kernels in `megablox`   |
+| TPU, all others                                 | `lax.ragged_dot_general`    |
+| Hopper GPU, 16-bit, aligned sizes               | the kernels in `hopper`     |
+| all others                                      | the block loops in `blocks` |
 
-`lax.ragged_dot` is not used off the TPU: there it computes every row against every matrix.
+`lax.ragged_dot` is used on TPUs only: on other devices it multiplies every row by every matrix.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from drumline.parallel.grouped import megablox
-from drumline.parallel.grouped.blocks import accumulator, alike, blocked_matmul, blocked_outer
-from drumline.parallel.grouped.typed import array_type, by_platform
-from drumline.parallel.modes import batch_first, once_only
+from drumline.parallel.grouped.blocks import (
+    accumulator,
+    blocked_matmul,
+    blocked_outer,
+    match_varying,
+)
+from drumline.parallel.transforms import batch_first, once_only
+from drumline.parallel.typed import array_type, by_platform
 
 
 def grouped_matmul(
@@ -44,64 +49,65 @@ def grouped_matmul(
 
     Args:
         x: `[N, D]`, rows sorted by group.
-        w: `[G, D, F]`, one matrix a group.
-        sizes: `int[G]`, rows in each group, in order; their sum is at most `N`.
-        aligned: promises that N and all sizes are multiples of `row_alignment((w,))`, which the
-            Hopper kernels ask for; without it they are not used.
-        zero_rest: whether rows past the last group come out as zero, here and in the gradient of
-            `x`. If not they may hold anything, and a pass over the output is saved on TPU
-            and Hopper.
+        w: `[G, D, F]`, one matrix per group.
+        sizes: `int[G]`, the rows of each group, in order; their sum is at most `N`.
+        aligned: guarantees that N and all sizes are multiples of `row_alignment((w,))`, which the
+            Hopper kernels need.
+        zero_rest: True to set rows past the last group to zero, here and in the gradient of `x`. If
+            False they are arbitrary, which saves a pass over the output on TPU and Hopper.
 
     Returns:
         `[N, F]` in the type of `x`, summed in float32.
     """
-    x, w, sizes = alike(x, w, sizes)
-    return _grouped_matmul(_Promises(aligned, zero_rest), x, w, sizes)
+    x, w, sizes = match_varying(x, w, sizes)
+    return _grouped_matmul(_Guarantees(aligned, zero_rest), x, w, sizes)
 
 
-class _Promises(NamedTuple):
+class _Guarantees(NamedTuple):
     aligned: bool
     zero_rest: bool
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped_matmul(promises: _Promises, x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-    return product(x, w, sizes, **promises._asdict())
+def _grouped_matmul(
+    guarantees: _Guarantees, x: jax.Array, w: jax.Array, sizes: jax.Array
+) -> jax.Array:
+    return product(x, w, sizes, **guarantees._asdict())
 
 
 _Saved = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def _forward(
-    promises: _Promises, x: jax.Array, w: jax.Array, sizes: jax.Array
+    guarantees: _Guarantees, x: jax.Array, w: jax.Array, sizes: jax.Array
 ) -> tuple[jax.Array, _Saved]:
-    return product(x, w, sizes, **promises._asdict()), (x, w, sizes)
+    return product(x, w, sizes, **guarantees._asdict()), (x, w, sizes)
 
 
 def _backward(
-    promises: _Promises, saved: _Saved, dy: jax.Array
+    guarantees: _Guarantees, saved: _Saved, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     x, w, sizes = saved
     dy = once_only("grouped_matmul", dy)
-    dx = product(dy, w, sizes, transpose=True, **promises._asdict())
-    return dx, outer(x, dy, sizes, out_dtype=w.dtype, aligned=promises.aligned), None
+    dx = product(dy, w, sizes, transpose=True, **guarantees._asdict())
+    return dx, outer(x, dy, sizes, out_dtype=w.dtype, aligned=guarantees.aligned), None
 
 
 _grouped_matmul.defvjp(_forward, _backward)
 
 
 def row_alignment(matrices: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> int:
-    """Return the multiple of rows each group should take on this device: 1 for most.
+    """Return the multiple to which this device needs groups padded: 1 on most.
 
     Args:
-        matrices: what the groups will be multiplied by, `[G, D, ...]` each.
+        matrices: the matrices of the groups, `[G, D, ...]` each.
     """
     if not _on_hopper():
         return 1
     from drumline.parallel.grouped import hopper
 
-    taken = [hopper.takes(m.dtype, m.shape[1], math.prod(m.shape[2:])) for m in matrices]
-    return hopper.ROWS if all(taken) else 1
+    supported = [hopper.supports(m.dtype, m.shape[1], math.prod(m.shape[2:])) for m in matrices]
+    return hopper.ROWS if all(supported) else 1
 
 
 def product(
@@ -114,14 +120,14 @@ def product(
     aligned: bool = False,
     zero_rest: bool = False,
 ) -> jax.Array:
-    """Return the grouped product with no gradient of its own; `transpose` uses `w[g].T`.
+    """Return the grouped matmul without a gradient; `transpose` uses `w[g].T`.
 
-    Rows past the last group may hold anything unless `zero_rest`.
+    Rows past the last group are arbitrary unless `zero_rest`.
     """
     dtype = jnp.dtype(out_dtype or x.dtype)
     options: dict[str, Any] = {"transpose": transpose, "out_dtype": dtype}
     branches = {"tpu": partial(_ragged_matmul, **options)}
-    if megablox.takes(x, w.shape[1 if transpose else 2]):
+    if megablox.supports(x, w.shape[1 if transpose else 2]):
         on_tpu = partial(megablox.matmul, **options)
         branches["tpu"] = partial(_zero_rest, on_tpu) if zero_rest else on_tpu
     if aligned and row_alignment((w,)) > 1:
@@ -129,7 +135,7 @@ def product(
 
         on_hopper = partial(hopper.matmul, **options)
         branches["cuda"] = partial(_zero_rest, on_hopper) if zero_rest else on_hopper
-    default = partial(blocked_matmul, most=_most_rows(), **options)
+    default = partial(blocked_matmul, max_rows=_max_block_rows(), **options)
     return by_platform(x, w, sizes, default=default, **branches)
 
 
@@ -141,16 +147,16 @@ def outer(
     out_dtype: DTypeLike | None = None,
     aligned: bool = False,
 ) -> jax.Array:
-    """Return `[G, D, F]`: the sum of `x[i]ᵀ y[i]` over each group's rows, by default in float32."""
+    """Return `[G, D, F]`: the sum of `x[i]ᵀ y[i]` over each group's rows, in float32 by default."""
     dtype = jnp.dtype(out_dtype or accumulator(x.dtype))
-    on_tpu = megablox.outer if megablox.takes(x, y.shape[1]) else _ragged_outer
+    on_tpu = megablox.outer if megablox.supports(x, y.shape[1]) else _ragged_outer
     branches = {"tpu": partial(on_tpu, out_dtype=dtype)}
     matrix = array_type((1, x.shape[1], y.shape[1]), x.dtype)
     if aligned and row_alignment((matrix,)) > 1:
         from drumline.parallel.grouped import hopper
 
         branches["cuda"] = partial(hopper.outer, out_dtype=dtype)
-    default = partial(blocked_outer, out_dtype=dtype, most=_most_rows())
+    default = partial(blocked_outer, out_dtype=dtype, max_rows=_max_block_rows())
     return by_platform(x, y, sizes, default=default, **branches)
 
 
@@ -175,8 +181,7 @@ def _ragged_matmul(
         preferred_element_type=accumulator(x.dtype),
     )
     x, w, sizes = batch_first(x, w, sizes)
-    # What ragged_dot leaves in rows that belong to no group is not promised, nor is it that its
-    # sum over a group's rows leaves them out.
+    # JAX does not define the result of ragged_dot in rows without a group.
     return _zero_rest(multiply, x, w, sizes).astype(out_dtype)
 
 
@@ -200,6 +205,6 @@ def _on_hopper() -> bool:
     return str(getattr(jax.devices()[0], "compute_capability", "")) == "9.0"
 
 
-def _most_rows() -> int:
-    """Return the longest block of a loop: on a GPU one must outlast the launch of the next."""
+def _max_block_rows() -> int:
+    """Return the maximum block length. On a GPU a block must take longer than a launch."""
     return 2048 if jax.default_backend() == "gpu" else 256

@@ -1,10 +1,10 @@
-"""Grouped products on TPUs: JAX's megablox kernels.
+"""Grouped matmuls on TPUs with JAX's megablox kernels.
 
-A tile of rows that holds parts of several groups is visited once for each, so groups need no
-alignment, and the work is that of one dense product plus a tile a group. Sums are in float32 on
-the chip and leave it in the type that is asked for. Of `lax.ragged_dot_general` in their place the
-TPU's compiler makes more work: the product with `w[g].T` first copies all of `w`, and the sum of
-outer products multiplies all rows for every group.
+A tile with rows of several groups is processed once per group, so groups need no alignment, and the
+work is that of one dense matmul plus one tile per group. Sums are in float32 on the chip and
+written in the requested type. The TPU's compiler makes more work of `lax.ragged_dot_general`: the
+matmul with `w[g].T` first copies all of `w`, and the sum of outer products multiplies all rows for
+every group.
 """
 
 # mypy: allow-untyped-calls
@@ -18,17 +18,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from drumline.parallel.apart import ArrayType, traced_apart
-from drumline.parallel.grouped.blocks import alike
+from drumline.parallel.grouped.blocks import match_varying
+from drumline.parallel.transforms import ArrayType, trace_without_mesh
 
 LANES = 128
-"""Smaller matrices are mostly padding to these kernels, and rows come in multiples of it."""
+"""The minimum side of a matrix, below which most of the work is padding; rows are a multiple."""
 ROWS, COLUMNS = 512, 1024
-"""A tile's, of bfloat16: 341 FLOPs a byte, where a v5e needs 240, in 12 of its 16 MiB."""
+"""The size of a bfloat16 tile: 341 FLOPs per byte (a v5e needs 240), in 12 of its 16 MiB."""
 
 
-def takes(x: jax.Array, columns: int) -> bool:
-    """Whether the kernels can multiply the rows of x to rows of this length, and should."""
+def supports(x: jax.Array, columns: int) -> bool:
+    """Return True if the kernels support rows of x and results with this many columns."""
     return x.dtype in (jnp.bfloat16, jnp.float32) and min(*x.shape, columns) >= LANES
 
 
@@ -41,7 +41,7 @@ def matmul(
     out_dtype: jnp.dtype,
     interpret: bool = False,
 ) -> jax.Array:
-    """Multiply each group of rows by its matrix; rows past the last group hold anything."""
+    """Multiply each group of rows by its matrix. Rows past the last group are arbitrary."""
     options = _Options(out_dtype, interpret)
     return _call(_matmul_transposed if transpose else _matmul, options, x, w, sizes)
 
@@ -65,14 +65,14 @@ class _Options(NamedTuple):
 
 def _call(multiply: Callable[..., jax.Array], options: _Options, *operands: jax.Array) -> jax.Array:
     (out,) = _traced(multiply, options, *map(ArrayType.of, operands))(*operands)
-    return alike(out, *operands)[0]
+    return match_varying(out, *operands)[0]
 
 
 @cache
 def _traced(
     multiply: Callable[..., jax.Array], options: _Options, *types: ArrayType
 ) -> Callable[..., list[jax.Array]]:
-    return traced_apart(partial(multiply, options), *types).call
+    return trace_without_mesh(partial(multiply, options), *types).call
 
 
 def _matmul(
@@ -102,7 +102,7 @@ def _outer(options: _Options, x: jax.Array, y: jax.Array, sizes: jax.Array) -> j
 
     x, y = _whole_tiles(x), _whole_tiles(y)
     rows, inner, columns = _tiling(x, x.shape[1], y.shape[1])
-    # The result's tile is held twice in float32 and summed in a third: half as many columns.
+    # The tile of the result takes three float32 buffers, so it has half as many columns.
     tiling = (rows, inner, min(columns, COLUMNS // 2))
     out: jax.Array = tgmm(x.T, y, sizes, options.out_dtype, tiling, interpret=options.interpret)
     return out

@@ -1,1 +1,1 @@
-"""Matrix products whose operands, or whose sums, travel round a ring of devices."""
+"""Collective matmuls on rings: gather, reduce-scatter and all-reduce."""

@@ -1,8 +1,8 @@
-"""`matmul_allreduce`: multiply and give every device the whole sum.
+"""`matmul_allreduce`: multiply and give every device the full sum.
 
-A ring reduce-scatter, in which the sums travel while the next blocks are multiplied, and then a
-ring all-gather of the finished shares. Written with `psum` over tiles instead, XLA would merge
-the tiles into one all-reduce that waits for the whole product.
+A ring reduce-scatter, whose permutes overlap with the matmuls, followed by a ring all-gather of the
+finished shares. With `psum` over tiles instead, XLA would merge the tiles into one all-reduce that
+waits for the full matmul.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ import jax
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel.axes import AxisName
-from drumline.parallel.modes import reverse_only
-from drumline.parallel.rings.loops import accumulate, circulate
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, sum_dtype, take
-from drumline.parallel.rings.ring import (
-    Arrival,
-    Direction,
-    Lane,
-    Loop,
-    Ring,
-    ring_over,
+from drumline.parallel.axes import AxisName, empty, is_checked, match_varying_on, same_everywhere
+from drumline.parallel.rings.local import (
+    check_contraction,
+    check_weight,
+    check_wire_operands,
+    concat,
+    dot,
+    outer,
+    put_slice,
+    result_dtype,
+    sum_dtype,
+    take_slice,
 )
+from drumline.parallel.rings.loops import accumulate, circulate
+from drumline.parallel.rings.ring import Arrival, Direction, Lane, Loop, Ring, ring_over
 from drumline.parallel.rings.scatter import (
     Scattered,
     scatter_gradients,
     scattered_dim,
     scattered_sums,
 )
-from drumline.parallel.rings.shapes import check_contraction, check_weight, check_wire
-from drumline.parallel.varying import empty, is_checked, same_everywhere, vary_alike
+from drumline.parallel.transforms import reverse_only
 
 
 def matmul_allreduce(
@@ -48,38 +50,37 @@ def matmul_allreduce(
 ) -> jax.Array:
     """Multiply by row-sharded weights and sum over a mesh axis, for use inside `jax.shard_map`.
 
-    `A[..., D_Y] · W[D_Y, F] → Out[..., F]` with Y standing for `axis_name`.
+    `A[..., D_Y] · W[D_Y, F] → Out[..., F]` with Y for `axis_name`.
 
-    The same as `lax.psum(x @ w, axis_name)`, also in its type (under `check_vma=True` the result
-    does not vary over the axis) and in its gradient, which then needs no communication. The
-    product is cut by rows, or by columns where the rows do not divide between the devices. The
-    second half of the way, the all-gather, has no multiplication of its own to hide behind.
+    The result equals `lax.psum(x @ w, axis_name)`, also in its type (under `check_vma=True` it does
+    not vary over the axis) and in its gradient, which then needs no communication. The result is
+    scattered by rows, or by columns if the devices do not divide the rows. The all-gather at the
+    end has no matmul to overlap with.
 
     Args:
         x: this device's shard, with any number of leading dimensions.
         w: this device's rows of the weights.
         axis_name: the mesh axis (or axes) of the ring.
-        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
-            way.
-        loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
-            rolls rings of more than two devices, which need less memory and compile time then, and
-            on TPUs those of more than sixteen.
-        precision: of each multiplication, as `jnp.matmul` takes it.
-        wire_dtype: the type in which sums travel; None is that in which they are added, float32.
+        direction: `"both"` uses both directions of the links, `"one"` only one.
+        loop: `"rolled"` compiles the steps to a loop, `"unrolled"` writes them out. `"auto"` rolls
+            rings of more than two devices (on TPUs, more than sixteen) to save memory and compile
+            time.
+        precision: the precision of each matmul, as for `jnp.matmul`.
+        wire_dtype: the type in which sums are sent; None is the type of the sums, float32.
     """
     caller = "matmul_allreduce"
     ring = ring_over(caller, axis_name, direction, loop, precision, wire_dtype)
     check_weight(caller, x, w)
-    check_wire(caller, ring, x, w)
+    check_wire_operands(caller, ring, x, w)
     check_contraction(caller, x, w)
     checked = is_checked(axis_name)
-    x, w = reverse_only(caller, *vary_alike(axis_name, x, w))
+    x, w = reverse_only(caller, *match_varying_on(axis_name, x, w))
     rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
-    cut = _cut(caller, ring, rows.shape[0], w.shape[1])
-    return _allreduce(ring, cut, checked, rows, w).reshape(*x.shape[:-1], w.shape[1])
+    scattered = _scattered_dimension(caller, ring, rows.shape[0], w.shape[1])
+    return _allreduce(ring, scattered, checked, rows, w).reshape(*x.shape[:-1], w.shape[1])
 
 
-def _cut(caller: str, ring: Ring, rows: int, columns: int) -> Scattered:
+def _scattered_dimension(caller: str, ring: Ring, rows: int, columns: int) -> Scattered:
     if rows % ring.size == 0:
         return "rows"
     if columns % ring.size == 0:
@@ -93,7 +94,7 @@ def _cut(caller: str, ring: Ring, rows: int, columns: int) -> Scattered:
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _allreduce(
     ring: Ring,
-    cut: Scattered,
+    scattered: Scattered,
     checked: bool,  # noqa: ARG001 - for the backward pass
     x: jax.Array,
     w: jax.Array,
@@ -101,12 +102,14 @@ def _allreduce(
     if ring.size == 1:
         return same_everywhere(ring.axis_name, dot(ring, x, w))
     dtype = result_dtype(x, w)
-    shares = [share.astype(dtype) for share in scattered_sums(ring, cut, (x,), (w,))]
-    return same_everywhere(ring.axis_name, _gather_shares(ring, scattered_dim(cut, x), shares))
+    shares = [share.astype(dtype) for share in scattered_sums(ring, scattered, (x,), (w,))]
+    return same_everywhere(
+        ring.axis_name, _gather_shares(ring, scattered_dim(scattered, x), shares)
+    )
 
 
 def _gather_shares(ring: Ring, dim: int, shares: list[jax.Array]) -> jax.Array:
-    """The whole array from every device's share of it, which came in one piece per chain."""
+    """Gather the full array from every device's share, which has one part per lane."""
     length = sum(share.shape[dim] for share in shares)
     shape = list(shares[0].shape)
     shape[dim] = length * ring.size
@@ -114,45 +117,45 @@ def _gather_shares(ring: Ring, dim: int, shares: list[jax.Array]) -> jax.Array:
     def visit(out: jax.Array | None, arrivals: list[Arrival]) -> jax.Array:
         out = empty(tuple(shape), shares[0].dtype, shares[0]) if out is None else out
         for lane, part, source in arrivals:
-            out = put(out, part, source * length + lane.start, dim)
+            out = put_slice(out, part, source * length + lane.start, dim)
         return out
 
     return circulate(ring, ring.lanes(length), shares, visit)
 
 
 def _forward(
-    ring: Ring, cut: Scattered, checked: bool, x: jax.Array, w: jax.Array
+    ring: Ring, scattered: Scattered, checked: bool, x: jax.Array, w: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _allreduce(ring, cut, checked, x, w), (x, w)
+    return _allreduce(ring, scattered, checked, x, w), (x, w)
 
 
 def _backward(
     ring: Ring,
-    cut: Scattered,
+    scattered: Scattered,
     checked: bool,
     operands: tuple[jax.Array, jax.Array],
     g: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
     if checked or ring.size == 1:
-        # One cotangent that all devices share: each has all it needs for its own shards.
-        (g,) = vary_alike(ring.axis_name, g)
-        return dot(ring, g, w, along=1).astype(x.dtype), outer(ring, x, g).astype(w.dtype)
-    # Unchecked, every device has its own cotangent for its copy of the result, as with `psum`:
-    # they are summed first, and the shares of the sum go round as in any scatter's gradient.
-    share = _scatter_sum(ring, scattered_dim(cut, x), g)
-    return scatter_gradients(ring, cut, operands, share)
+        # All devices share one cotangent, so no communication is needed.
+        (g,) = match_varying_on(ring.axis_name, g)
+        return dot(ring, g, w, w_dim=1).astype(x.dtype), outer(ring, x, g).astype(w.dtype)
+    # Unchecked, every device has its own cotangent for its copy of the result, as with `psum`. They
+    # are summed first, and the shares of the sum are gathered as in the gradient of a scatter.
+    share = _scatter_sum(ring, scattered_dim(scattered, x), g)
+    return scatter_gradients(ring, scattered, operands, share)
 
 
 def _scatter_sum(ring: Ring, dim: int, g: jax.Array) -> jax.Array:
-    """This device's share of g summed over the ring."""
+    """Return this device's share of g summed over the ring."""
     length = g.shape[dim] // ring.size
 
     def term(operands: tuple[jax.Array, ...], lane: Lane, owner: jax.Array) -> jax.Array:
-        share = take(operands[0], owner * length + lane.start, lane.size, dim)
+        share = take_slice(operands[0], owner * length + lane.start, lane.size, dim)
         return share.astype(sum_dtype(g, g))
 
-    return join(accumulate(ring, ring.lanes(length), (g,), term), dim).astype(g.dtype)
+    return concat(accumulate(ring, ring.lanes(length), (g,), term), dim).astype(g.dtype)
 
 
 _allreduce.defvjp(_forward, _backward)

@@ -1,9 +1,8 @@
-"""`allgather_matmul`: multiply by what the other devices hold, without gathering it.
+"""`allgather_matmul`: multiply by gathered shards without storing the gathered array.
 
-The shards of x travel round the ring; each device multiplies the shard that is passing with the
-block of weights that belongs to it, or with a block of each of several weights. The gradient is a
-matmul that scatters (for x) and a second tour of the shards (for the weights): running the ring
-again is cheaper than keeping what it brought.
+The shards of x move around the ring. Each device multiplies the shard that has arrived by the
+matching block of its weights, or of several weights. The gradient is a matmul with a reduce-scatter
+(for x) and a second gather of x (for the weights), which is cheaper than saving the gathered x.
 """
 
 from __future__ import annotations
@@ -18,27 +17,24 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from drumline.parallel.axes import AxisName
-from drumline.parallel.modes import reverse_only
-from drumline.parallel.rings.loops import circulate, in_turn
-from drumline.parallel.rings.products import dot, join, outer, put, result_dtype, take
-from drumline.parallel.rings.ring import (
-    Arrival,
-    Direction,
-    Loop,
-    Ring,
-    check_choice,
-    ring_over,
-)
-from drumline.parallel.rings.scatter import Arrays, Scattered, scattered_dim, scattered_sums
-from drumline.parallel.rings.shapes import (
+from drumline.parallel.axes import AxisName, empty, match_varying_on
+from drumline.parallel.rings.local import (
     check_contraction,
     check_gathered_columns,
     check_rows,
     check_weights,
-    check_wire,
+    check_wire_operands,
+    concat,
+    dot,
+    outer,
+    put_slice,
+    result_dtype,
+    take_slice,
 )
-from drumline.parallel.varying import empty, vary_alike
+from drumline.parallel.rings.loops import circulate, visit_in_turn
+from drumline.parallel.rings.ring import Arrival, Direction, Loop, Ring, check_choice, ring_over
+from drumline.parallel.rings.scatter import Arrays, Scattered, scattered_dim, scattered_sums
+from drumline.parallel.transforms import reverse_only
 
 Gathered = Literal["contraction", "rows"]
 
@@ -80,48 +76,47 @@ def allgather_matmul(
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Multiply an array that is sharded over a mesh axis, for use inside `jax.shard_map`.
 
-    With Y standing for `axis_name`:
+    With Y for `axis_name`:
 
     - `gathered="contraction"`: `A[..., D_Y] · W[D, F_Y] → Out[..., F_Y]`
     - `gathered="rows"`: `A[..., B_Y, D] · W[D, F_Y] → Out[..., B, F_Y]`
 
-    The same as `lax.all_gather(x, axis_name, axis=…, tiled=True) @ w`, except that no device
-    ever holds the whole of A.
+    The result equals `lax.all_gather(x, axis_name, axis=…, tiled=True) @ w`, but no device stores
+    the full A.
 
     Args:
         x: this device's shard, with any number of leading dimensions.
-        w: this device's columns of the weights; or several weights, which one tour of x serves
-            (queries, keys and values, say), for as many results.
+        w: this device's columns of the weights; or several weights (queries, keys and values, say),
+            for as many results from one gather of x.
         axis_name: the mesh axis (or axes) of the ring.
         gathered: the dimension of x that is sharded over the axis.
-        direction: `"both"` uses both directions of the ring's links, `"one"` sends everything one
-            way.
-        loop: `"rolled"` is a loop in the program, `"unrolled"` every step written out; `"auto"`
-            rolls rings of more than two devices, which need less memory and compile time then, and
-            on TPUs those of more than sixteen.
-        precision: of each multiplication, as `jnp.matmul` takes it.
-        wire_dtype: the type in which the sums of x's gradient travel; None is that in which they
-            are added, float32.
+        direction: `"both"` uses both directions of the links, `"one"` only one.
+        loop: `"rolled"` compiles the steps to a loop, `"unrolled"` writes them out. `"auto"` rolls
+            rings of more than two devices (on TPUs, more than sixteen) to save memory and compile
+            time.
+        precision: the precision of each matmul, as for `jnp.matmul`.
+        wire_dtype: the type in which the sums of x's gradient are sent; None is the type of the
+            sums, float32.
     """
     caller = "allgather_matmul"
     ring = ring_over(caller, axis_name, direction, loop, precision, wire_dtype)
     check_choice(caller, "gathered", gathered, get_args(Gathered))
     weights = check_weights(caller, x, w)
-    for one in weights:
-        check_wire(caller, ring, x, one)
+    for weight in weights:
+        check_wire_operands(caller, ring, x, weight)
         if gathered == "contraction":
-            check_gathered_columns(caller, x, one, ring)
+            check_gathered_columns(caller, x, weight, ring)
         else:
             check_rows(caller, x, "gathered='rows'")
-            check_contraction(caller, x, one)
-    x, *varying = reverse_only(caller, *vary_alike(axis_name, x, *weights))
+            check_contraction(caller, x, weight)
+    x, *varying = reverse_only(caller, *match_varying_on(axis_name, x, *weights))
     weights = tuple(varying)
     if ring.size == 1:
-        outs = tuple(dot(ring, x, one) for one in weights)
+        outs = tuple(dot(ring, x, weight) for weight in weights)
     elif gathered == "contraction":
         rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
-        found = _gather(ring, "contraction", rows, weights)
-        outs = tuple(out.reshape(*x.shape[:-1], out.shape[1]) for out in found)
+        results = _gather(ring, "contraction", rows, weights)
+        outs = tuple(out.reshape(*x.shape[:-1], out.shape[1]) for out in results)
     else:
         outs = _gather(ring, "rows", x, weights)
     return outs if isinstance(w, list | tuple) else outs[0]
@@ -129,47 +124,47 @@ def allgather_matmul(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gather(ring: Ring, gathered: Gathered, x: jax.Array, weights: Arrays) -> Arrays:
-    products = _contracted if gathered == "contraction" else _by_rows
+    products = _gather_contraction if gathered == "contraction" else _gather_rows
     return products(ring, x, weights)
 
 
-def _contracted(ring: Ring, x: jax.Array, weights: Arrays) -> Arrays:
+def _gather_contraction(ring: Ring, x: jax.Array, weights: Arrays) -> Arrays:
     lanes = ring.lanes(x.shape[0])
-    parts = [take(x, lane.start, lane.size, 0) for lane in lanes]
+    parts = [take_slice(x, lane.start, lane.size, 0) for lane in lanes]
     depth = x.shape[1]
 
     def visit(sums: tuple[Arrays, ...] | None, arrivals: list[Arrival]) -> tuple[Arrays, ...]:
         products = tuple(
-            tuple(dot(ring, part, take(w, source * depth, depth, 0)) for w in weights)
+            tuple(dot(ring, part, take_slice(w, source * depth, depth, 0)) for w in weights)
             for _, part, source in arrivals
         )
         return products if sums is None else jax.tree.map(jnp.add, sums, products)
 
     sums = circulate(ring, lanes, parts, visit)
     return tuple(
-        join(lane_sums, 0).astype(result_dtype(x, w))
+        concat(lane_sums, 0).astype(result_dtype(x, w))
         for w, lane_sums in zip(weights, zip(*sums, strict=True), strict=True)
     )
 
 
-def _by_rows(ring: Ring, x: jax.Array, weights: Arrays) -> Arrays:
+def _gather_rows(ring: Ring, x: jax.Array, weights: Arrays) -> Arrays:
     row_dim = x.ndim - 2
-    height = x.shape[row_dim]
-    lanes = ring.lanes(height)
-    parts = [take(x, lane.start, lane.size, row_dim) for lane in lanes]
+    rows_per_shard = x.shape[row_dim]
+    lanes = ring.lanes(rows_per_shard)
+    parts = [take_slice(x, lane.start, lane.size, row_dim) for lane in lanes]
 
     def visit(outs: Arrays | None, arrival: Arrival) -> Arrays:
         lane, part, source = arrival
         if outs is None:
-            shape = (*x.shape[:row_dim], height * ring.size)
+            shape = (*x.shape[:row_dim], rows_per_shard * ring.size)
             outs = tuple(empty((*shape, w.shape[1]), result_dtype(x, w), x) for w in weights)
-        start = source * height + lane.start
+        start = source * rows_per_shard + lane.start
         return tuple(
-            put(out, dot(ring, part, w), start, row_dim)
+            put_slice(out, dot(ring, part, w), start, row_dim)
             for out, w in zip(outs, weights, strict=True)
         )
 
-    return circulate(ring, lanes, parts, in_turn(ring, visit))
+    return circulate(ring, lanes, parts, visit_in_turn(ring, visit))
 
 
 def _forward(
@@ -183,19 +178,19 @@ def _backward(
 ) -> tuple[jax.Array, Arrays]:
     x, weights = operands
     scattered: Scattered = "columns" if gathered == "contraction" else "rows"
-    sums = scattered_sums(ring, scattered, gs, weights, along=1)
-    dx = join(sums, scattered_dim(scattered, gs[0])).astype(x.dtype)
-    gradients = _contracted_gradients if gathered == "contraction" else _row_gradients
+    sums = scattered_sums(ring, scattered, gs, weights, w_dim=1)
+    dx = concat(sums, scattered_dim(scattered, gs[0])).astype(x.dtype)
+    gradients = _contraction_gradients if gathered == "contraction" else _row_gradients
     dws = gradients(ring, x, gs)
     return dx, tuple(dw.astype(w.dtype) for dw, w in zip(dws, weights, strict=True))
 
 
-def _contracted_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
-    # Cut along the columns, unlike the forward pass: each block of the gradient is then
-    # complete when it is computed, and needs no float32 sum.
+def _contraction_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
+    # Split along the columns, unlike the forward pass: each block of the gradient is then complete
+    # when it is computed and needs no float32 sum.
     depth = x.shape[1]
     lanes = ring.lanes(depth)
-    parts = [take(x, lane.start, lane.size, 1) for lane in lanes]
+    parts = [take_slice(x, lane.start, lane.size, 1) for lane in lanes]
 
     def visit(dws: Arrays | None, arrival: Arrival) -> Arrays:
         lane, part, source = arrival
@@ -203,29 +198,31 @@ def _contracted_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
             shapes = [(depth * ring.size, g.shape[1]) for g in gs]
             dws = tuple(empty(s, result_dtype(x, g), g) for s, g in zip(shapes, gs, strict=True))
         start = source * depth + lane.start
-        return tuple(put(dw, outer(ring, part, g), start, 0) for dw, g in zip(dws, gs, strict=True))
+        return tuple(
+            put_slice(dw, outer(ring, part, g), start, 0) for dw, g in zip(dws, gs, strict=True)
+        )
 
-    return circulate(ring, lanes, parts, in_turn(ring, visit))
+    return circulate(ring, lanes, parts, visit_in_turn(ring, visit))
 
 
 def _row_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
     row_dim = x.ndim - 2
-    height = x.shape[row_dim]
-    lanes = ring.lanes(height)
-    parts = [take(x, lane.start, lane.size, row_dim) for lane in lanes]
+    rows_per_shard = x.shape[row_dim]
+    lanes = ring.lanes(rows_per_shard)
+    parts = [take_slice(x, lane.start, lane.size, row_dim) for lane in lanes]
 
     def visit(dws: Arrays | None, arrivals: list[Arrival]) -> Arrays:
-        starts = [source * height + lane.start for lane, _, source in arrivals]
-        # Both lanes in one product: dw, the largest array here, is read and written once a step.
-        block = join([part for _, part, _ in arrivals], row_dim)
-        found = []
+        starts = [source * rows_per_shard + lane.start for lane, _, source in arrivals]
+        # One matmul for both lanes: dw, the largest array, is read and written once per step.
+        block = concat([part for _, part, _ in arrivals], row_dim)
+        results = []
         for g in gs:
             rows = [
-                take(g, start, lane.size, row_dim)
+                take_slice(g, start, lane.size, row_dim)
                 for start, (lane, _, _) in zip(starts, arrivals, strict=True)
             ]
-            found.append(outer(ring, block, join(rows, row_dim)))
-        return tuple(found) if dws is None else jax.tree.map(jnp.add, dws, tuple(found))
+            results.append(outer(ring, block, concat(rows, row_dim)))
+        return tuple(results) if dws is None else jax.tree.map(jnp.add, dws, tuple(results))
 
     return circulate(ring, lanes, parts, visit)
 

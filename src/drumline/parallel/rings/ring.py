@@ -1,43 +1,38 @@
-"""The ring that a mesh axis makes: its devices in a circle, who sends what to whom.
+"""The ring of a mesh axis: its devices in a cycle, and the permutes between them.
 
-Nothing is multiplied here. `loops` and `chunks` move arrays round a ring, in the two forms that
-`direction="both"` has, and each form is written for the platforms whose compilers like it.
+Nothing is multiplied here. `loops` moves arrays around a ring in the two forms that
+`direction="both"` has, each written for certain compilers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Literal, NamedTuple, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
-from drumline.parallel.axes import AxisName, Order, devices_along
-from drumline.parallel.tpus import TPU, tpu_of
+from drumline.parallel.axes import AxisName, AxisOrder, devices_along
+from drumline.parallel.target import Target, current_target
 
 Direction = Literal["both", "one"]
 Loop = Literal["auto", "unrolled", "rolled"]
 State = TypeVar("State")
 
-# Two devices have one hop between them, and nothing to roll. A longer ring is a loop: each step's
-# buffers serve the next, its program does not grow with the axis (at eight devices it compiles in
-# about half the time), and the transfer of a step still stands beside its multiplication.
+# A ring of two devices has one permute and nothing to roll. A longer ring is a loop: the steps
+# share buffers, the program does not grow with the axis (with eight devices it compiles in about
+# half the time), and the permute of a step still overlaps with its matmul.
 LONGEST_UNROLLED = 2
-# The TPU's compiler copies what a loop carries in every step, and adds sums within the product only
-# outside of loops: there, rings are written out until the program becomes unwieldy.
+# The TPU's compiler copies the carry of a loop in every step, and fuses sums with matmuls only
+# outside of loops. There, rings are written out until the program becomes too large.
 LONGEST_UNROLLED_ON_TPU = 16
-
-Target = Literal["tpu", "other"]
 
 
 class Lane(NamedTuple):
-    """One part of what travels: `size` rows from `start`, sent `shift` (+1, -1) devices on."""
+    """A part of the data: `size` rows from `start`, sent `shift` (+1 or -1) devices on."""
 
     shift: int
     start: int
@@ -45,7 +40,7 @@ class Lane(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A part that is on this device now, and the index of the device it set out from."""
+    """A part that has arrived on this device, and the index of the device that sent it first."""
 
     lane: Lane
     part: jax.Array
@@ -54,9 +49,9 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Ring:
-    """The devices of one mesh axis in a circle, and how to send and multiply on it.
+    """The devices of a mesh axis in a cycle, and the options of its permutes and matmuls.
 
-    Over several axes the circle goes through their devices as `lax.axis_index` numbers them.
+    A ring over several axes follows the order of `lax.axis_index`.
     """
 
     axis_name: AxisName
@@ -64,67 +59,64 @@ class Ring:
     direction: Direction
     loop: Loop
     precision: lax.PrecisionLike
-    order: Order | None = None
-    """Of several axes on their mesh; None for one axis, which has but one order."""
+    order: AxisOrder | None = None
+    """The order of several axes on their mesh; None for a single axis."""
     wire_dtype: jnp.dtype | None = None
-    """The type in which sums travel; None for that in which they are added."""
+    """The type in which sums are sent; None is the type in which they are added."""
     target: Target = "other"
-    """What the steps are written for."""
+    """The compiler that the steps are written for."""
 
     @property
     def rolled(self) -> bool:
-        """Whether the steps become one loop in the program instead of being written out."""
+        """True if the steps are compiled to a loop instead of being written out."""
         longest = LONGEST_UNROLLED_ON_TPU if self.target == "tpu" else LONGEST_UNROLLED
         return self.loop == "rolled" or (self.loop == "auto" and self.size > longest)
 
     @property
-    def whole(self) -> bool:
-        """Whether whole shards go both ways, half round, instead of halves all the way."""
+    def full_shards(self) -> bool:
+        """True if whole shards go both ways, half around, instead of halves all the way."""
         written_out = self.target == "tpu" and not self.rolled
         return written_out and self.direction == "both" and self.size > 2
 
     def lanes(self, rows: int) -> tuple[Lane, ...]:
-        """The lanes of a shard of so many rows.
+        """Return the lanes of a shard with this many rows.
 
-        Between two devices there is one link, and a single row cannot be cut: these go one way.
+        Two devices have only one link, and a single row cannot be split: these go one way.
         """
-        if self.direction == "one" or self.whole or self.size == 2 or rows < 2:
+        if self.direction == "one" or self.full_shards or self.size == 2 or rows < 2:
             return (Lane(1, 0, rows),)
         middle = (rows + 1) // 2
         return Lane(1, 0, middle), Lane(-1, middle, rows - middle)
 
-    def hop(self, lane: Lane, part: jax.Array) -> jax.Array:
+    def permute(self, lane: Lane, part: jax.Array) -> jax.Array:
         """Send a part to the next device of its lane."""
-        path = [(here, (here + lane.shift) % self.size) for here in range(self.size)]
+        path = [(index, (index + lane.shift) % self.size) for index in range(self.size)]
         axes = self.axis_name
         if self.order is not None:
             axes, path = self.order.axes, self.order.path(path)
         sent: jax.Array = lax.ppermute(part, axes, path)  # type: ignore[no-untyped-call]
         return sent
 
-    def send_sum(self, lane: Lane, part: jax.Array) -> jax.Array:
-        """Send a sum to the next device of its lane, in the type that sums travel in."""
-        return self.hop(lane, part.astype(self.wire_dtype or part.dtype)).astype(part.dtype)
+    def permute_sum(self, lane: Lane, part: jax.Array) -> jax.Array:
+        """Send a sum to the next device of its lane, in the type for sending sums."""
+        return self.permute(lane, part.astype(self.wire_dtype or part.dtype)).astype(part.dtype)
 
-    def finished(self, state: State) -> State:
-        """The state, complete: nothing that uses a part of it begins before all of it is there.
+    def step_barrier(self, state: State) -> State:
+        """Return the state behind a barrier: no use of a part starts before all of it is complete.
 
-        For the TPU's compiler nothing is held back: it neither merges the products of a ring nor,
-        behind a barrier, fuses a sum or a cast with its product.
+        There is no barrier for the TPU's compiler. It does not merge the matmuls of a ring, and a
+        barrier would keep it from fusing a sum or a cast with its matmul.
         """
         if self.target == "tpu" and not self.rolled:
             return state
-        return apart(state)
+        return barrier(state)
 
     def upstream(self, lane: Lane, steps: int | jax.Array) -> jax.Array:
-        """Index of the device `steps` (0 to size) hops before this one on the lane."""
-        # Unsigned: slices that start here need no code for negative indices.
-        here = lax.axis_index(self.axis_name).astype(jnp.uint32)
-        back = jnp.asarray(self.size - steps if lane.shift == 1 else steps, jnp.uint32)
-        return lax.rem(here + back, jnp.uint32(self.size))
-
-
-_written_for: ContextVar[tuple[Target, str | None] | None] = ContextVar("written", default=None)
+        """Return the index of the device `steps` (0 to size) permutes before this one."""
+        # Unsigned, so slices from this index need no code for negative indices.
+        index = lax.axis_index(self.axis_name).astype(jnp.uint32)
+        offset = jnp.asarray(self.size - steps if lane.shift == 1 else steps, jnp.uint32)
+        return lax.rem(index + offset, jnp.uint32(self.size))
 
 
 def ring_over(
@@ -135,18 +127,20 @@ def ring_over(
     precision: lax.PrecisionLike,
     wire_dtype: DTypeLike | None = None,
 ) -> Ring:
-    """The ring of a mesh axis, its options checked on behalf of the function `caller`."""
+    """Return the ring of a mesh axis. Check its options on behalf of the function `caller`."""
     check_choice(caller, "direction", direction, get_args(Direction))
     check_choice(caller, "loop", loop, get_args(Loop))
     size = devices_along(caller, axis_name)
-    order = None if isinstance(axis_name, str) else Order.of(caller, axis_name)
-    wire = read_wire_dtype(caller, wire_dtype)
-    way, steps = cast(Direction, direction), cast(Loop, loop)
-    return Ring(axis_name, size, way, steps, precision, order, wire, target_here())
+    order = None if isinstance(axis_name, str) else AxisOrder.of(caller, axis_name)
+    wire = check_wire_dtype(caller, wire_dtype)
+    checked_direction, checked_loop = cast(Direction, direction), cast(Loop, loop)
+    return Ring(
+        axis_name, size, checked_direction, checked_loop, precision, order, wire, current_target()
+    )
 
 
-def read_wire_dtype(caller: str, wire_dtype: DTypeLike | None) -> jnp.dtype | None:
-    """The type in which sums are to travel, refused in one sentence if it is none."""
+def check_wire_dtype(caller: str, wire_dtype: DTypeLike | None) -> jnp.dtype | None:
+    """Return the type in which sums are sent. Raise ValueError if it is not floating-point."""
     if wire_dtype is None:
         return None
     try:
@@ -162,54 +156,12 @@ def read_wire_dtype(caller: str, wire_dtype: DTypeLike | None) -> jnp.dtype | No
 
 
 def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a value that is none of the choices, in one sentence."""
+    """Raise ValueError if a value is not one of the choices."""
     if value not in choices:
         expected = " or ".join(repr(choice) for choice in choices)
         raise ValueError(f"{caller}: {name} must be {expected}, not {value!r}")
 
 
-@contextmanager
-def written_for(target: Target, kind: str | None = None) -> Iterator[None]:
-    """Rings that are traced within are written for one target, wherever they will run.
-
-    For a look at the TPU's form on other devices, which compute the same with it. `kind` is the
-    TPU's, as JAX tells it; without one, that of the devices that are there.
-    """
-    token = _written_for.set((target, kind))
-    try:
-        yield
-    finally:
-        _written_for.reset(token)
-
-
-def target_here(mesh: Mesh | AbstractMesh | None = None) -> Target:
-    """What rings are written for here, as far as tracing can know: the mesh's devices, or ours."""
-    told = _written_for.get()
-    if told is not None:
-        return told[0]
-    device = _device(mesh)
-    platform = jax.default_backend() if device is None else device.platform
-    return "tpu" if platform == "tpu" else "other"
-
-
-def chip_here(mesh: Mesh | AbstractMesh | None = None) -> TPU | None:
-    """The TPU that rings are written for here; None for other devices."""
-    if target_here(mesh) != "tpu":
-        return None
-    told = _written_for.get()
-    if told is not None and told[1] is not None:
-        return tpu_of(told[1])
-    device = _device(mesh)
-    return tpu_of(str((jax.devices()[0] if device is None else device).device_kind))
-
-
-def _device(mesh: Mesh | AbstractMesh | None) -> Any:
-    if isinstance(mesh, Mesh):
-        return mesh.devices.flat[0]
-    here = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    return getattr(here, "abstract_device", None)
-
-
-def apart(state: State) -> State:
-    """The state behind a barrier, on every platform."""
+def barrier(state: State) -> State:
+    """Return the state behind an optimization barrier, on every platform."""
     return cast(State, lax.optimization_barrier(state))  # type: ignore[no-untyped-call]

@@ -1,1 +1,0 @@
-"""Commands about sound and unsound hardware."""

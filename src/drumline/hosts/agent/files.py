@@ -1,0 +1,72 @@
+"""Files below ~/.drumline, each replaced by a rename."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+
+TYPE_CHECKING = False  # avoids the import of typing in every call
+if TYPE_CHECKING:
+    from typing import Any
+
+    Json = dict[str, Any]
+
+
+ROOT = os.path.join(os.path.expanduser("~"), ".drumline")
+
+
+def read_json(*path: str) -> Json | None:
+    """Return the JSON object in a file, or None if there is none or it is incomplete."""
+    try:
+        # The program writes some of these files. A named pipe in place of a file must not block
+        # the agent, and a huge file is truncated, which makes it invalid.
+        descriptor = os.open(os.path.join(*path), os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            value = json.loads(file.read(1 << 20))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(value: Json, *path: str) -> None:
+    """Replace a file atomically. Only its owner can read it."""
+    final = os.path.join(*path)
+    os.makedirs(os.path.dirname(final), exist_ok=True)
+    draft = f"{final}.{os.getpid()}.draft"
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(value, file)
+    os.replace(draft, final)
+
+
+def remove(*path: str) -> None:
+    """Remove a file if it exists."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(*path))
+
+
+def acquire_lock(path: str, shared: bool = False) -> int | None:
+    """Return the descriptor of a locked file, or None if another process holds the lock.
+
+    The lock lasts until every copy of the descriptor is closed.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def below_root(name: str) -> str:
+    """Return the absolute path of a name from the server. It must be below ~/.drumline."""
+    path = os.path.normpath(os.path.join(ROOT, name))
+    if not path.startswith(ROOT + os.sep):
+        raise ValueError(f"{name!r} is not below {ROOT}")
+    return path

@@ -1,0 +1,164 @@
+"""Check job files with the settings of this server, and pack their code.
+
+The schema is imported with the first job file, because building it takes an eighth of the server's
+start.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drumline.cloud.protocol import Cloud, CloudError
+from drumline.hosts import code
+from drumline.hosts.bundled_package import BundledPackage, choose_package
+from drumline.hosts.packing.folders import require_workdir
+from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
+from drumline.jobs.billing import quota_warnings
+from drumline.jobs.config import Config
+from drumline.jobs.core.state import Candidate
+from drumline.jobs.server.verbs import RequestError
+
+if TYPE_CHECKING:
+    from drumline.jobs.spec import JobSpec
+
+
+class JobFiles:
+    """Checks and packs job files with the settings of this server."""
+
+    def __init__(self, config: Config, cloud: Cloud, archives: Path) -> None:
+        """`archives` is the folder for packed code."""
+        self._config = config
+        self._cloud = cloud
+        self._code = archives
+
+    def validate(self, raw: Mapping[str, Any]) -> "JobSpec":
+        """Read a job file from JSON. Raise RequestError if it is invalid."""
+        from drumline.jobs.spec import SpecError, validate
+
+        try:
+            return validate(raw)
+        except SpecError as error:
+            raise RequestError(str(error)) from None
+
+    async def check(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Candidate, ...]]":
+        """Read a job file from JSON. Return it with the slices that it can run on here."""
+        from drumline.jobs.spec.zones import (
+            bucket_uses,
+            candidates,
+            check_regions,
+            checkpoint_error,
+        )
+
+        spec = self.validate(raw)
+        config = self._config
+        if not config.local and spec.project not in {None, config.project}:
+            raise RequestError(
+                f"project: this server uses {config.project}, not {spec.project};"
+                " set another DRUMLINE_HOME for another project"
+            )
+        if message := checkpoint_error(spec, local=config.local):
+            raise RequestError(message)
+        choices = candidates(spec, local=config.local)
+        if spec.zones == "any" and not config.local and config.zones:
+            choices = tuple(c for c in choices if c.zone in config.zones)
+        locations: dict[str, str | None] = {}
+        for use in bucket_uses(spec):
+            try:
+                locations[use.bucket] = await self._cloud.bucket_location(use.bucket)
+            except CloudError:
+                locations[use.bucket] = None
+        choices, message = check_regions(spec, choices, locations)
+        if message:
+            raise RequestError(message)
+        if not choices:
+            names = ", ".join(spec.accelerator)
+            raise RequestError(
+                f"zones: none of your zones has {names}; drumline chips {spec.accelerator[0]} "
+                "lists the zones"
+            )
+        return spec, choices
+
+    def warnings(
+        self, spec: "JobSpec", choices: tuple[Candidate, ...], bundled: BundledPackage
+    ) -> list[str]:
+        """Return warnings about quota and packages for a valid job file."""
+        config = self._config
+        warnings = [] if config.local else quota_warnings(choices, spec.capacity, config.quota)
+        return [*warnings, bundled.warning] if bundled.warning else warnings
+
+    async def companion(self, spec: "JobSpec") -> BundledPackage:
+        """Decide if the Drumline package is sent to the hosts with the code."""
+        scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
+        local = self._config.local
+        if spec.workdir is None:
+            return choose_package(None, scripts, python, local=local)
+        try:
+            require_workdir(spec.workdir, self._config.home)
+            return await asyncio.to_thread(
+                choose_package, spec.workdir, scripts, python, local=local
+            )
+        except code.CodeError as error:
+            raise RequestError(str(error)) from None
+
+    async def pack(self, spec: "JobSpec", bundled: BundledPackage) -> dict[str, Any] | None:
+        """Pack the job's code and describe the archive. Return None if there is no code."""
+        if spec.workdir is None and bundled.package is None:
+            return None
+        try:
+            packed = await asyncio.to_thread(
+                code.pack,
+                spec.workdir,
+                self._code,
+                package=bundled.package,
+                rules=self._rules(spec),
+            )
+        except code.CodeError as error:
+            raise RequestError(str(error)) from None
+        self._require_requirements_file(spec, packed.left_out)
+        return {
+            "sha": packed.sha256,
+            "files": packed.files,
+            "bytes": packed.bytes,
+            "drumline": bundled.use,
+            "rules": RULES,
+            **left_out_json(packed.left_out),
+        }
+
+    async def measure(self, spec: "JobSpec", bundled: BundledPackage) -> dict[str, Any] | None:
+        """Describe the archive that `pack` would make, without writing it."""
+        if spec.workdir is None:
+            if bundled.package is None:
+                return None
+            return {"files": 0, "bytes": 0, "drumline": bundled.use, "left_out": []}
+        try:
+            measured = await asyncio.to_thread(code.measure, spec.workdir, rules=self._rules(spec))
+        except code.CodeError as error:
+            raise RequestError(str(error)) from None
+        self._require_requirements_file(spec, measured.left_out)
+        return {
+            "files": measured.files,
+            "bytes": measured.bytes,
+            "drumline": bundled.use,
+            **left_out_json(measured.left_out),
+        }
+
+    def _rules(self, spec: "JobSpec") -> PackingRules:
+        """Return the packing rules of a job file."""
+        return PackingRules(
+            include=spec.include,
+            checkpoint=spec.checkpoint,
+            mounts=spec.mounts,
+            home=self._config.home,
+        )
+
+    def _require_requirements_file(self, spec: "JobSpec", left_out: Sequence[LeftOut]) -> None:
+        """Raise RequestError if the requirements file would not be sent."""
+        name = spec.python.requirements
+        for entry in left_out if isinstance(name, str) else ():
+            assert isinstance(name, str)
+            if entry.path == name or (entry.path.endswith("/") and name.startswith(entry.path)):
+                raise RequestError(
+                    f"python.requirements: {name} would not be sent ({entry.reason}); "
+                    "add it to include"
+                )

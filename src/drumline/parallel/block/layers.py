@@ -1,0 +1,298 @@
+"""The layers of a Transformer block, shared by the models, `TransformerBlock` and `MoEBlock`.
+
+    x → norm → · W_qkv → attention over heads → · W_o   → + x        attention_layer
+      → norm → · W_in  → activation           → · W_out → + x        feedforward_layer
+      → norm → router, experts                          → + x        expert_layer, instead of it
+
+A block passes its weights by name, its norm, its attention, its activation, and the `Projections`
+that multiply by the weights. Some weights are optional. With a `gate` the feed-forward layer is
+gated. With a `*_shift` the norm has an offset. With biases (`query_bias`, `up_bias` and so on, all
+of them or none) they are added after each projection.
+
+Every intermediate result can be tapped: under the name of its weight, or as `mixed` (the output of
+attention), `activation`, `attention` and `feedforward` (the two residual sums).
+"""
+
+# The shapes in the types are not forward references.
+# ruff: noqa: F722
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from drumline.parallel.axes import AxisName
+from drumline.parallel.grouped.blocks import accumulator
+from drumline.parallel.rings.gather import allgather_matmul
+from drumline.parallel.rings.ring import Direction, Loop
+from drumline.parallel.rings.scatter import matmul_reducescatter
+from drumline.parallel.taps import tap
+from drumline.parallel.typed import pmean
+
+BlockWeights = Mapping[str, jax.Array]
+Activation = Callable[[jax.Array], jax.Array]
+Norm = Callable[..., jax.Array]
+"""A function of rows, a scale, and a shift if the block has one."""
+Extra = TypeVar("Extra")
+
+EPSILON = 1e-6
+"""The default added to the mean square or the variance in the norms."""
+
+
+# Layers
+
+
+class Attention(Protocol):
+    """A function that mixes the values of a sequence, separately for each head."""
+
+    def __call__(
+        self,
+        query: Float[Array, "B S N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K H"],
+    ) -> Float[Array, "B S N H"]:
+        """Return the mixed values of each token."""
+        ...
+
+
+def attention_layer(
+    x: Float[Array, "*rows D"],
+    w: BlockWeights,
+    project: Projections,
+    *,
+    norm: Norm,
+    attend: Attention,
+    sequences: tuple[int, ...] | None = None,
+) -> Float[Array, "*rows D"]:
+    """Apply the first layer of the block.
+
+    Args:
+        x: tokens, `[B, S, D]`, or `[B·S, D]` if `sequences` is given.
+        w: the weights by name.
+        project: multiplies by the weights.
+        norm: normalizes x before the projections.
+        attend: mixes the values.
+        sequences: `(B, S)` if x has one row per token.
+    """
+    normed = _apply_norm(norm, x, w, "attention", sequences)
+    query, key, value = _column_parallel(project, normed, w, ("query", "key", "value"))
+    mixed = tap("mixed", attend(query, key, value))
+    return tap("attention", x + _row_parallel(project, mixed, w, "output", x.shape))
+
+
+def feedforward_layer(
+    x: Float[Array, "*rows D"],
+    w: BlockWeights,
+    project: Projections,
+    *,
+    norm: Norm,
+    activation: Activation,
+    sequences: tuple[int, ...] | None = None,
+) -> Float[Array, "*rows D"]:
+    """Apply the second layer of the block, which computes each token separately."""
+    normed = _apply_norm(norm, x, w, "feedforward", sequences)
+    if "gate" in w:
+        gate, up = _column_parallel(project, normed, w, ("gate", "up"))
+        hidden = tap("activation", activation(gate)) * up
+    else:
+        (up,) = _column_parallel(project, normed, w, ("up",))
+        hidden = tap("activation", activation(up))
+    return tap("feedforward", x + _row_parallel(project, hidden, w, "down", x.shape))
+
+
+def expert_layer(
+    x: Float[Array, "*rows D"],
+    w: BlockWeights,
+    experts: Callable[[Float[Array, "*rows D"]], tuple[Float[Array, "*rows D"], Extra]],
+    *,
+    norm: Norm,
+) -> tuple[Float[Array, "*rows D"], Extra]:
+    """Apply a mixture of experts as the second layer. Return its extra result as well."""
+    out, extra = experts(_apply_norm(norm, x, w, "feedforward"))
+    return tap("feedforward", x + tap("experts", out)), extra
+
+
+def _apply_norm(
+    norm: Norm, x: jax.Array, w: BlockWeights, layer: str, sequences: tuple[int, ...] | None = None
+) -> jax.Array:
+    names = (f"{layer}_norm", f"{layer}_shift")
+    normed = tap(names[0], norm(x, *(w[name] for name in names if name in w)))
+    return normed if sequences is None else normed.reshape(*sequences, -1)
+
+
+def _column_parallel(
+    project: Projections, x: jax.Array, w: BlockWeights, names: Sequence[str]
+) -> list[jax.Array]:
+    weights = [w[name] for name in names]
+    if f"{names[0]}_bias" not in w:
+        outs = project.column_parallel(x, weights)
+        return [tap(name, out) for name, out in zip(names, outs, strict=True)]
+    # With flat weights the result is a matrix, and cuBLAS adds the bias in the matmul's epilogue.
+    flat = [weight.reshape(weight.shape[0], -1) for weight in weights]
+    biases = [w[f"{name}_bias"].reshape(-1) for name in names]
+    outs = project.column_parallel(x, flat)
+    sums = (out + bias.astype(out.dtype) for out, bias in zip(outs, biases, strict=True))
+    return [
+        tap(name, out.reshape(*out.shape[:-1], *w[name].shape[1:]))
+        for name, out in zip(names, sums, strict=True)
+    ]
+
+
+def _row_parallel(
+    project: Projections, x: jax.Array, w: BlockWeights, name: str, shape: tuple[int, ...]
+) -> jax.Array:
+    weight = w[name]
+    if f"{name}_bias" not in w:
+        return tap(name, project.row_parallel(x, weight).reshape(shape))
+    x = x.reshape(*x.shape[: x.ndim - weight.ndim + 1], -1)
+    out = project.row_parallel(x, weight.reshape(-1, weight.shape[-1])).reshape(shape)
+    return tap(name, out + w[f"{name}_bias"].astype(out.dtype))
+
+
+# Projections
+
+
+class Projections(Protocol):
+    """Matmuls with the weights of a layer, which are sharded by heads or by hidden features."""
+
+    def column_parallel(
+        self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]]
+    ) -> list[Float[Array, "*B S ..."]]:
+        """Multiply tokens by several weights. The results have heads or hidden features."""
+        ...
+
+    def row_parallel(
+        self, x: Float[Array, "*B S ..."], w: Float[Array, "... D"]
+    ) -> Float[Array, "*B S D"]:
+        """Contract heads or hidden features: all dimensions of the weight but the last."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalProjections:
+    """Plain matmuls, if a device has the whole weights or if XLA inserts the communication.
+
+    Attributes:
+        precision: the precision of each matmul, as for `jnp.matmul`.
+    """
+
+    precision: lax.PrecisionLike = None
+
+    def column_parallel(
+        self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]]
+    ) -> list[Float[Array, "*B S ..."]]:
+        """Multiply x by each weight."""
+        return [jnp.tensordot(x, w, 1, precision=self.precision) for w in weights]
+
+    def row_parallel(
+        self, x: Float[Array, "*B S ..."], w: Float[Array, "... D"]
+    ) -> Float[Array, "*B S D"]:
+        """Contract all dimensions of the weight but the last."""
+        return jnp.tensordot(x, w, w.ndim - 1, precision=self.precision)
+
+
+@dataclass(frozen=True)
+class RingProjections:
+    """Collective matmuls inside `jax.shard_map` that overlap communication and computation.
+
+    The sequence is sharded over the ring's axis before and after. A column-parallel matmul gathers
+    it while it multiplies, and a row-parallel matmul scatters its sums.
+
+    Attributes:
+        axis_name: the mesh axis (or axes) of the ring.
+        direction: `"both"` uses both directions of the links, `"one"` only one.
+        loop: `"rolled"`, `"unrolled"` or `"auto"`.
+        precision: the precision of each matmul, as for `jnp.matmul`.
+        wire_dtype: the type in which sums are sent; None is the type of the sums, float32.
+    """
+
+    axis_name: AxisName
+    direction: Direction = "both"
+    loop: Loop = "auto"
+    precision: lax.PrecisionLike = None
+    wire_dtype: DTypeLike | None = None
+
+    def column_parallel(
+        self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]]
+    ) -> list[Float[Array, "*B S ..."]]:
+        """Gather x around the ring once and multiply it by each weight."""
+        outs = allgather_matmul(
+            x,
+            [w.reshape(w.shape[0], -1) for w in weights],
+            axis_name=self.axis_name,
+            gathered="rows",
+            direction=self.direction,
+            loop=self.loop,
+            precision=self.precision,
+            wire_dtype=self.wire_dtype,
+        )
+        return [
+            out.reshape(*out.shape[:-1], *w.shape[1:]) for out, w in zip(outs, weights, strict=True)
+        ]
+
+    def row_parallel(
+        self, x: Float[Array, "*B S ..."], w: Float[Array, "... D"]
+    ) -> Float[Array, "*B S D"]:
+        """Contract all dimensions of the weight but the last, and scatter the sequence."""
+        return matmul_reducescatter(
+            x.reshape(*x.shape[: x.ndim - w.ndim + 1], -1),
+            w.reshape(-1, w.shape[-1]),
+            axis_name=self.axis_name,
+            scattered="rows",
+            direction=self.direction,
+            loop=self.loop,
+            precision=self.precision,
+            wire_dtype=self.wire_dtype,
+        )
+
+
+# Norms
+
+
+def rms_norm(
+    x: Float[Array, "*rows D"],
+    weight: Float[Array, " D"],
+    *,
+    epsilon: float = EPSILON,
+    axis_name: AxisName | None = None,
+) -> Float[Array, "*rows D"]:
+    """Scale each row to a mean square of one, in float32 or wider, then multiply by the weight.
+
+    `axis_name` is the mesh axis that shards the rows' features, inside `jax.shard_map`.
+    """
+    dtype = accumulator(x.dtype)
+    wide = x.astype(dtype)
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    if axis_name is not None:
+        mean_square = pmean(mean_square, axis_name)
+    return (wide * lax.rsqrt(mean_square + epsilon) * weight.astype(dtype)).astype(x.dtype)
+
+
+def layer_norm(
+    x: Float[Array, "*rows D"],
+    scale: Float[Array, " D"],
+    shift: Float[Array, " D"],
+    *,
+    epsilon: float = EPSILON,
+) -> Float[Array, "*rows D"]:
+    """Normalize each row to mean zero and variance one in float32, then scale and shift it.
+
+    The variance is the mean of squares minus the square of the mean, which needs one pass over a
+    row but loses all digits if the mean is much larger than the deviation. So each row is first
+    shifted by its own first element, which is at most √D standard deviations from the mean. This
+    bounds the relative error by D·2⁻²⁴. The shift cancels in the result, so it needs no gradient.
+    """
+    wide = x.astype(jnp.float32)
+    shifted = wide - lax.stop_gradient(wide[..., :1])
+    mean = jnp.mean(shifted, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(shifted), axis=-1, keepdims=True) - jnp.square(mean)
+    centred = shifted - mean
+    variance = jnp.maximum(variance, 0.0)
+    return (centred * lax.rsqrt(variance + epsilon) * scale + shift).astype(x.dtype)

@@ -1,0 +1,194 @@
+"""A correct port does not diverge. Every fault is found at its layer, with its cause."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+
+from drumline.models.sharding import Params  # noqa: E402
+from drumline.numerics import LLAMA, TIMM_VIT, trace_divergence  # noqa: E402
+from tests.numerics.ported.peers import (  # noqa: E402
+    DECODER,
+    VIT,
+    drawn,
+    given_to,
+    images,
+    llama,
+    lm_on,
+    nothing,
+    set_in_torch,
+    timm_vit,
+    tokens,
+    vit_on,
+)
+
+SEEDS = range(20)
+
+
+def narrow(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def in_block(number: int, name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
+    """Return a function that changes one weight of one block."""
+
+    def changed(params: Params) -> Params:
+        weight = params["blocks"][name]
+        other = weight.at[number].set(change(weight[number]))
+        return {**params, "blocks": {**params["blocks"], name: other}}
+
+    return changed
+
+
+def outside(name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
+    return lambda params: {**params, name: change(params[name])}
+
+
+def as_it_is(params: Params) -> Params:
+    return params
+
+
+def square(w: jax.Array) -> jax.Array:
+    """Transpose the kernel of the heads as a matrix."""
+    return w.reshape(w.shape[0], -1).T.reshape(w.shape)
+
+
+@pytest.fixture(scope="module")
+def vit_peer() -> Any:
+    return timm_vit()
+
+
+@pytest.fixture(scope="module")
+def llama_peer() -> Any:
+    return llama()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_correct_port_of_vit_does_not_diverge(seed: int, vit_peer: Any) -> None:
+    params = drawn(VIT, seed)
+    peer = given_to(vit_peer, VIT, params)
+    found = trace_divergence(vit_on(VIT, params), peer, images(seed), rename=TIMM_VIT)
+    assert found.first is None, str(found)
+    assert len(found.layers) == 5 + 12 * VIT.depth
+    assert "all 29 layers agree" in str(found)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_correct_port_of_llama_does_not_diverge(seed: int, llama_peer: Any) -> None:
+    params = drawn(DECODER, seed)
+    peer = given_to(llama_peer, DECODER, params)
+    found = trace_divergence(lm_on(DECODER, params), peer, tokens(seed), rename=LLAMA)
+    assert found.first is None, str(found)
+    assert len(found.layers) == 4 + 13 * DECODER.depth
+
+
+def tanh_gelu(peer: Any) -> None:
+    peer.blocks[1].mlp.act = torch.nn.GELU(approximate="tanh")
+
+
+def quick_gelu(peer: Any) -> None:
+    class Quick(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x * torch.sigmoid(1.702 * x)
+
+    peer.blocks[0].mlp.act = Quick()
+
+
+def scale_of_vit(peer: Any) -> None:
+    peer.blocks[1].attn.fused_attn = False
+    peer.blocks[1].attn.scale = 1 / 16
+
+
+def silu_for_gelu(peer: Any) -> None:
+    peer.model.layers[1].mlp.act_fn = torch.nn.GELU()
+
+
+def scale_of_llama(peer: Any) -> None:
+    peer.model.layers[1].self_attn.scaling = 1.0
+
+
+def rotary_base(peer: Any) -> None:
+    inverse = 500_000.0 ** (-torch.arange(8, dtype=torch.float32) / 8)
+    peer.model.rotary_emb.inv_freq.copy_(inverse)
+
+
+Fault = tuple[str, str, str, Callable[[Params], Params], Callable[[Any], None]]
+"""A name, the layer, the cause, and the change of JAX's weights or of PyTorch's model."""
+
+IN_VIT: list[Fault] = [
+    ("epsilon", "blocks.1.attention_norm", "epsilon", as_it_is,
+     set_in_torch("blocks.1.norm1", eps=1e-5)),
+    ("last epsilon", "norm", "epsilon", as_it_is, set_in_torch("norm", eps=1e-3)),
+    ("tanh", "blocks.1.activation", "gelu's variant", as_it_is, tanh_gelu),
+    ("quick gelu", "blocks.0.activation", "gelu's variant", as_it_is, quick_gelu),
+    ("no bias", "blocks.1.up", "bias", in_block(1, "up_bias", jnp.zeros_like), nothing),
+    ("bias dtype", "blocks.0.down", "bias in another dtype",
+     in_block(0, "down_bias", narrow), nothing),
+    ("query bias dtype", "blocks.1.query", "bias in another dtype",
+     in_block(1, "query_bias", narrow), nothing),
+    ("norm dtype", "blocks.1.feedforward_norm", "norm in another dtype",
+     in_block(1, "feedforward_norm", narrow), nothing),
+    ("transposed output", "blocks.0.output", "transposed kernel",
+     in_block(0, "output", lambda w: w.reshape(64, 64).T.reshape(w.shape)), nothing),
+    ("transposed key", "blocks.1.key", "transposed kernel", in_block(1, "key", square), nothing),
+    ("reshaped kernel", "blocks.1.up", "transposed kernel",
+     in_block(1, "up", lambda w: w.T.reshape(w.shape)), nothing),
+    ("attention scale", "blocks.1.mixed", "attention scale", as_it_is, scale_of_vit),
+    ("kernel dtype", "blocks.1.down", "kernel in another dtype",
+     in_block(1, "down", narrow), nothing),
+    ("head bias", "head", "bias", outside("head_bias", jnp.zeros_like), nothing),
+    ("patches flipped", "patch", "transposed kernel",
+     outside("patch", lambda w: w.reshape(8, 8, 3, 64)[::-1, ::-1].reshape(w.shape)), nothing),
+    ("patches turned", "patch", "transposed kernel",
+     outside("patch", lambda w: w.reshape(8, 8, 3, 64).swapaxes(0, 1).reshape(w.shape)), nothing),
+    ("channels", "patch", "channels",
+     outside("patch", lambda w: w.reshape(8, 8, 3, 64)[:, :, ::-1].reshape(w.shape)), nothing),
+]  # fmt: skip
+
+IN_LM: list[Fault] = [
+    ("epsilon", "blocks.1.feedforward_norm", "epsilon", as_it_is,
+     set_in_torch("model.layers.1.post_attention_layernorm", variance_epsilon=1e-5)),
+    ("last epsilon", "norm", "epsilon", as_it_is,
+     set_in_torch("model.norm", variance_epsilon=1e-4)),
+    ("activation", "blocks.1.activation", "another activation", as_it_is, silu_for_gelu),
+    ("transposed query", "blocks.0.query", "transposed kernel",
+     in_block(0, "query", square), nothing),
+    ("reshaped gate", "blocks.1.gate", "transposed kernel",
+     in_block(1, "gate", lambda w: w.T.reshape(w.shape)), nothing),
+    ("attention scale", "blocks.1.mixed", "attention scale", as_it_is, scale_of_llama),
+    ("rotary base", "blocks.0.mixed", "rotary positions", as_it_is, rotary_base),
+    ("norm dtype", "blocks.1.attention_norm", "norm in another dtype",
+     in_block(1, "attention_norm", narrow), nothing),
+    ("head dtype", "head", "kernel in another dtype", outside("head", narrow), nothing),
+    ("table dtype", "table", "embedding in another dtype", outside("table", narrow), nothing),
+    ("table scaled", "table", "embedding scale", outside("table", lambda w: w * 8.0), nothing),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", IN_VIT, ids=lambda fault: fault[0])
+def test_faults_in_vit_are_found(fault: Fault) -> None:
+    _, layer, cause, change, plant = fault
+    params = drawn(VIT, 1)
+    peer = given_to(timm_vit(), VIT, params)
+    plant(peer)
+    found = trace_divergence(vit_on(VIT, change(params)), peer, images(1), rename=TIMM_VIT)
+    assert found.first is not None
+    assert found.cause is not None
+    assert (found.first.name, found.cause.kind) == (layer, cause), str(found)
+
+
+@pytest.mark.parametrize("fault", IN_LM, ids=lambda fault: fault[0])
+def test_faults_in_llama_are_found(fault: Fault) -> None:
+    _, layer, cause, change, plant = fault
+    params = drawn(DECODER, 1)
+    peer = given_to(llama(), DECODER, params)
+    plant(peer)
+    found = trace_divergence(lm_on(DECODER, change(params)), peer, tokens(1), rename=LLAMA)
+    assert found.first is not None
+    assert found.cause is not None
+    assert (found.first.name, found.cause.kind) == (layer, cause), str(found)

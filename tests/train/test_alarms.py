@@ -1,0 +1,91 @@
+"""When a loss or a norm is worth a second look, and when a host is slow."""
+
+import numpy as np
+import pytest
+
+from drumline.errors import UserError
+from drumline.train import Settings
+from drumline.train.alarms import FIRST_PAUSE, WARM_UP, Alarms
+from drumline.train.probe import SLOW_CHECKS, VERY_SLOW_CHECKS, SlowHosts
+
+
+def alarms_after(losses: np.ndarray, norms: np.ndarray | None = None) -> Alarms:
+    alarms = Alarms(1.4, 2.0)
+    for loss, norm in zip(losses, losses if norms is None else norms, strict=True):
+        alarms.accept(float(loss), float(norm))
+    return alarms
+
+
+def test_twice_the_usual_is_beyond_the_limit_once_enough_is_known() -> None:
+    noise = np.random.default_rng(0).normal(size=WARM_UP)
+    early, enough = (alarms_after(3 + 0.05 * noise[:n]) for n in (WARM_UP - 1, WARM_UP))
+    assert early.limits == (np.inf, np.inf)
+    loss, norm = enough.limits
+    assert 3.3 < loss < 1.4 * 3.1
+    assert 5.5 < norm < 2.0 * 3.1
+
+
+@pytest.mark.parametrize("level", [0.0, 1e-6, -2.0, -0.3])
+def test_a_loss_near_zero_or_below_is_watched_by_its_usual_deviation(level: float) -> None:
+    usual = level + 0.1 * np.random.default_rng(1).normal(size=100)
+    loss, _ = alarms_after(usual, np.ones(100)).limits
+    assert usual.max() < loss < level + 2.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_noisy_but_healthy_run_alarms_rarely(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    steps = np.arange(5000)
+    usual = 1 + 9 * np.exp(-steps / 500)
+    # Batches that differ by half, and one in a hundred that is three times as hard.
+    losses = usual * random.lognormal(0, 0.4, 5000) * np.where(random.random(5000) < 0.01, 3, 1)
+    alarms, times = Alarms(1.4, 2.0), 0
+    for loss in losses:
+        if loss > alarms.limits[0]:
+            times += 1
+            alarms.clear()
+        alarms.accept(float(loss), 1.0)
+    assert times <= 10
+
+
+def test_an_alarm_for_nothing_buys_a_rest_and_the_next_a_longer_one() -> None:
+    alarms = alarms_after(np.ones(100))
+    rests = []
+    for _ in range(3):
+        assert alarms.limits[0] < 2
+        alarms.clear()
+        rest = 0
+        while alarms.limits[0] == np.inf:
+            alarms.accept(1.0, 1.0)
+            rest += 1
+        rests.append(rest)
+    assert rests[0] >= FIRST_PAUSE
+    assert rests[1] >= 2 * FIRST_PAUSE
+    assert rests[2] >= 4 * FIRST_PAUSE
+
+
+def test_each_is_watched_or_not_by_itself() -> None:
+    alarms = Alarms(None, 2.0)
+    for _ in range(100):
+        alarms.accept(1.0, 1.0)
+    assert alarms.limits == (np.inf, 2.0)
+    with pytest.raises(UserError, match=r"alarm_loss: 0\.9 is not a valid factor"):
+        Settings(alarm_loss=0.9)
+    with pytest.raises(UserError, match="check_every: 0 is not a number of steps"):
+        Settings(check_every=0)
+
+
+def test_a_slow_host_is_told_once_after_many_checks_and_a_very_slow_one_after_few() -> None:
+    hosts = SlowHosts()
+    said = [hosts.update([1.0, 1.3, 1.01, 0.99]) for _ in range(2 * SLOW_CHECKS)]
+    assert said[SLOW_CHECKS - 1][0].startswith("host 1 is slow: it takes 1.3")
+    assert sum(map(len, said)) == 1
+    gross = [
+        SlowHosts().update([1.0]),
+        *(hosts.update([1.0, 1.0, 5.0, 1.0]) for _ in range(VERY_SLOW_CHECKS)),
+    ]
+    assert [len(each) for each in gross] == [0] * VERY_SLOW_CHECKS + [1]
+    # Now and then is not slow.
+    fickle = SlowHosts()
+    for check in range(10 * SLOW_CHECKS):
+        assert not fickle.update([1.0, 2.0 if check % SLOW_CHECKS else 1.0])
