@@ -114,9 +114,8 @@ async def serve(config: Config, stay: bool = False) -> None:
     folders = Folders(config.home)
     store = Store(folders.database)
     cloud = await asyncio.to_thread(connect, config)
-    supervisor = Supervisor(
-        store, cloud, config, ssh_key(folders), health_source=health_source(config)
-    )
+    source = health_source(config)
+    supervisor = Supervisor(store, cloud, config, ssh_key(folders), health_source=source)
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(
