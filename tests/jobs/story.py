@@ -12,9 +12,9 @@ from drumline.jobs.core.state import (
     Decision,
     EffectKind,
     Job,
-    Observation,
     Observations,
     Outcome,
+    PlacementObservation,
     Status,
     Timeouts,
     ZoneStatus,
@@ -58,11 +58,11 @@ class Story:
     def seen(self) -> Observations:
         sighting = None
         if self.listed is not None:
-            sighting = Observation(self.now, self.listed)
+            sighting = PlacementObservation(self.now, self.listed)
         elif self.looked_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
             listed = combine(self.request, nodes) if self.request or nodes else None
-            sighting = Observation(self.looked_at, listed)
+            sighting = PlacementObservation(self.looked_at, listed)
         return Observations(
             sighting,
             self.hosts,

@@ -23,8 +23,8 @@ from drumline.jobs.core.state import (
     Decision,
     DesiredState,
     Job,
-    Observation,
     Outcome,
+    PlacementObservation,
     PlacementPhase,
 )
 from drumline.jobs.core.steps import Steps
@@ -111,7 +111,7 @@ def polls_before_the_request_count() -> AbstractContextManager[Any]:
 
     def observation(self: Any, placement: Any) -> Any:
         poll = self._newest.get(placement.zone)
-        return poll and Observation(poll.at, poll.placements.get(placement.name))
+        return poll and PlacementObservation(poll.at, poll.placements.get(placement.name))
 
     return patch.object(polling.ZonePolls, "observation", observation)
 
@@ -186,7 +186,7 @@ def requests_have_no_limit() -> AbstractContextManager[Any]:
 
 def lost_slices_are_not_detected() -> AbstractContextManager[Any]:
     """Ignore that the cloud lists a slice as lost."""
-    return patch("drumline.jobs.core.state.Observation.lost_reason", None)
+    return patch("drumline.jobs.core.state.PlacementObservation.lost_reason", None)
 
 
 def sleep_of_the_server_counts_as_silence() -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from drumline.cloud.protocol import Cloud, CloudError
-from drumline.jobs.core.state import Observation, Placement
+from drumline.jobs.core.state import Placement, PlacementObservation
 from drumline.observed import ListedPlacement
 
 SHORTEST_PAUSE = 0.2
@@ -125,7 +125,7 @@ class ZonePolls:
         """Forget a placement that is gone."""
         self._accepted_at.pop(name, None)
 
-    def observation(self, placement: Placement) -> Observation | None:
+    def observation(self, placement: Placement) -> PlacementObservation | None:
         """Return a placement as the newest poll shows it; None if the poll is not conclusive.
 
         A poll that began before the request would report the placement as gone. In other polls the
@@ -134,4 +134,4 @@ class ZonePolls:
         poll, name = self._newest.get(placement.zone), placement.name
         if poll is None or poll.at <= self._accepted_at.get(name, 0.0) or name in poll.unknown:
             return None
-        return Observation(poll.at, poll.placements.get(name))
+        return PlacementObservation(poll.at, poll.placements.get(name))

@@ -219,7 +219,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Observation:
+class PlacementObservation:
     """A placement as the newest successful poll of its zone shows it."""
 
     at: float
@@ -247,7 +247,7 @@ class ZoneStatus:
 class Observations:
     """Everything observed about one job."""
 
-    placement: Observation | None = None
+    placement: PlacementObservation | None = None
     """The placement in the cloud; None until a poll that began after the request."""
     reports: tuple[HostReport, ...] = ()
     """The newest report of each host."""
