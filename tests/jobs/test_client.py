@@ -220,7 +220,7 @@ def test_a_server_that_was_found_running_is_told_of_once(home: Path) -> None:
     client.list()
     client.list()
     strays, version = told
-    assert "1 slice of a job database that was lost runs on" in strays
+    assert "1 slice of a lost job database still runs" in strays
     assert "drumline server strays" in strays
     assert "version 9" in version
 

@@ -12,7 +12,7 @@ def test_an_emulator_elsewhere_is_named_by_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("endpoint: ~/other/emulator")
     assert read(tmp_path).endpoint == str(Path.home() / "other" / "emulator")
     (tmp_path / "config.yaml").write_text("endpoint: http://127.0.0.1:8080")
-    with pytest.raises(ConfigError, match=r"endpoint: an emulator is named by its folder"):
+    with pytest.raises(ConfigError, match=r"endpoint: give the emulator's folder"):
         read(tmp_path)
 
 

@@ -84,7 +84,7 @@ def test_nothing_is_smuggled_in_with_a_path(path: str, tmp_path: Path) -> None:
         listening.bind(str(tmp_path / "sock"))
         listening.listen()
         connection = HttpConnection(str(tmp_path / "sock"), 1)
-        with pytest.raises(ValueError, match="not a path"):
+        with pytest.raises(ValueError, match="not a valid request path"):
             connection.send("GET", path)
         connection.close()
 

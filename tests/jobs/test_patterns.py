@@ -91,7 +91,7 @@ def test_a_pattern_that_is_too_slow_for_a_log_is_given_up_and_the_user_told(
         assert time.process_time() - began < 5.0
         warnings = [e["text"] for e in office.show(job)["events"] if e["kind"] == "warning"]
         assert len(warnings) == 1
-        assert "no longer read for steps" in warnings[0]
+        assert "its steps are no longer read" in warnings[0]
         other = await office.create()
         await office.reaches(other, "RUNNING")
 

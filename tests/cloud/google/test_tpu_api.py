@@ -98,7 +98,7 @@ class TestListingRequests:
         assert fails(Script([holes]), list_requests).code == 14
 
     def test_a_listing_of_the_wrong_shape_is_an_error(self) -> None:
-        assert "no list" in str(fails(Script([ok(queuedResources={"a": 1})]), list_requests))
+        assert "is not a list" in str(fails(Script([ok(queuedResources={"a": 1})]), list_requests))
 
     def test_an_odd_entry_does_not_hide_the_others(self) -> None:
         odd: list[Any] = [

@@ -181,7 +181,7 @@ class Remembering(Client):
 
 def test_a_job_file_that_is_gone_is_told_and_the_job_goes_on_as_it_was(tmp_path: Path) -> None:
     client = Remembering(tmp_path, origin={"file": "/gone/job.yaml", "overrides": []})
-    assert "/gone/job.yaml is not there any more" in client.resume(1)["text"]
+    assert "/gone/job.yaml no longer exists" in client.resume(1)["text"]
     assert "spec" not in client.asked
 
 
