@@ -8,7 +8,7 @@ from drumline.chips import UnknownName
 from drumline.jobs.billing import Grant, parse_grant, quota_warnings
 from drumline.jobs.config import ConfigError, read
 from drumline.jobs.core.state import Candidate
-from tests.jobs.pretend import Office, play
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 V6E = Grant(64, "spot", "v6e", "europe-west4-a")
 V4 = Grant(32, "on-demand", "v4", "us-central2-b")
@@ -79,19 +79,21 @@ def test_who_wrote_no_quota_down_is_not_warned() -> None:
 
 
 def test_the_plan_and_the_job_carry_the_warning_and_the_job_is_made(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         warning = "you have no quota of spot v4 chips in us-central2-b"
         spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "x", "workdir": None}
-        assert (await office.desk.plan(spec))["lines"][-1] == f"! {warning}"
-        made = await office.desk.create(spec, {}, "lab")
+        assert (await harness.service.plan(spec))["lines"][-1] == f"! {warning}"
+        made = await harness.service.create(spec, {}, "lab")
         assert made["warnings"] == [warning]
-        shown = office.show(made["id"])
+        shown = harness.show(made["id"])
         assert ("warning", warning) in [(one["kind"], one["text"]) for one in shown["events"]]
-        await office.reaches(made["id"], "RUNNING")
+        await harness.reaches(made["id"], "RUNNING")
         within = spec | {"accelerator": "v6e-16", "zones": ["europe-west4-a"]}
-        assert not any(line.startswith("!") for line in (await office.desk.plan(within))["lines"])
+        assert not any(
+            line.startswith("!") for line in (await harness.service.plan(within))["lines"]
+        )
 
-    play(tmp_path, story, settings=f"quota: ['{V6E}']\n")
+    run_scenario(tmp_path, scenario, settings=f"quota: ['{V6E}']\n")
 
 
 def test_a_quota_in_the_settings_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
