@@ -200,7 +200,7 @@ def test_the_server_does_not_inherit_what_the_shell_holds(
 
 
 def test_a_change_that_was_not_acknowledged_is_not_asked_for_twice(home: Path) -> None:
-    with pytest.raises(Refused, match="drumline list shows whether it was done"):
+    with pytest.raises(Refused, match="drumline list shows whether the request was executed"):
         Client(home).cancel(4)
     assert len(starts(home)) == 1
 

@@ -66,7 +66,7 @@ def test_a_write_that_fails_for_one_job_is_made_for_the_others(
                 raise OverflowError("too large")
             put(job_id, *rest)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(metrics, "put", broken)
+        monkeypatch.setattr(metrics, "save", broken)
         for step in range(1, 20):
             for job in jobs:
                 harness.starts(job)[0].send_heartbeat(step=step)

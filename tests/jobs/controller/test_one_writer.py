@@ -31,7 +31,7 @@ def test_a_slice_that_is_not_listed_and_cannot_be_looked_up_may_still_run(tmp_pa
         harness.cloud.no_find = UNAVAILABLE
         await asyncio.sleep(1800)
         assert len(harness.starts(job)) == 1
-        assert "released" in harness.show(job)["reason"]
+        assert "previous slice to be deleted" in harness.show(job)["reason"]
         harness.cloud.no_find = None
         await asyncio.sleep(600)
         assert len(harness.starts(job)) == 1

@@ -170,7 +170,7 @@ def test_a_start_that_raises_rests_and_is_told_in_the_note(
     def broken(*_: Any) -> Any:
         raise RuntimeError("the archive is nowhere")
 
-    monkeypatch.setattr("drumline.jobs.controller.sessions.program_of", broken)
+    monkeypatch.setattr("drumline.jobs.controller.sessions.build_program", broken)
 
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()

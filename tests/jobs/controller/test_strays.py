@@ -199,7 +199,7 @@ def test_a_full_disk_keeps_nobody_from_a_job_and_is_made_up_for(
         def no_space(_: DatabaseIds) -> None:
             raise OSError(28, "No space left on device")
 
-        full.setattr(DatabaseIds, "_write", no_space)
+        full.setattr(DatabaseIds, "_save", no_space)
         owners.update("ab12", 7)
     owners.update("ab12", 7)
     assert DatabaseIds(tmp_path / "owners.json").last_jobs == {"ab12": 7}
