@@ -15,7 +15,7 @@ from drumline.hosts.connection import ConnectionLost, KnownHosts
 from drumline.hosts.driver import HostRunner, RunnerResources
 from drumline.hosts.session import HostPhase, StartBarrier, Timing
 from drumline.hosts.values import Address, HostAssignment
-from tests.jobs.pretend import JumpingLoop
+from tests.jobs.fakes import VirtualTimeLoop
 
 from .stand_in import program, until
 
@@ -142,7 +142,7 @@ async def connected_runner(folder: Path, agent: object) -> AsyncIterator[HostRun
 def test_an_exit_is_not_undone_by_a_late_answer(tmp_path: Path) -> None:
     """Otherwise the host of a program that exits at once would stay RUNNING."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         host = ExitBeforeAnswer()
         async with connected_runner(tmp_path, host) as runner:
             # The file is written after the answer to `start`.
@@ -152,13 +152,13 @@ def test_an_exit_is_not_undone_by_a_late_answer(tmp_path: Path) -> None:
             assert runner.report().phase is HostPhase.EXITED
             assert runner.report().exit_code == 3
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_exit_is_reported_only_after_the_whole_log(tmp_path: Path) -> None:
     """After the exit the slice is released, with the rest of the log."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         host = ExitWhileDisconnected()
         async with connected_runner(tmp_path, host) as runner:
             await until(lambda: (tmp_path / "started").exists(), "the host has answered")
@@ -168,29 +168,29 @@ def test_an_exit_is_reported_only_after_the_whole_log(tmp_path: Path) -> None:
             await until(lambda: runner.report().phase is HostPhase.EXITED, "the end")
             assert (tmp_path / "host-0.log").read_bytes() == b"last words\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_host_that_floods_its_log_still_has_a_status_time(tmp_path: Path) -> None:
     """Otherwise a verdict would wait for the status of this host forever."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         host = LogFlood()
         async with connected_runner(tmp_path, host) as runner:
             await host.read.wait()
             assert runner.report().phase is HostPhase.RUNNING
             assert runner.report().reported_at == 1.0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_lost_program_is_reported_as_soon_as_its_host_is_back(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with connected_runner(tmp_path, RebootedHost()) as runner:
             await until(lambda: runner.report().phase is HostPhase.MISSING, "it is reported")
             assert runner.report().reported_at == 1.0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_reconnects_to_a_host_that_answers_nothing_back_off(
@@ -199,13 +199,13 @@ def test_reconnects_to_a_host_that_answers_nothing_back_off(
     connection = NoAnswers()
     monkeypatch.setattr(driver_module, "Connection", connection)
 
-    async def story() -> None:
+    async def scenario() -> None:
         runner = make_runner(tmp_path)
         task = asyncio.create_task(runner.run_forever())
         await asyncio.sleep(600)
         task.cancel()
-        assert runner.report().heard is None, "a login is not an answer"
+        assert runner.report().heard_at is None, "a login is not an answer"
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as loop:
-        loop.run(story())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as loop:
+        loop.run(scenario())
     assert 20 < connection.opened < 200, "every ten seconds by then"

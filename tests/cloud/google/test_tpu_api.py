@@ -9,7 +9,7 @@ from google.cloud import tpu_v2
 
 from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
-from drumline.observed.placements import Endpoint
+from drumline.observed import Endpoint
 from tests.cloud.google.scripted import (
     NO_REQUEST,
     PARENT,

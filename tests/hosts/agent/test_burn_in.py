@@ -83,6 +83,6 @@ def test_an_unreadable_burn_in_report_is_a_warning(machine: Machine, left: str) 
 )
 def test_an_invalid_burn_in_report_is_a_warning(told: dict[str, object]) -> None:
     found = _burn_in_fields(told)
-    assert found["examined"] == "warn"
-    assert found["examined_seconds"] == 0.0
+    assert found["burn_in"] == "warn"
+    assert found["burn_in_seconds"] == 0.0
     assert len(json.dumps(found)) < 1000
