@@ -179,7 +179,7 @@ class Remembering(Client):
         return {"text": "it goes on"}
 
 
-def test_a_job_file_that_is_gone_is_told_and_the_job_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_a_resume_without_its_job_file_keeps_the_stored_spec(tmp_path: Path) -> None:
     client = Remembering(tmp_path, origin={"file": "/gone/job.yaml", "overrides": []})
     assert "/gone/job.yaml no longer exists" in client.resume(1)["text"]
     assert "spec" not in client.asked
