@@ -1,9 +1,9 @@
 """Cross-entropy with sharded classes, and the inputs and losses of image classifiers.
 
 If the classes are sharded, no device gathers the logits. The devices exchange three numbers per
-row: the largest logit, the sum of exponentials and the target's logit. The backward pass uses the
-logits in their own type and the logarithm of that sum. Automatic differentiation would save the
-exponentials in float32 instead.
+row: the largest logit, the sum of exponentials and the target's logit. The backward pass saves the
+logits in their own type and the logarithm of the sum. Automatic differentiation would save float32
+exponentials instead.
 """
 
 # The shapes in the types are not forward references.
@@ -38,9 +38,8 @@ def cross_entropy(
 ) -> Float[Array, "*rows"]:
     """Return the negative log-probability of each target in float32.
 
-    A target of `ignore_index` has a loss of zero and no gradient. Any other target out of range has
-    a loss and gradient of NaN, because compiled code cannot raise and an invalid label must not go
-    unnoticed.
+    A target of `ignore_index` has a loss of zero and no gradient. The loss and gradient of other
+    targets out of range are NaN, because compiled code cannot raise an error.
 
     Args:
         logits: this device's shard of the classes.
@@ -54,7 +53,7 @@ def cross_entropy(
 def masked_mean(
     values: Float[Array, "*rows"], targets: Int[Array, "*rows"], *, ignore_index: int
 ) -> Float[Array, ""]:
-    """Return the float32 mean over all rows of all devices whose target is not ignored.
+    """Return the float32 mean over the rows of all devices, without ignored targets.
 
     The mean is zero if all targets are ignored.
     """
@@ -89,9 +88,9 @@ def check_indices(name: str, values: Any, count: int, ignore_index: int) -> None
 
     Args:
         name: the name of the array, for the message.
-        values: an array; traced arrays and arrays of several hosts are not checked.
+        values: an array; traced arrays and arrays of more than one host are not checked.
         count: the number of valid indices.
-        ignore_index: the only valid index outside the range.
+        ignore_index: a valid index outside the range.
     """
     if not jnp.issubdtype(values.dtype, jnp.integer):
         raise ValueError(f"{name} holds {values.dtype}; it must hold integers")
