@@ -9,7 +9,7 @@ Tensor parallelism shards the sequence between the projections, heads and hidden
 them, and the vocabulary of the logits. No device ever holds all logits.
 """
 
-# jaxtyping's shapes are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 

@@ -6,7 +6,7 @@ logits in their own type and the logarithm of the sum. Automatic differentiation
 exponentials instead.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 

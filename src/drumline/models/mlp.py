@@ -7,7 +7,7 @@ gathers the rows of the batch while it multiplies. The second is row-parallel an
 An unpaired last layer computes the local rows.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 
 from __future__ import annotations

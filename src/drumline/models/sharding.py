@@ -1,4 +1,4 @@
-"""Sharding of models over a mesh: one layout table per model, and everything derived from it.
+"""Sharding of models over a mesh: the layouts of a model, and the operations that depend on them.
 
 A model names the dimensions of its arrays by logical axes ("embed", "heads", …). A layout maps the
 logical axes to mesh axes. The code of a model works on the shards of a device, and
@@ -14,7 +14,7 @@ logical axes to mesh axes. The code of a model works on the shards of a device, 
 Mesh axes of size 1 are ignored. Without other mesh axes, the model runs outside of `shard_map`.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 

@@ -8,7 +8,7 @@ the padding. Tensor parallelism shards the sequence between the projections, and
 features inside them.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 

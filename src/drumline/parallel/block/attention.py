@@ -16,7 +16,7 @@ lowers it. Outside of `jax.shard_map`, where XLA shards the arrays itself, XLA's
 because XLA cannot shard a TPU kernel.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 

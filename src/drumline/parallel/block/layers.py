@@ -13,7 +13,7 @@ Every intermediate result has a tap, with the name of its weight or `mixed` (the
 attention), `activation`, `attention` and `feedforward` (the residual sums).
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 
 from __future__ import annotations

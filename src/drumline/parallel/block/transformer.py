@@ -8,7 +8,7 @@ sequence while they multiply, and the row-parallel projections scatter their sum
                    → norm → gather · W_in  → activation               → · W_out scatter → + x
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 

@@ -7,9 +7,9 @@ of rows are aligned as `row_alignment` requires.
 
 The exchanges work inside `shard_map`, with tokens `A[S_X, D_Y]` and experts sharded over X.
 `allgather_exchange` gathers all tokens on every device. `alltoall_exchange` has rounds. In a round,
-a device sends a slice of its rows to the devices with their experts, gathers the columns of the
-rows that it received over the second axis, applies the local experts, returns the answers, and adds
-the answers to its own rows to the result. The expert axis transfers only the local columns.
+a device sends a slice of its rows to the devices with their experts. Every device gathers the
+columns of its received rows over the second axis, applies its experts, and returns the answers,
+which the sender adds to the result. The expert axis transfers only the local columns.
 
 The exchanges save only their inputs for the backward pass, and send the rows again. A backward
 round sends the tokens, the gradients of their outputs and their gates to the experts, and returns
