@@ -1,7 +1,7 @@
 """Export and import weights as `safetensors` files with the names and shapes of other libraries.
 
-A `ViT` maps to timm's Vision Transformers (`vit_base_patch16_224` and others), an `LM` to the
-Llama models of transformers:
+A `ViT` has the format of timm's Vision Transformers (`vit_base_patch16_224` and others), an `LM`
+that of transformers' Llama models:
 
     save("vit.safetensors", model, params)       # timm: model.load_state_dict(load_file(…))
     params = load("llama/", model)               # the folder of a model from the hub
@@ -261,7 +261,7 @@ def _llama() -> list[TensorMapping]:
 
 
 def _check_weights(model: ViT | LM, params: Params) -> None:
-    """Raise ValueError for weights of another model. JAX clips the index of a missing block."""
+    """Raise ValueError if the weights do not fit. JAX clips the index of a missing block."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     expected, actual = (
         {

@@ -203,7 +203,7 @@ class LM(ShardedModel):
             batch: "tokens", `int[B, S + 1]`, whose tokens predict their successors, except
                 `ignore_index` (padding). To predict only some tokens, such as the answer to a
                 prompt, add "targets", `int[B, S]`, with `ignore_index` in all other positions.
-            key: unused; the model has no randomness.
+            key: unused.
 
         Returns:
             The loss, and the metrics "cross_entropy" and, with experts, "balance_loss" and

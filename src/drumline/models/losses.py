@@ -1,9 +1,8 @@
 """Cross-entropy with sharded classes, and the inputs and losses of image classifiers.
 
-If the classes are sharded, no device gathers the logits. The devices exchange three numbers per
-row: the largest logit, the sum of exponentials and the target's logit. The backward pass saves the
-logits in their own type and the logarithm of the sum. Automatic differentiation would save float32
-exponentials instead.
+If the classes are sharded, no device gathers the logits. For every row the devices exchange the
+largest logit, the sum of exponentials and the target's logit. The backward pass saves the logits in
+their type and the logarithm of the sum. Automatic differentiation would save float32 exponentials.
 """
 
 # Shapes in the types are not Python expressions.
@@ -38,12 +37,12 @@ def cross_entropy(
 ) -> Float[Array, "*rows"]:
     """Return the negative log-probability of each target in float32.
 
-    A target of `ignore_index` has a loss of zero and no gradient. The loss and gradient of other
-    targets out of range are NaN, because compiled code cannot raise an error.
+    A target of `ignore_index` has a loss of zero and no gradient. Other targets out of range have a
+    loss and gradient of NaN, because compiled code cannot raise an error.
 
     Args:
         logits: this device's shard of the classes.
-        targets: class indices, counted over the classes of all devices.
+        targets: indices into the classes of all devices.
         axes: the mesh axes that shard the classes, inside `jax.shard_map`.
         ignore_index: the target to ignore.
     """
@@ -87,7 +86,7 @@ def check_indices(name: str, values: Any, count: int, ignore_index: int) -> None
     """Raise ValueError if an index is not in 0..count-1. Skip arrays without concrete values.
 
     Args:
-        name: the name of the array, for the message.
+        name: the array's name in messages.
         values: an array; traced arrays and arrays of more than one host are not checked.
         count: the number of valid indices.
         ignore_index: a valid index outside the range.

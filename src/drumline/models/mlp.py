@@ -110,7 +110,7 @@ class MLP(ShardedModel):
             params: the weights from `init`.
             batch: "image", `[B, …]`, bytes or floats; "label", `int[B]`, with `ignore_index` for
                 images that do not count.
-            key: unused; the model has no randomness.
+            key: unused.
         """
         del key
         self.check_batch(batch)

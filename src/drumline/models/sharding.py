@@ -1,4 +1,4 @@
-"""Sharding of models over a mesh: the layouts of a model, and the operations that depend on them.
+"""Sharding of models: layouts, and the operations that depend on them.
 
 A model names the dimensions of its arrays by logical axes ("embed", "heads", …). A layout maps the
 logical axes to mesh axes. The code of a model works on the shards of a device, and
@@ -60,9 +60,9 @@ def resolve_layout(
 
     Args:
         model: the name of the model, for messages.
-        layout: a name from the table, or a mapping.
-        table: the model's layouts by name.
-        logical: the model's logical axes.
+        layout: a name from `table`, or a mapping.
+        table: the layouts by name.
+        logical: the logical axes.
     """
     if isinstance(layout, str):
         if layout not in table:
@@ -87,7 +87,7 @@ def resolve_layout(
 
 
 def check_same_axes(model: str, layout: Layout, names: Sequence[str]) -> None:
-    """Raise ValueError unless these logical axes, which share a ring, have the same mesh axes."""
+    """Raise ValueError unless these logical axes, which share a ring, have equal mesh axes."""
     first, *others = names
     for name in others:
         if axes_of(layout, name) != axes_of(layout, first):
@@ -125,7 +125,7 @@ def specs_of(layout: Layout, axes: Any) -> Any:
 
 
 class ShardedModel(ABC):
-    """A model whose sharding follows from its layout."""
+    """A model that is sharded by its layout."""
 
     @abstractmethod
     def init(self, key: PRNGKeyArray) -> Params:

@@ -183,7 +183,7 @@ class ViT(ShardedModel):
             params: the weights from `init`.
             batch: "image", `[B, H, W, C]`, bytes or floats; "label", `int[B]`, with `ignore_index`
                 for images that do not count.
-            key: unused; the model has no randomness.
+            key: unused.
         """
         del key
         self.check_batch(batch)
