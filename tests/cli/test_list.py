@@ -9,7 +9,7 @@ import pytest
 from drumline.cli.rendering.text import width
 from drumline.cli.rendering.views import list_lines
 from drumline.jobs.server.views import unreadable
-from drumline.jobs.store.records import SetAside
+from drumline.jobs.store.records import UnreadableJob
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -73,7 +73,7 @@ def test_list_asks_for_those_that_fit(server: Any, drumline: Run) -> None:
 
 
 def test_a_job_whose_row_cannot_be_read_has_its_line(a_job: Make) -> None:
-    aside = SetAside("000007", "lab", "bad", "choices: field required")
+    aside = UnreadableJob("000007", "lab", "bad", "choices: field required")
     line = list_lines([a_job(), unreadable(aside)])[2]
     assert line.split()[:3] == ["000007", "lab", "bad"]
     assert "UNREADABLE" in line

@@ -170,7 +170,7 @@ def test_exec_tells_of_a_host_that_was_lost(server: Any, drumline: Run, capsys: 
 def test_exec_whose_server_goes_away_says_so(server: Any, drumline: Run, capsys: Printed) -> None:
     server.answers["POST /jobs/000004/exec"] = b'{"hosts": [0]}\n'
     assert drumline("exec", "4", "--", "ls") == 2
-    assert capsys.readouterr().err == "the server went away before the command had ended\n"
+    assert capsys.readouterr().err == "the server exited before the end of the command\n"
 
 
 def test_exec_as_json(server: Any, drumline: Run, capsys: Printed) -> None:

@@ -63,7 +63,9 @@ def test_what_a_leaving_server_turned_away_is_asked_of_the_next(
     answers = [(503, {"error": "leaving"}), (200, {"job": {}, "text": "done"})]
     server.answers["POST /jobs/000004/cancel"] = lambda *_: answers.pop(0)
     started: list[bool] = []
-    monkeypatch.setattr("drumline.jobs.caller.Caller.start", lambda _: started.append(True))
+    monkeypatch.setattr(
+        "drumline.jobs.connection.ServerConnection.start", lambda _: started.append(True)
+    )
     assert drumline("cancel", "4") == 0
     assert capsys.readouterr().out == "done\n"
     assert started == [True]

@@ -46,7 +46,7 @@ COMMANDS = {
 MISTAKES = (
     ("drumline.chips.names", "UnknownName"),
     ("drumline.errors", "UserError"),
-    ("drumline.jobs.caller", "Refused"),
+    ("drumline.jobs.connection", "Refused"),
     ("drumline.jobs.spec", "SpecError"),
 )
 # Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.

@@ -50,7 +50,7 @@ def completion(
 ) -> None:
     """Print the lines that complete commands and job ids."""
     from drumline.cli.connect import echo_json
-    from drumline.jobs.caller import Refused
+    from drumline.jobs.connection import Refused
 
     if shell == "words":
         found = candidates(words or [""])

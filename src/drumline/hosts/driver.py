@@ -38,7 +38,7 @@ from drumline.hosts.values import (
     program_message,
     work_folder,
 )
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed import HostPhase, HostReport
 
 CONNECTION_ERRORS = (OSError, asyncssh.Error, ConnectionLost, HostKeyChanged)
 TAIL_LINES = 20
@@ -50,7 +50,7 @@ MAX_AGENT_ERRORS = 3
 
 
 class Gate(Protocol):
-    """Makes the hosts of a slice start together and remembers the starts of earlier sessions."""
+    """Lets the hosts of a slice start together, and records on which hosts the program started."""
 
     @property
     def stopped(self) -> bool:
@@ -108,11 +108,11 @@ class RunnerResources:
     clock: Callable[[], float]
     timing: Timing
     on_change: Callable[[], None]
-    """The callback for every change of the host's report."""
+    """The callback for each change of the host's report."""
     log_limit: int | None = None
     """The number of bytes of the log to keep; None keeps all."""
     admit: Admit = admit_all
-    """Decides if a host may be used, once it has reported its identity."""
+    """The function that decides from a host's identity if it may be used."""
 
 
 class HostRunner:
@@ -188,7 +188,7 @@ class HostRunner:
             self._reconnect_delay = min(self._reconnect_delay * 2, timing.reconnect_most)
 
     async def _use_connection(self, agent: RemoteAgent) -> None:
-        """Continue the attempt over one connection until the connection ends."""
+        """Continue the attempt over one connection, until it ends or the agent fails."""
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
         if status.state == "none" and not self._was_started():
@@ -206,7 +206,7 @@ class HostRunner:
         try:
             await asyncio.wait({watch, advance}, return_when=asyncio.FIRST_COMPLETED)
             if advance.done():
-                advance.result()
+                advance.result()  # raises its error, if any
             await watch
         finally:
             for task in (watch, advance):
@@ -312,7 +312,7 @@ class HostRunner:
         if self._complete_report is None:
             self._complete_report = replace(
                 self._report,
-                heard=self._heard_at,
+                heard_at=self._heard_at,
                 reported_at=self._status_at,
                 tail=self._report.tail or self._last_lines(),
             )
@@ -451,7 +451,7 @@ def _program_fields(status: AttemptStatus) -> dict[str, Any]:
     fields = {
         "started_at": status.started_at,
         "heartbeat": status.heartbeat,
-        "going_down": status.going_down,
+        "shutdown_reason": status.going_down,
     }
     return fields if status.burnin is None else fields | _burn_in_fields(status.burnin)
 
@@ -462,9 +462,9 @@ def _burn_in_fields(burn_in: Mapping[str, object]) -> dict[str, Any]:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     verdict = burn_in.get("verdict")
     return {
-        "examined": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
-        "examined_said": str(burn_in.get("said", ""))[:500],
-        "examined_seconds": float(seconds) if is_number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
+        "burn_in": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
+        "burn_in_message": str(burn_in.get("said", ""))[:500],
+        "burn_in_seconds": float(seconds) if is_number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
     }
 
 

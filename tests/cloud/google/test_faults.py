@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from drumline.cloud.google import errors
 from drumline.cloud.google.errors import classify, explain
-from drumline.jobs.core.refusals import Action, action
-from drumline.observed.faults import Fault, FaultKind, Scope
+from drumline.jobs.core.refusals import RefusalAction, action_for
+from drumline.observed import Fault, FaultKind, Scope
 
 STOCKOUT = Fault(FaultKind.STOCKOUT, Scope.ZONE)
 ZONE_QUOTA = Fault(FaultKind.QUOTA, Scope.ZONE)
@@ -104,7 +104,7 @@ INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
         (4, "deadline", TRANSIENT),
     ],
 )
-def test_a_text_that_was_seen_has_its_meaning(code: int | None, text: str, expected: Fault) -> None:
+def test_known_texts_are_classified(code: int | None, text: str, expected: Fault) -> None:
     assert classify(code, text) == expected
 
 
@@ -127,11 +127,11 @@ def test_a_text_that_was_seen_has_its_meaning(code: int | None, text: str, expec
         (-1, "nor this", UNKNOWN),
     ],
 )
-def test_a_near_miss_is_not_taken_for_it(code: int, text: str, expected: Fault) -> None:
+def test_similar_texts_are_not_classified(code: int, text: str, expected: Fault) -> None:
     assert classify(code, text) == expected
 
 
-def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
+def test_every_pattern_matches_its_example() -> None:
     for row in errors._PATTERNS:
         assert classify(9, row.example) == Fault(row.kind, row.scope), row.example
         assert classify(None, row.example) == Fault(row.kind, row.scope), row.example
@@ -140,24 +140,24 @@ def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (STOCKOUT, Action.NEXT_CHOICE),
-        (ZONE_QUOTA, Action.NEXT_CHOICE),
-        (REGION_QUOTA, Action.NEXT_CHOICE),
-        (RATE, Action.RETRY),
-        (ZONE_DENIED, Action.NEXT_CHOICE),
-        (PROJECT_DENIED, Action.RETRY),
-        (LOGIN, Action.RETRY),
-        (Fault(FaultKind.PREEMPTED, Scope.ZONE), Action.PREEMPTION),
-        (CONFLICT, Action.RETRY),
-        (INVALID, Action.GIVE_UP),
-        (Fault(FaultKind.INVALID, Scope.ZONE), Action.NEXT_CHOICE),
-        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), Action.RETRY),
-        (TRANSIENT, Action.RETRY),
-        (UNKNOWN, Action.NEXT_CHOICE),
+        (STOCKOUT, RefusalAction.NEXT_CANDIDATE),
+        (ZONE_QUOTA, RefusalAction.NEXT_CANDIDATE),
+        (REGION_QUOTA, RefusalAction.NEXT_CANDIDATE),
+        (RATE, RefusalAction.RETRY),
+        (ZONE_DENIED, RefusalAction.NEXT_CANDIDATE),
+        (PROJECT_DENIED, RefusalAction.RETRY),
+        (LOGIN, RefusalAction.RETRY),
+        (Fault(FaultKind.PREEMPTED, Scope.ZONE), RefusalAction.PREEMPTION),
+        (CONFLICT, RefusalAction.RETRY),
+        (INVALID, RefusalAction.GIVE_UP),
+        (Fault(FaultKind.INVALID, Scope.ZONE), RefusalAction.NEXT_CANDIDATE),
+        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), RefusalAction.RETRY),
+        (TRANSIENT, RefusalAction.RETRY),
+        (UNKNOWN, RefusalAction.NEXT_CANDIDATE),
     ],
 )
-def test_the_kind_says_what_follows(fault: Fault, expected: Action) -> None:
-    assert action(fault) is expected
+def test_the_kind_determines_the_action(fault: Fault, expected: RefusalAction) -> None:
+    assert action_for(fault) is expected
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_kind_says_what_follows(fault: Fault, expected: Action) -> None:
         (3, "", "us-east1-d", "the request was refused: no reason given"),
     ],
 )
-def test_the_user_reads_why_a_job_waits(code: int, text: str, zone: str, sentence: str) -> None:
+def test_the_sentence_explains_the_wait(code: int, text: str, zone: str, sentence: str) -> None:
     assert explain(classify(code, text), zone, text) == sentence
 
 
@@ -264,9 +264,9 @@ texts = st.lists(st.text() | pieces).map(" ".join)
 
 
 @given(codes, texts)
-def test_any_text_has_a_meaning_and_a_sentence(code: int | None, text: str) -> None:
+def test_any_text_has_a_kind_and_a_sentence(code: int | None, text: str) -> None:
     fault = classify(code, text)
     assert fault.kind in FaultKind
     assert fault.scope in Scope
-    assert action(fault) in Action
+    assert action_for(fault) in RefusalAction
     assert explain(fault, "us-central2-b", text)

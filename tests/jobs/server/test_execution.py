@@ -84,7 +84,7 @@ def test_a_host_that_fails_is_told_and_ends_it(trouble: Exception, told: str) ->
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_command_ends_when_its_caller_leaves_whatever_is_on_the_way(reads: bool) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         arriving: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         sent: list[dict[str, Any]] = []
         told = asyncio.Event()
@@ -121,15 +121,15 @@ def test_a_command_ends_when_its_caller_leaves_whatever_is_on_the_way(reads: boo
         assert hosts.running == 0
         assert sent[0]["status"] == 200
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_call_that_begins_with_no_json_is_refused() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"what?\n", "more_body": False}
 
         with pytest.raises(RequestError, match="the first line is not JSON"):
             await Exchange(receive).first_line()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
