@@ -1,8 +1,8 @@
 """Models to read and to train: an MLP, a Vision Transformer, a decoder with or without experts.
 
-Each model is one file with one frozen dataclass of options and pure functions of weights and batch.
-The table `LAYOUTS` in the file maps its logical axes to mesh axes. To change the parallelism, name
-another row of the table or pass a mapping.
+A model is a frozen dataclass of options with pure functions of weights and batch. `LAYOUTS` in its
+file maps logical axes to mesh axes by layout. To change the parallelism, pass the name of a layout
+or a mapping.
 """
 
 from drumline.models.lm import LM, llama_1b3, llama_350m

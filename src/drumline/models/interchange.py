@@ -1,13 +1,13 @@
 """Export and import weights as `safetensors` files with the names and shapes of other libraries.
 
-A `ViT` maps to timm's Vision Transformers (`vit_base_patch16_224` and others), an `LM` to the
-Llama models of transformers:
+A `ViT` has the format of timm's Vision Transformers (`vit_base_patch16_224` and others), an `LM`
+that of transformers' Llama models:
 
     save("vit.safetensors", model, params)       # timm: model.load_state_dict(load_file(…))
     params = load("llama/", model)               # the folder of a model from the hub
 
-Their kernels are `[outputs, inputs]` and ours `[inputs, outputs]`. Ours have a dimension for the
-heads, and all layers in one stacked array. The conversion is exact.
+Their kernels are `[outputs, inputs]`. Drumline's are `[inputs, outputs]`, have a dimension for the
+heads, and are stacked by layer. The conversion is exact.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Tensors = dict[str, NumpyArray]
 
 @dataclass(frozen=True)
 class TensorMapping:
-    """The relation between a tensor of the other library and one or more of our weights.
+    """The relation between a tensor of another library and weights of the model.
 
     Attributes:
         tensor: the name of the tensor; `{}` stands for the index of the block.
-        weights: the names of our weights, concatenated along the tensor's first dimension.
-        to_tensor: converts one of our weights.
-        to_weight: converts a part of the tensor to a weight of the given shape.
+        weights: the names of the weights, concatenated along the tensor's first dimension.
+        to_tensor: converts a weight.
+        to_weight: converts a part of the tensor to a weight with a given shape.
     """
 
     tensor: str
@@ -53,7 +53,7 @@ class TensorMapping:
 
 
 def to_tensors(model: ViT | LM, params: Params) -> Tensors:
-    """Convert weights to NumPy arrays under the names of the other library.
+    """Convert weights to NumPy arrays with the names of the other library.
 
     Raises:
         ValueError: the weights do not fit the model.
@@ -119,7 +119,7 @@ def from_tensors(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
 
 
 def save(path: str | Path, model: ViT | LM, params: Params) -> None:
-    """Write the weights to one `safetensors` file, replacing an existing file only when done."""
+    """Write the weights to a `safetensors` file. Replace an existing file atomically."""
     from safetensors.numpy import save_file
 
     path = Path(path)
@@ -132,7 +132,7 @@ def save(path: str | Path, model: ViT | LM, params: Params) -> None:
 
 
 def load(path: str | Path, model: ViT | LM) -> Params:
-    """Read the weights from a `safetensors` file, or from all those of a folder.
+    """Read the weights from a `safetensors` file, or from all in a folder.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -187,7 +187,7 @@ def _kernel(tensor: str, *weights: str, inputs: int = 1) -> TensorMapping:
 
 
 def _patches(tensor: str, weight: str, model: ViT) -> TensorMapping:
-    """Map the patch embedding: a convolution `[D, C, height, width]` there, a matmul here."""
+    """Map the patch embedding from a convolution `[D, C, height, width]` to a matmul."""
     size, channels = model.patch, model.channels
 
     def to_tensor(x: NumpyArray) -> NumpyArray:
@@ -261,7 +261,7 @@ def _llama() -> list[TensorMapping]:
 
 
 def _check_weights(model: ViT | LM, params: Params) -> None:
-    """Raise ValueError for weights of another model. JAX clips the index of a missing block."""
+    """Raise ValueError if the weights do not fit. JAX clips the index of a missing block."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     expected, actual = (
         {
@@ -279,7 +279,7 @@ def _check_weights(model: ViT | LM, params: Params) -> None:
 
 
 def _weight(params: Mapping[str, Any], name: str, block: int | None) -> Any:
-    """Return a weight by name. No weight of a block has the name of a weight outside the blocks."""
+    """Return a weight by name. Names in and outside the blocks are distinct."""
     if name not in params["blocks"]:
         return params[name]
     return params["blocks"][name] if block is None else params["blocks"][name][block]
@@ -292,7 +292,7 @@ def _split_tensor(
     mapping: TensorMapping,
     shapes: list[tuple[int, ...]],
 ) -> list[NumpyArray]:
-    """Split a tensor into our weights, each converted to its shape."""
+    """Split a tensor into weights and convert them to their shapes."""
     part_shapes = [mapping.to_tensor(np.empty(shape, np.float32)).shape for shape in shapes]
     expected = (sum(shape[0] for shape in part_shapes), *part_shapes[0][1:])
     if tensor.shape != expected:
@@ -305,7 +305,7 @@ def _split_tensor(
 
 
 def _is_derived(name: str) -> bool:
-    """Return True for tables in older files that follow from the sizes."""
+    """Return True for tables of older files that can be computed from the sizes."""
     return name.endswith("rotary_emb.inv_freq")
 
 

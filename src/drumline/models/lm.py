@@ -2,15 +2,14 @@
 
     tokens[B, S] → table[V, D] → L blocks of causal attention and feed-forward → norm → head[D, V]
 
-With `experts`, the feed-forward layer of every block is a dropless mixture of experts, and the loss
-has two more terms: the load-balancing loss and the router's z-loss.
+With `experts`, the feed-forward layers are dropless mixtures of experts, and the loss includes the
+load-balancing loss and the z-loss of the router.
 
-Under tensor parallelism the activations between the projections are sharded by sequence. Inside
-them, each device has its own heads and hidden features. At the end each device has its own shard of
-the vocabulary, and no device ever holds all logits.
+Tensor parallelism shards the sequence between the projections, heads and hidden features inside
+them, and the vocabulary of the logits. No device ever holds all logits.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 
@@ -67,8 +66,8 @@ from drumline.parallel.rings.ring import check_wire_dtype
 from drumline.parallel.taps import scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden", "vocab", "experts")
-"""Logical axes: examples, positions, the model dimension, query and key-value heads, the hidden
-dimension of the dense feed-forward layer, the vocabulary, experts."""
+"""The logical axes. "heads" are query and key-value heads, "hidden" is the hidden dimension of the
+dense feed-forward layer."""
 
 _TENSOR: Layout = {"sequence": "model", "heads": "model", "hidden": "model", "vocab": "model"}
 
@@ -104,7 +103,7 @@ class LM(ShardedModel):
         heads: N, the number of query heads.
         head_dim: H, the dimension of a head.
         kv_heads: K, the number of key and value heads; N/K queries share one.
-        hidden: F, the hidden dimension of the feed-forward layer, or of each expert.
+        hidden: F, the hidden dimension of the feed-forward layer, or of an expert.
         vocab: V, the size of the vocabulary.
         experts: E, the number of experts per block; 0 for a dense feed-forward layer.
         experts_per_token: k, the number of experts per token.
@@ -117,12 +116,11 @@ class LM(ShardedModel):
         attention: `"auto"` for the best kernel of the platform, or the name of a kernel
             (`drumline.parallel.block.attention`).
         scan_layers: True to compile one block and run all layers in a loop.
-        remat: the results that blocks save for the backward pass: True or `"full"` for none,
-            `"projections"`, `"dots"`, False or `"none"` for all (`drumline.models.remat`).
-        rotary_base: the base of the rotary embedding; the slowest pair has a wavelength of 2π times
-            this.
+        remat: the rematerialization policy (`drumline.models.remat`): `"none"`, `"dots"`,
+            `"projections"` or `"full"`; True for `"full"`, False for `"none"`.
+        rotary_base: the base of the rotary embedding. The longest wavelength is 2π times this.
         epsilon: added to the mean square in the norms.
-        ignore_index: the token in a batch that is not predicted, such as padding.
+        ignore_index: the token that is not predicted, such as padding.
     """
 
     width: int
@@ -176,8 +174,8 @@ class LM(ShardedModel):
     def init(self, key: PRNGKeyArray) -> Params:
         """Draw the weights with variance 1/fan-in, the embedding table with variance 1/D.
 
-        The weights that end a block's two residual branches have a variance smaller by 1/(2·L), so
-        that the variance of the residual stream does not grow with the depth.
+        The last weights of the residual branches have 1/(2·L) of this variance, so the variance of
+        the residual stream does not grow with the depth.
         """
         d, branches = self.width, 2 * self.depth
         keys = iter(jax.random.split(key, 9))
@@ -197,19 +195,19 @@ class LM(ShardedModel):
     ) -> tuple[Float[Array, ""], Metrics]:
         """Return the mean cross-entropy of the next tokens, plus the losses of the router.
 
-        A token out of range raises ValueError. Under `jit`, where values are unknown, it makes the
-        loss NaN.
+        A token out of range raises ValueError. Under `jit`, where values are unknown, the loss is
+        NaN instead.
 
         Args:
-            params: the weights, as from `init`.
-            batch: "tokens", `int[B, S + 1]`: each token but the last predicts the next one, unless
-                the next one is `ignore_index` (padding). To predict only some tokens, such as the
-                answer to a prompt, add "targets", `int[B, S]`, with `ignore_index` for all others.
-            key: unused; the model has no randomness.
+            params: the weights from `init`.
+            batch: "tokens", `int[B, S + 1]`, whose tokens predict their successors, except
+                `ignore_index` (padding). To predict only some tokens, such as the answer to a
+                prompt, add "targets", `int[B, S]`, with `ignore_index` in all other positions.
+            key: unused.
 
         Returns:
-            The loss to minimize and its parts: "cross_entropy" and, with experts, "balance_loss"
-            and "z_loss", unweighted and averaged over the blocks.
+            The loss, and the metrics "cross_entropy" and, with experts, "balance_loss" and
+            "z_loss", unweighted and averaged over the blocks.
         """
         del key
         sharding = ModelSharding.on_current_mesh("LM", self._layout())
@@ -220,12 +218,12 @@ class LM(ShardedModel):
         return sharding.run(self._local_loss, params, self._logical_axes(), batch)
 
     def logits(self, params: Params, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
-        """Return the logits of the next tokens, on one device. Supports `collecting` taps."""
+        """Return the logits of the next tokens on a single device. Supports `collecting` taps."""
         sharding = ModelSharding.on_one_device("LM", self._layout())
         return self._local_logits(sharding, params, jnp.asarray(tokens, jnp.int32))[0]
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
-        """Raise ValueError if a token is out of range. Skip tokens that are traced."""
+        """Raise ValueError if a token is out of range. Skip traced tokens."""
         for name in ("tokens", "targets"):
             if name in batch:
                 check_indices(f"LM: {name}", batch[name], self.vocab, self.ignore_index)
@@ -240,9 +238,8 @@ class LM(ShardedModel):
     def flops(self, batch: Mapping[str, Any]) -> float:
         """Return the matmul FLOPs of a training step, three times those of the forward pass.
 
-        These are 6 per weight and token, without the embedding table and with only the experts
-        that a token uses, and 6·S·N·H per token and block for causal attention, half of full
-        attention.
+        A token costs 6 per weight (without the embedding table and the experts that it does not
+        use), and 6·S·N·H per block for causal attention.
         """
         d, mixed = self.width, self.heads * self.head_dim
         block = 2 * d * (mixed + self.kv_heads * self.head_dim)
@@ -295,7 +292,7 @@ class LM(ShardedModel):
     def _local_logits(
         self, sharding: ModelSharding, params: Params, tokens: Int[Array, "B S"]
     ) -> tuple[Float[Array, "B S V"], Metrics]:
-        """Return this device's shard of the logits, and the router's losses of each block."""
+        """Return this device's shard of the logits, and the router's losses per block."""
         dtype = jnp.dtype(self.compute_dtype)
         x = tap("table", self._embed(sharding, params["table"], tokens).astype(dtype))
         block = sharding.rematerialize(
@@ -325,8 +322,8 @@ class LM(ShardedModel):
     ) -> Float[Array, "B S D"]:
         """Return the float32 embeddings of this device's shard of the sequence.
 
-        Each device has some columns of the table and looks up all tokens. An all-to-all then
-        exchanges columns for positions. Gradients of tokens that occur several times are summed in
+        A device has some columns of the table and looks up all tokens. An all-to-all then exchanges
+        columns for positions. The table is float32, so repeated tokens sum their gradients in
         float32.
         """
         table = sharding.gathered(table, OUTER_AXES["table"], jnp.float32)
@@ -375,9 +372,9 @@ def router_losses(
     """Return the router's load-balancing loss and z-loss over the tokens of all devices.
 
     The losses in `routing` cover only the devices that share experts. The load-balancing loss is a
-    product of two means, so it cannot be averaged from these without depending on the layout.
+    product of means, so the mean of these losses would depend on the layout.
     """
-    # `moe_feedforward` computes the same logits; the compiler keeps one copy.
+    # The compiler merges these logits with the identical ones of `moe_feedforward`.
     share = jnp.mean(jax.nn.softmax(router_logits(rows, router)), axis=0)
     tokens_per_expert = routing.tokens_per_expert.astype(jnp.float32)
     probability = mean_over_devices(share)
@@ -387,13 +384,13 @@ def router_losses(
 
 
 def llama_350m(**changes: Any) -> LM:
-    """Return a decoder with 373,867,520 parameters, 341.1 million of them outside the table."""
+    """Return a decoder with 373,867,520 parameters, 341.1 million without the table."""
     sizes = LM(width=1024, depth=24, heads=16, head_dim=64, kv_heads=16, hidden=2816)
     return replace(sizes, **changes)
 
 
 def llama_1b3(**changes: Any) -> LM:
-    """Return a decoder with 1,345,423,360 parameters, 1,279.9 million of them outside the table."""
+    """Return a decoder with 1,345,423,360 parameters, 1,279.9 million without the table."""
     sizes = LM(width=2048, depth=24, heads=16, head_dim=128, kv_heads=16, hidden=5504)
     return replace(sizes, **changes)
 

@@ -1,12 +1,11 @@
 """Cross-entropy with sharded classes, and the inputs and losses of image classifiers.
 
-If the classes are sharded, no device gathers the logits. The devices exchange three numbers per
-row: the largest logit, the sum of exponentials and the target's logit. The backward pass uses the
-logits in their own type and the logarithm of that sum. Automatic differentiation would save the
-exponentials in float32 instead.
+If the classes are sharded, no device gathers the logits. For every row the devices exchange the
+largest logit, the sum of exponentials and the target's logit. The backward pass saves the logits in
+their type and the logarithm of the sum. Automatic differentiation would save float32 exponentials.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 
@@ -38,13 +37,12 @@ def cross_entropy(
 ) -> Float[Array, "*rows"]:
     """Return the negative log-probability of each target in float32.
 
-    A target of `ignore_index` has a loss of zero and no gradient. Any other target out of range has
-    a loss and gradient of NaN, because compiled code cannot raise and an invalid label must not go
-    unnoticed.
+    A target of `ignore_index` has a loss of zero and no gradient. Other targets out of range have a
+    loss and gradient of NaN, because compiled code cannot raise an error.
 
     Args:
         logits: this device's shard of the classes.
-        targets: class indices, counted over the classes of all devices.
+        targets: indices into the classes of all devices.
         axes: the mesh axes that shard the classes, inside `jax.shard_map`.
         ignore_index: the target to ignore.
     """
@@ -54,7 +52,7 @@ def cross_entropy(
 def masked_mean(
     values: Float[Array, "*rows"], targets: Int[Array, "*rows"], *, ignore_index: int
 ) -> Float[Array, ""]:
-    """Return the float32 mean over all rows of all devices whose target is not ignored.
+    """Return the float32 mean over the rows of all devices, without ignored targets.
 
     The mean is zero if all targets are ignored.
     """
@@ -88,10 +86,10 @@ def check_indices(name: str, values: Any, count: int, ignore_index: int) -> None
     """Raise ValueError if an index is not in 0..count-1. Skip arrays without concrete values.
 
     Args:
-        name: the name of the array, for the message.
-        values: an array; traced arrays and arrays of several hosts are not checked.
+        name: the array's name in messages.
+        values: an array; traced arrays and arrays of more than one host are not checked.
         count: the number of valid indices.
-        ignore_index: the only valid index outside the range.
+        ignore_index: a valid index outside the range.
     """
     if not jnp.issubdtype(values.dtype, jnp.integer):
         raise ValueError(f"{name} holds {values.dtype}; it must hold integers")

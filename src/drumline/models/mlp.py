@@ -2,12 +2,12 @@
 
     images[B, …] → flat[B, 784] → 1024 → ReLU → 512 → ReLU → logits[B, 10]
 
-Under tensor parallelism the layers come in pairs. The first of a pair is column-parallel and
-gathers the rows of the batch while it multiplies. The second is row-parallel and scatters them
-again. An unpaired last layer computes each device's own rows.
+Tensor parallelism divides the layers into pairs. The first layer of a pair is column-parallel and
+gathers the rows of the batch while it multiplies. The second is row-parallel and scatters the rows.
+An unpaired last layer computes the local rows.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MLP(ShardedModel):
         num_classes: the number of classes.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type of the matmuls; the weights are stored in float32.
-        ignore_index: the label of images that count neither for the loss nor for the accuracy.
+        ignore_index: the label of images that the loss and the accuracy ignore.
     """
 
     input_dim: int = 28 * 28
@@ -103,14 +103,14 @@ class MLP(ShardedModel):
     ) -> tuple[Float[Array, ""], Metrics]:
         """Return the mean cross-entropy of a batch, and its accuracy.
 
-        A label out of range raises ValueError. Under `jit`, where values are unknown, it makes the
-        loss NaN.
+        A label out of range raises ValueError. Under `jit`, where values are unknown, the loss is
+        NaN instead.
 
         Args:
-            params: the weights, as from `init`.
+            params: the weights from `init`.
             batch: "image", `[B, …]`, bytes or floats; "label", `int[B]`, with `ignore_index` for
                 images that do not count.
-            key: unused; the model has no randomness.
+            key: unused.
         """
         del key
         self.check_batch(batch)
@@ -119,11 +119,11 @@ class MLP(ShardedModel):
         return sharding.run(self._local_loss, params, self._logical_axes(), batch)
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
-        """Raise ValueError if a label is out of range. Skip labels that are traced."""
+        """Raise ValueError if a label is out of range. Skip traced labels."""
         check_indices("MLP: label", batch["label"], self.num_classes, self.ignore_index)
 
     def flops(self, batch: Mapping[str, Any]) -> float:
-        """Return the FLOPs of a training step: 6 per weight and example, the usual convention.
+        """Return the FLOPs of a training step: 6 per weight and example.
 
         The forward pass takes 2, a multiplication and an addition, and the backward pass 4.
         """

@@ -3,11 +3,11 @@
     none         all intermediate results: fastest, and the most memory
     dots         the results of all matmuls, including those of queries and keys
     projections  the results of matmuls with weights; attention is recomputed
-    full         only the input of the block; everything is recomputed
+    full         the input of the block; all results are recomputed
 
-Under `dots` and `projections` the backward pass recomputes results that take much memory and little
-time: norms, activations, and under `projections` the attention scores, which grow with the square
-of the sequence length.
+`dots` and `projections` recompute norms and activations, which use much memory and little time.
+`projections` also recomputes the attention scores, whose memory grows with the square of the
+sequence length.
 """
 
 # mypy: allow-untyped-calls
@@ -36,16 +36,16 @@ def check_remat(model: str, remat: Remat) -> None:
 def rematerialize(
     block: Callable[..., Any], remat: Remat, *, scanned: bool, gathers: bool
 ) -> Callable[..., Any]:
-    """Make a block save only what the policy says, and recompute the rest in its backward pass.
+    """Apply a policy to a block, which recomputes all unsaved results in its backward pass.
 
     Args:
         block: the layer.
         remat: the policy.
-        scanned: True for the body of a `lax.scan`. The loop then separates the two passes. Without
-            it, XLA would merge recomputed results with the originals that they should replace.
-        gathers: True if the block gathers its weights. They are then gathered again under any
-            policy. Otherwise the gathered weights of all layers would stay in memory until the
-            backward pass.
+        scanned: True for the body of a `lax.scan`, where the loop separates the forward and the
+            backward pass. Otherwise a barrier keeps XLA from merging recomputed results with the
+            originals.
+        gathers: True if the block gathers its weights. It then gathers them again under any policy,
+            so that the gathered weights of all layers are never in memory together.
     """
     policies = jax.checkpoint_policies
     policy: Callable[..., Any] | None
@@ -67,7 +67,7 @@ def rematerialize(
 
 
 def _is_saveable(primitive: Any, *_inputs: Any, **_params: Any) -> bool:
-    """Return False for gathered weights and for casts and reshapes, which would save them too."""
+    """Return False for gathered weights, and for casts and reshapes, which may contain them."""
     return primitive.name not in {
         "all_gather",
         "concatenate",

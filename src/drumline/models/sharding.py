@@ -1,21 +1,20 @@
-"""Sharding of models over a mesh: one layout table per model, and everything derived from it.
+"""Sharding of models: layouts, and the operations that depend on them.
 
 A model names the dimensions of its arrays by logical axes ("embed", "heads", …). A layout maps the
-logical axes to mesh axes. The model is written once, for the shards of one device, and asks a
-`ModelSharding` for everything that depends on the layout:
+logical axes to mesh axes. The code of a model works on the shards of a device, and
+`ModelSharding` provides the operations that depend on the layout:
 
-- batch (and sequence) dimensions that are sharded: each device computes its own rows, and the
-  gradients of the weights they share are summed (data parallelism);
-- weights whose "embed" dimension is sharded: they are gathered just before use and their gradients
-  are scattered (FSDP);
-- weights whose "heads" or "hidden" dimension is sharded: each device multiplies by its own columns
-  or rows, while the activations move around a ring (tensor parallelism).
+- Data parallelism shards the "batch" (and "sequence") dimensions. A device computes its own rows,
+  and the gradients of shared weights are summed.
+- FSDP shards the "embed" dimension of weights. They are gathered before use, and their gradients
+  are scattered.
+- Tensor parallelism shards the "heads" and "hidden" dimensions of weights. A device multiplies by
+  its own columns or rows, while the activations move around a ring.
 
-Mesh axes of one device are ignored. If no others are left, the model is called without `shard_map`,
-and XLA sees plain `jax.numpy`.
+Mesh axes of size 1 are ignored. Without other mesh axes, the model runs outside of `shard_map`.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 
@@ -45,7 +44,7 @@ Layout = Mapping[str, MeshAxes]
 """The mesh axes of each logical axis. Logical axes that are not listed are not sharded."""
 
 LogicalAxes = tuple[str | tuple[str, ...] | None, ...]
-"""The logical axis (or axes) of each dimension of an array."""
+"""The logical axis (or axes) of every dimension of an array."""
 
 Params = dict[str, Any]
 Weights = dict[str, jax.Array]
@@ -57,13 +56,13 @@ LocalLoss = Callable[["ModelSharding", Params, dict[str, jax.Array]], tuple[jax.
 def resolve_layout(
     model: str, layout: str | Layout, table: Mapping[str, Layout], logical: Sequence[str]
 ) -> Layout:
-    """Return a layout given by name or as a mapping, and check it.
+    """Return the mapping of a layout. Raise ValueError if it is invalid.
 
     Args:
         model: the name of the model, for messages.
-        layout: a name from the table, or a mapping.
-        table: the model's layouts by name.
-        logical: the model's logical axes.
+        layout: a name from `table`, or a mapping.
+        table: the layouts by name.
+        logical: the logical axes.
     """
     if isinstance(layout, str):
         if layout not in table:
@@ -88,7 +87,7 @@ def resolve_layout(
 
 
 def check_same_axes(model: str, layout: Layout, names: Sequence[str]) -> None:
-    """Raise ValueError unless these logical axes, which share a ring, have the same mesh axes."""
+    """Raise ValueError unless these logical axes, which share a ring, have equal mesh axes."""
     first, *others = names
     for name in others:
         if axes_of(layout, name) != axes_of(layout, first):
@@ -126,7 +125,7 @@ def specs_of(layout: Layout, axes: Any) -> Any:
 
 
 class ShardedModel(ABC):
-    """A model whose sharding follows from its layout."""
+    """A model that is sharded by its layout."""
 
     @abstractmethod
     def init(self, key: PRNGKeyArray) -> Params:
@@ -138,10 +137,10 @@ class ShardedModel(ABC):
 
     @abstractmethod
     def _logical_axes(self) -> dict[str, Any]:
-        """Return a tree like the weights, with the `LogicalAxes` of each."""
+        """Return a tree like the weights, with their `LogicalAxes`."""
 
     def specs(self) -> Any:
-        """Return a tree like the weights, with the `PartitionSpec` of each."""
+        """Return a tree like the weights, with their `PartitionSpec`s."""
         return specs_of(self._layout(), self._logical_axes())
 
     def batch_spec(self) -> PartitionSpec:
@@ -150,7 +149,7 @@ class ShardedModel(ABC):
 
     @abstractmethod
     def check_batch(self, batch: Mapping[str, Any]) -> None:
-        """Raise ValueError if labels or tokens are out of range; skip values that are traced."""
+        """Raise ValueError if labels or tokens are out of range. Skip traced values."""
 
     def check(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise ValueError if the model does not fit the mesh."""
@@ -161,12 +160,12 @@ class ShardedModel(ABC):
 
 @dataclass(frozen=True)
 class ModelSharding:
-    """The layout of a model on a mesh, from the point of view of one device.
+    """The layout of a model on a mesh, and the operations of a device that depend on it.
 
     Attributes:
         model: the name of the model, for messages.
-        layout: the mesh axes of each logical axis, without mesh axes of one device.
-        sizes: the number of devices of each mesh axis in use.
+        layout: the mesh axes of the logical axes, without mesh axes of size 1.
+        sizes: the sizes of the mesh axes in use.
     """
 
     model: str
@@ -175,7 +174,7 @@ class ModelSharding:
 
     @staticmethod
     def on_mesh(mesh: Mesh | AbstractMesh, model: str, layout: Layout) -> ModelSharding:
-        """Apply a layout to a mesh, which must have all mesh axes of the layout."""
+        """Apply a layout to a mesh. Raise ValueError if the mesh lacks an axis of the layout."""
         if mesh.empty:
             return ModelSharding(model, {}, {})
         for name, axes in layout.items():
@@ -217,7 +216,7 @@ class ModelSharding:
         return tuple(axis for name in names for axis in axes_of(self.layout, name))
 
     def shards(self, *names: str) -> int:
-        """Return the number of shards of some logical axes together."""
+        """Return the number of shards of some logical axes."""
         return prod(self.sizes[axis] for axis in self.axes(*names))
 
     def check_rows(self, label: str, length: int, name: str) -> None:
@@ -247,13 +246,13 @@ class ModelSharding:
     def run(
         self, local_loss: LocalLoss, params: Params, axes: Any, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        """Run a loss that is written for the shards of one device on all devices of the mesh.
+        """Run `local_loss` on all devices of the mesh.
 
         Args:
-            local_loss: takes this sharding and the device's shards of the weights and the batch.
-                It must return the same values on all devices.
+            local_loss: a function of this sharding and the local shards of weights and batch. It
+                must return equal values on all devices.
             params: the full weights.
-            axes: a tree like `params`, with the `LogicalAxes` of each weight.
+            axes: a tree like `params`, with the `LogicalAxes` of every weight.
             batch: the full batch.
         """
         if not self.sizes:
@@ -269,17 +268,17 @@ class ModelSharding:
     def gathered(
         self, stored: Tree, axes: Any, dtype: Any, *, rows: Sequence[str] = ("batch", "sequence")
     ) -> Tree:
-        """Return weights ready for matmuls: cast to `dtype`, with the "embed" dimension gathered.
+        """Return weights for matmuls: cast to `dtype`, with the "embed" dimension gathered.
 
         Weights without an "embed" dimension (norms, biases) are not cast. All weights are marked as
-        varying over the mesh axes of `rows` while they are still float32, so the sum of their
-        gradients over these axes is in float32.
+        varying over the mesh axes of `rows` before the cast, so their gradients are summed over
+        these axes in float32.
 
         Args:
             stored: a tree of this device's shards.
-            axes: a tree like it, with the `LogicalAxes` of each.
+            axes: a tree like `stored`, with the `LogicalAxes` of every weight.
             dtype: the type of the matmuls.
-            rows: the logical axes that shard the rows which the weights are applied to.
+            rows: the logical axes that shard the rows of the activations.
         """
 
         def gather(weight: jax.Array, axes: LogicalAxes) -> jax.Array:
@@ -299,10 +298,7 @@ class ModelSharding:
     def rematerialize(
         self, block: Callable[..., Any], *, remat: Remat, scanned: bool
     ) -> Callable[..., Any]:
-        """Make a layer save what `remat` says for its backward pass and recompute the rest.
-
-        Gathered weights are not saved, but gathered again.
-        """
+        """Apply a rematerialization policy to a layer, which also gathers its weights again."""
         return rematerialize(block, remat, scanned=scanned, gathers=bool(self.axes("embed")))
 
     def projections(self, name: str, wire_dtype: str | None = None) -> Projections:
@@ -316,7 +312,7 @@ class ModelSharding:
         )
 
     def local_rows(self, x: Float[Array, "S ..."], name: str, *, axis: int = 0) -> Array:
-        """Return this device's shard of a dimension that every device holds in full."""
+        """Return this device's shard of an unsharded dimension."""
         mesh_axes = self.axes(name)
         if not mesh_axes:
             return x
@@ -325,13 +321,13 @@ class ModelSharding:
 
 
 def mean_over_devices(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
-    """Return the mean of an array over all devices that may hold different values."""
+    """Return the mean of an array over the mesh axes that it varies over."""
     mesh_axes = tuple(sorted(varying_axes(x)))
     return lax.pmean(x, mesh_axes) if mesh_axes else x
 
 
 def sum_over_devices(*values: Float[Array, ""]) -> tuple[Float[Array, ""], ...]:
-    """Sum each value over all devices on which any of the values may differ."""
+    """Sum the values over the mesh axes that any of them varies over."""
     mesh_axes = tuple(sorted(frozenset().union(*map(varying_axes, values))))
     if not mesh_axes:
         return values
@@ -340,7 +336,7 @@ def sum_over_devices(*values: Float[Array, ""]) -> tuple[Float[Array, ""], ...]:
 
 def unstack_layers(stacked: Weights, count: int) -> list[Weights]:
     """Split weights with a leading layer dimension into the weights of each layer."""
-    # The gradient of a split is one concatenation; the gradient of indexing is a sum of L arrays.
+    # The gradient of a split is a concatenation. That of indexing would be a sum of L arrays.
     parts = {name: lax.split(weight, (1,) * count) for name, weight in stacked.items()}
     return [{name: part[i][0] for name, part in parts.items()} for i in range(count)]
 
@@ -350,7 +346,7 @@ def _as_tuple(axes: MeshAxes) -> tuple[str, ...]:
 
 
 def _mesh_axes(layout: Layout, axes: LogicalAxes) -> list[tuple[str, ...]]:
-    """Return the mesh axes of each dimension. A mesh axis shards only the first that names it."""
+    """Return the mesh axes of every dimension. The first that names a mesh axis gets it."""
     used: set[str] = set()
     mesh_axes = []
     for names in axes:
@@ -365,8 +361,8 @@ def _vary(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-# The forward pass sends weights in the type of the matmuls, half the bytes for bfloat16. The
-# backward pass sums gradients in float32.
+# The forward pass gathers weights in the type of the matmuls. The backward pass sums gradients in
+# float32.
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _gather(mesh_axes: tuple[str, ...], dim: int, dtype: Any, shard: jax.Array) -> jax.Array:
     return _gather_forward(mesh_axes, dim, dtype, shard)[0]

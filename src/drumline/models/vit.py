@@ -4,11 +4,11 @@
         → L pre-norm blocks of attention and feed-forward → norm → head on the class token
 
 The sequence is padded if a kernel or the mesh needs a multiple of some length. No token attends to
-the padding. Under tensor parallelism the activations between the projections are sharded by
-sequence, and inside them each device has its own heads and hidden features.
+the padding. Tensor parallelism shards the sequence between the projections, and heads and hidden
+features inside them.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 
@@ -108,9 +108,9 @@ class ViT(ShardedModel):
         attention: `"auto"` for the best kernel of the platform, or the name of a kernel
             (`drumline.parallel.block.attention`).
         scan_layers: True to compile one block and run all layers in a loop.
-        remat: the results that blocks save for the backward pass: True or `"full"` for none,
-            `"projections"`, `"dots"`, False or `"none"` for all (`drumline.models.remat`).
-        ignore_index: the label of images that count neither for the loss nor for the accuracy.
+        remat: the rematerialization policy (`drumline.models.remat`): `"none"`, `"dots"`,
+            `"projections"` or `"full"`; True for `"full"`, False for `"none"`.
+        ignore_index: the label of images that the loss and the accuracy ignore.
     """
 
     width: int
@@ -176,14 +176,14 @@ class ViT(ShardedModel):
     ) -> tuple[Float[Array, ""], Metrics]:
         """Return the mean cross-entropy of a batch, and its accuracy.
 
-        A label out of range raises ValueError. Under `jit`, where values are unknown, it makes the
-        loss NaN.
+        A label out of range raises ValueError. Under `jit`, where values are unknown, the loss is
+        NaN instead.
 
         Args:
-            params: the weights, as from `init`.
+            params: the weights from `init`.
             batch: "image", `[B, H, W, C]`, bytes or floats; "label", `int[B]`, with `ignore_index`
                 for images that do not count.
-            key: unused; the model has no randomness.
+            key: unused.
         """
         del key
         self.check_batch(batch)
@@ -195,7 +195,7 @@ class ViT(ShardedModel):
     def logits(
         self, params: Params, image: Num[Array, "B height width C"]
     ) -> Float[Array, "B classes"]:
-        """Return the logits of the classes, on one device. Supports `collecting` taps."""
+        """Return the logits of the classes on a single device. Supports `collecting` taps."""
         self._check_images(image)
         sharding = ModelSharding.on_one_device("ViT", self._layout())
         return self._local_logits(sharding, params, image)
@@ -206,14 +206,14 @@ class ViT(ShardedModel):
             raise ValueError(f"ViT: images are {image.shape[1:]}, but the model takes {expected}")
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
-        """Raise ValueError if a label is out of range. Skip labels that are traced."""
+        """Raise ValueError if a label is out of range. Skip traced labels."""
         check_indices("ViT: label", batch["label"], self.classes, self.ignore_index)
 
     def flops(self, batch: Mapping[str, Any]) -> float:
         """Return the matmul FLOPs of a training step, three times those of the forward pass.
 
-        These are 6 per weight and token, and 12·S·D per token and block for attention over S
-        tokens. Norms, padding and recomputation are not counted.
+        A token costs 6 per weight, and 12·S·D per block for attention over S tokens. Norms,
+        padding and recomputation are not counted.
         """
         d, s = self.width, self.tokens
         patches = (s - 1) * self.patch**2 * self.channels * d
@@ -267,7 +267,7 @@ class ViT(ShardedModel):
     ) -> Float[Array, "B classes"]:
         x = tap("embedding", self._embed(sharding, params, image))
         sequences = x.shape[:2]
-        # One row per token. With three dimensions XLA lays some of these arrays out with the batch
+        # Use a row per token. With three dimensions XLA stores some of these arrays with the batch
         # innermost and transposes them for every matmul.
         x = x.reshape(-1, self.width)
         block = sharding.rematerialize(
@@ -311,7 +311,7 @@ class ViT(ShardedModel):
         sequences: tuple[int, ...],
         stored: Weights,
     ) -> Float[Array, "T D"]:
-        """Apply one block. `sequences` is `(B, S)` of the B·S rows of x."""
+        """Apply a block. `sequences` is `(B, S)` of the B·S rows of x."""
         w = self._gathered(sharding, stored)
         attention = partial(attend, causal=False, kernel=self.attention, length=self.tokens)
         shared: Any = {"norm": layer_norm, "sequences": sequences}
@@ -348,7 +348,7 @@ class ViT(ShardedModel):
 def gelu(x: jax.Array) -> jax.Array:
     """Compute the exact GELU `x · Φ(x)` in float32, without the tanh approximation.
 
-    The backward pass saves only x. Automatic differentiation would save each factor of the
+    The backward pass needs only x. Automatic differentiation would save the factors of the
     derivative, on a GPU two more arrays of the hidden dimension.
     """
     wide = x.astype(jnp.float32)

@@ -5,10 +5,10 @@ A tuple of axes numbers its devices in the order of the tuple, the last axis fas
 Only `lax.ppermute` numbers devices in the order of the mesh: silently before JAX 0.12, and with an
 error since then. `AxisOrder` converts between the two.
 
-Inside a checked `shard_map` the type of every array lists the axes along which devices may hold
+Inside a checked `shard_map` the type of an array lists the axes along which devices may hold
 different values. Rings need operands and accumulators that vary over the same axes, and an
-all-reduce must declare that its result is the same everywhere. With `check_vma=False` nothing is
-tracked, and these functions change nothing.
+all-reduce must declare that its result is equal on all devices. With `check_vma=False` these
+functions have no effect.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _devices(caller: str, name: str) -> int:
 
 @dataclass(frozen=True)
 class AxisOrder:
-    """The order of several mesh axes, as they are named and as the mesh has them."""
+    """The order of some mesh axes: in the argument, and on the mesh."""
 
     names: tuple[str, ...]
     sizes: tuple[tuple[str, int], ...]
@@ -122,7 +122,7 @@ def is_checked(axis_name: AxisName) -> bool:
 
 
 def match_varying_on(axis_name: AxisName, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Return the arrays typed as varying over the ring's axis and over each other's axes.
+    """Return the arrays typed as varying over the ring's axis and all axes of the others.
 
     The cast moves no data. Its transpose sums the gradient over the added axes, which data
     parallelism needs for shared weights.
@@ -144,9 +144,9 @@ def empty(shape: tuple[int, ...], dtype: jnp.dtype, like: jax.Array) -> jax.Arra
 def same_everywhere(axis_name: AxisName, x: jax.Array) -> jax.Array:
     """Declare that x is equal on all devices of the axis, as after an all-reduce.
 
-    It moves no data: the caller guarantees the equality. In its gradient, every device's copy gets
-    an equal share. JAX has no cast in this direction, because it cannot check it, so this is a
-    primitive that compiles to the identity.
+    The caller guarantees the equality. In the gradient, the copies of the devices get equal shares.
+    JAX has no such cast, because it cannot check it, so this is a primitive that compiles to the
+    identity.
     """
     if not is_checked(axis_name):
         return x

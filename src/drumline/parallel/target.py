@@ -26,7 +26,7 @@ class TPU:
 
     Attributes:
         peak_flops: bfloat16 FLOPs per second.
-        link_bandwidth: bytes per second of a link, one way.
+        link_bandwidth: bytes per second of a link in one direction.
         memory_bandwidth: bytes per second of the HBM.
     """
 
@@ -61,7 +61,7 @@ def tpu_of(kind: str) -> TPU:
 
 @contextmanager
 def trace_for(target: Target, kind: str | None = None) -> Iterator[None]:
-    """Write the rings that are traced inside for a target, whatever device runs them.
+    """Trace the rings in this context for a target, on any device.
 
     Other devices compute the same with the TPU's form. `kind` is the TPU's device kind in JAX, by
     default that of the current devices.
@@ -110,7 +110,7 @@ def overlap_options(mesh: Mesh | AbstractMesh | None = None) -> dict[str, float]
     The TPU's scheduler assumes that a permute takes a fraction of the time that a link needs, and
     starts it too late to overlap with all matmuls beside it. These options make it assume shorter
     matmuls, so it starts a permute as soon as its operand is ready. `docs/overlap.md` has
-    measurements.
+    the compiler's estimates.
 
     `drumline.train.fit` sets the options for its step. The result is empty where they gain nothing
     (on a v5e, and off the TPU), or if the installed compiler does not know them.

@@ -1,7 +1,7 @@
 """Attention over the heads of one device: rotary embedding, grouped queries, causal or full.
 
-Nothing here communicates. Under tensor parallelism a device has whole heads for the whole sequence,
-so the same code serves one device and many.
+Attention needs no communication, because under tensor parallelism a device has complete heads for
+the full sequence.
 
 `kernel="auto"` picks a kernel that keeps the scores on the chip if there is one:
 
@@ -16,7 +16,7 @@ lowers it. Outside of `jax.shard_map`, where XLA shards the arrays itself, XLA's
 because XLA cannot shard a TPU kernel.
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 
@@ -48,14 +48,14 @@ _SPLASH_MIN_LENGTH = 512
 """The sequence length from which splash is used. Its layout has heads before positions. The
 transposes take time proportional to the length, XLA's attention to its square."""
 _SPLASH_BLOCKS = (512, 384, 256, 128)
-"""Block lengths, best first. Longer blocks read the keys less often; still longer ones do not fit
-in the memory."""
+"""Block lengths, best first. Longer blocks read the keys less often, but blocks longer than these
+do not fit in the memory."""
 
 HeadMajor = Float[Array, "B heads S H"]
 
 
 def apply_rotary(x: Float[Array, "B S heads H"], *, base: float) -> Float[Array, "B S heads H"]:
-    """Rotate each pair (i, i + H/2) of a head by an angle proportional to its position.
+    """Rotate the pairs (i, i + H/2) of a head by angles proportional to the position.
 
     The angles are float32 for any type of x: bfloat16 cannot represent positions above 256.
     """
@@ -81,9 +81,9 @@ def attend(
     """Apply softmax attention, N/K queries per key. Scores and their sums are float32.
 
     Args:
-        query: the queries of each head.
-        key: the keys; N/K queries share one.
-        value: the values; N/K queries share one.
+        query: the queries.
+        key: the keys; N/K queries share a key.
+        value: the values; N/K queries share a value.
         causal: True if a token attends only to itself and earlier tokens.
         kernel: `"auto"`, or a kernel to use in any case: `"xla"`, `"cudnn"` (GPUs only), `"splash"`
             (TPUs only).
@@ -107,7 +107,7 @@ def attend(
     default = partial(library, kernel="xla")
     if not branches:
         return default(query, key, value)
-    # Marks the operations as one kernel for the cost model, on any platform.
+    # Marks the operations as a kernel for the cost model.
     with jax.named_scope(f"kernel[flash_attention work={0.5 if causal else 1.0}]"):
         out: jax.Array = by_platform(query, key, value, default=default, **branches)
     return out
@@ -185,8 +185,8 @@ def attend_splash(
         return jnp.pad(jnp.swapaxes(x, 1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
 
     valid = padded_length if length is None else length
-    # Queries after the last token are discarded, so causal attention needs no mask for padding
-    # that only the kernel's block size added.
+    # Causal attention needs no mask for padding to full blocks, because queries after the last
+    # token are discarded.
     masked = valid < padded_length + padding and (not causal or valid < padded_length)
     kernel = _Splash(causal, valid if masked else None, interpret)
     out = _splash(kernel, *match_varying(by_head(scaled), by_head(key), by_head(value)))

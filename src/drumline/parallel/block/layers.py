@@ -5,15 +5,15 @@
       → norm → router, experts                          → + x        expert_layer, instead of it
 
 A block passes its weights by name, its norm, its attention, its activation, and the `Projections`
-that multiply by the weights. Some weights are optional. With a `gate` the feed-forward layer is
-gated. With a `*_shift` the norm has an offset. With biases (`query_bias`, `up_bias` and so on, all
-of them or none) they are added after each projection.
+that multiply by the weights. Some weights are optional: a `gate` makes the feed-forward layer
+gated, a `*_shift` adds an offset to the norm, and biases (`query_bias`, `up_bias` and so on, all or
+none) are added after the projections.
 
-Every intermediate result can be tapped: under the name of its weight, or as `mixed` (the output of
-attention), `activation`, `attention` and `feedforward` (the two residual sums).
+Every intermediate result has a tap, with the name of its weight or `mixed` (the output of
+attention), `activation`, `attention` and `feedforward` (the residual sums).
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EPSILON = 1e-6
 
 
 class Attention(Protocol):
-    """A function that mixes the values of a sequence, separately for each head."""
+    """A function that mixes the values of a sequence, separately per head."""
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class Attention(Protocol):
         key: Float[Array, "B S K H"],
         value: Float[Array, "B S K H"],
     ) -> Float[Array, "B S N H"]:
-        """Return the mixed values of each token."""
+        """Return the mixed values."""
         ...
 
 
@@ -96,7 +96,7 @@ def feedforward_layer(
     activation: Activation,
     sequences: tuple[int, ...] | None = None,
 ) -> Float[Array, "*rows D"]:
-    """Apply the second layer of the block, which computes each token separately."""
+    """Apply the second layer of the block, which has no interaction between tokens."""
     normed = _apply_norm(norm, x, w, "feedforward", sequences)
     if "gate" in w:
         gate, up = _column_parallel(project, normed, w, ("gate", "up"))
@@ -171,16 +171,16 @@ class Projections(Protocol):
     def row_parallel(
         self, x: Float[Array, "*B S ..."], w: Float[Array, "... D"]
     ) -> Float[Array, "*B S D"]:
-        """Contract heads or hidden features: all dimensions of the weight but the last."""
+        """Contract heads or hidden features, all dimensions of the weight but the last."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalProjections:
-    """Plain matmuls, if a device has the whole weights or if XLA inserts the communication.
+    """Plain matmuls, for unsharded weights or if XLA inserts the communication.
 
     Attributes:
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
     """
 
     precision: lax.PrecisionLike = None
@@ -188,7 +188,7 @@ class LocalProjections:
     def column_parallel(
         self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]]
     ) -> list[Float[Array, "*B S ..."]]:
-        """Multiply x by each weight."""
+        """Multiply x by the weights."""
         return [jnp.tensordot(x, w, 1, precision=self.precision) for w in weights]
 
     def row_parallel(
@@ -203,13 +203,13 @@ class RingProjections:
     """Collective matmuls inside `jax.shard_map` that overlap communication and computation.
 
     The sequence is sharded over the ring's axis before and after. A column-parallel matmul gathers
-    it while it multiplies, and a row-parallel matmul scatters its sums.
+    the sequence while it multiplies, and a row-parallel matmul scatters its sums.
 
     Attributes:
         axis_name: the mesh axis (or axes) of the ring.
-        direction: `"both"` uses both directions of the links, `"one"` only one.
+        direction: the directions of the permutes, `"both"` or `"one"`.
         loop: `"rolled"`, `"unrolled"` or `"auto"`.
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
         wire_dtype: the type in which sums are sent; None is the type of the sums, float32.
     """
 
@@ -222,7 +222,7 @@ class RingProjections:
     def column_parallel(
         self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]]
     ) -> list[Float[Array, "*B S ..."]]:
-        """Gather x around the ring once and multiply it by each weight."""
+        """Gather x around the ring once and multiply it by the weights."""
         outs = allgather_matmul(
             x,
             [w.reshape(w.shape[0], -1) for w in weights],
@@ -263,7 +263,7 @@ def rms_norm(
     epsilon: float = EPSILON,
     axis_name: AxisName | None = None,
 ) -> Float[Array, "*rows D"]:
-    """Scale each row to a mean square of one, in float32 or wider, then multiply by the weight.
+    """Scale rows to a mean square of one, in float32 or wider, and multiply by the weight.
 
     `axis_name` is the mesh axis that shards the rows' features, inside `jax.shard_map`.
     """
@@ -282,12 +282,12 @@ def layer_norm(
     *,
     epsilon: float = EPSILON,
 ) -> Float[Array, "*rows D"]:
-    """Normalize each row to mean zero and variance one in float32, then scale and shift it.
+    """Normalize rows to mean zero and variance one in float32, then scale and shift them.
 
-    The variance is the mean of squares minus the square of the mean, which needs one pass over a
-    row but loses all digits if the mean is much larger than the deviation. So each row is first
-    shifted by its own first element, which is at most √D standard deviations from the mean. This
-    bounds the relative error by D·2⁻²⁴. The shift cancels in the result, so it needs no gradient.
+    The variance is the mean of squares minus the square of the mean, which reads a row only once
+    but is inexact if the mean is much larger than the deviation. The rows are therefore shifted by
+    their first element, which is at most √D standard deviations from the mean. This bounds the
+    relative error by D·2⁻²⁴. The shift cancels in the result, so it needs no gradient.
     """
     wide = x.astype(jnp.float32)
     shifted = wide - lax.stop_gradient(wide[..., :1])

@@ -1,15 +1,14 @@
 """A tensor-parallel Transformer block and its feed-forward part, with collective matmuls on rings.
 
-Between the projections the activations are sharded by sequence, `[B_X, S_Y, D]`. Norms and
-residuals need no communication, and no activation is stored twice. A block has four rings: the
-column-parallel projections gather the sequence while they multiply, and the row-parallel
-projections scatter their sums.
+Between the projections the activations are sharded by sequence, `[B_X, S_Y, D]`, so norms and
+residuals need no communication. A block has four rings: the column-parallel projections gather the
+sequence while they multiply, and the row-parallel projections scatter their sums.
 
     x[B_X, S_Y, D] → norm → gather · W_qkv → attention over own heads → · W_o scatter → + x
                    → norm → gather · W_in  → activation               → · W_out scatter → + x
 """
 
-# The shapes in the types are not forward references.
+# Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 # mypy: allow-untyped-calls
 
@@ -86,14 +85,12 @@ def feedforward(
         w_in: this device's columns of the first weights.
         w_out: this device's rows of the second weights.
         axis_name: the mesh axis (or axes) of the ring.
-        activation: the non-linearity. It is called on each device's own hidden columns, so it may
-            combine these (as a gate does) but not columns of other devices.
+        activation: the non-linearity, a function of the local hidden columns.
         layout: the sharded dimension of the activations.
-        direction: `"both"` uses both directions of the links, `"one"` only one.
-        loop: `"rolled"` compiles the steps to a loop, `"unrolled"` writes them out. `"auto"` rolls
-            rings of more than two devices (on TPUs, more than sixteen) to save memory and compile
-            time.
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        direction: the directions of the permutes, `"both"` or `"one"`.
+        loop: `"rolled"` for a loop, `"unrolled"` for straight-line code. `"auto"` rolls rings of
+            more than two devices (on TPUs, sixteen) to save memory and compile time.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
         wire_dtype: the type in which sums are sent; None is the type of the sums, float32.
     """
     check_choice("feedforward", "layout", layout, get_args(ShardedDimension))
@@ -175,7 +172,7 @@ class TransformerBlock(eqx.Module):
         wire_dtype: DTypeLike | None = None,
         dtype: Any = jnp.float32,
     ) -> None:
-        """Draw the weights, each with variance 1/fan-in.
+        """Draw the weights with variance 1/fan-in.
 
         Args:
             shape: the sizes.
@@ -232,7 +229,7 @@ class TransformerBlock(eqx.Module):
         return self._call_on_rings(x, mesh_) if use_rings else self._call_with_jit(x, mesh_)
 
     def specs(self) -> TransformerBlock:
-        """Return this block with a `PartitionSpec` in place of each weight."""
+        """Return this block with `PartitionSpec`s in place of its weights."""
         weights = _weights(self.shape)
 
         def spec(path: tuple[GetAttrKey], _weight: jax.Array) -> PartitionSpec:

@@ -1,7 +1,7 @@
 """The sizes and weights of a Transformer block: names, dimensions, logical axes, initial scales.
 
 The models stack this table by layer and map its logical axes to mesh axes. `TransformerBlock` and
-`MoEBlock` take their fields from it. Each caller draws the random numbers itself.
+`MoEBlock` create their fields from it. The callers draw the random numbers.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Weight:
     """The declaration of a weight.
 
     Attributes:
-        axes: the logical axis of each dimension ("embed", "heads", "hidden" or "experts"), or None
-            if it is never sharded.
-        dims: the length of each dimension.
+        axes: the logical axes of the dimensions ("embed", "heads", "hidden" or "experts"), or None
+            for dimensions that are never sharded.
+        dims: the lengths of the dimensions.
         fan_in: the number of terms in a sum of the matmul; 0 for weights that start as a constant.
         ends_branch: True if its result is added to the residual stream.
         fill: the initial value if `fan_in` is 0.
@@ -110,7 +110,7 @@ def expert_weights(width: int, hidden: int, experts: int) -> dict[str, Weight]:
 
 
 def stack_layers(weights: Mapping[str, Weight], count: int) -> dict[str, Weight]:
-    """Add a leading dimension for the layers to each weight."""
+    """Add a leading dimension for the layers to the weights."""
     return {
         name: replace(weight, axes=(None, *weight.axes), dims=(count, *weight.dims))
         for name, weight in weights.items()
@@ -118,7 +118,7 @@ def stack_layers(weights: Mapping[str, Weight], count: int) -> dict[str, Weight]
 
 
 def logical_axes(weights: Mapping[str, Weight]) -> dict[str, tuple[str | None, ...]]:
-    """Return the logical axes of each weight by name."""
+    """Return the logical axes of the weights by name."""
     return {name: weight.axes for name, weight in weights.items()}
 
 

@@ -1,16 +1,16 @@
 """The choice of `einsum`: the ring of a sharded contraction, or XLA.
 
-`find_route` compares the mesh axes of every label in its two arrays. A label with equal axes needs
-no communication. One difference is one movement, and each of the five movements is one ring. XLA
-handles two differences at once, and all others.
+`find_route` compares the mesh axes of a label in the arrays that have it. A label with equal axes
+needs no communication. A label whose axes differ needs a movement. A ring can implement a single
+movement. XLA computes all other cases.
 
     contracted  over A in x, unsharded in w        gather-matmul, gathered="contraction"
     row of x    over A in x, unsharded in result   gather-matmul, gathered="rows"
     contracted  over A in both                     matmul-allreduce, or matmul-scatter if the
                                                    result has rows or columns over A
 
-Empty arrays need no ring. On a TPU, a ring is chosen only if the cost model expects it to be faster
-than plain `jit` (`costs`).
+Empty arrays need no ring. On a TPU, the cost model (`costs`) must also expect the ring to be faster
+than plain `jit`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Movement = Literal[
 
 @dataclass(frozen=True)
 class Route:
-    """One movement over the ring of `axes`, for one label.
+    """The movement of an array along a ring.
 
     Attributes:
         movement: the array that moves, and how.
@@ -224,16 +224,15 @@ _CHOICE: dict[Movement, Choice] = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """The choice of `einsum` for two operands, and its reason. `str()` is a sentence or two.
+    """The choice of `einsum` and its reason. `str()` formats them as a message.
 
     Attributes:
-        choice: `"local"` (no communication), one of the three rings, or `"jnp.einsum"`, where XLA
+        choice: `"local"` (no communication), the name of a ring, or `"jnp.einsum"`, where XLA
             inserts the collectives.
         reason: the reason, with the labels of the specification.
-        bytes_per_axis: the bytes that each device sends over its link along each mesh axis in the
-            forward pass: per direction for `direction="both"` (the larger one if they differ), in
-            total for `"one"`. A ring over several axes has one entry named with all of them, as
-            "X,Y". Empty for `"jnp.einsum"`.
+        bytes_per_axis: the bytes that a device sends along each mesh axis in the forward pass: in
+            the busier direction for `direction="both"`, in total for `"one"`. A ring over a tuple
+            of axes has a single entry with their names, such as "X,Y". Empty for `"jnp.einsum"`.
         direction: the directions in which the bytes are sent.
         wire_dtype: the type in which the ring sends sums; None is the type of the sums.
         route: the details of the ring, or None.
@@ -247,7 +246,7 @@ class Explanation:
     route: Route | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        """Return the choice, the reason, and the bytes sent along each axis."""
+        """Return the choice, the reason, and the bytes per axis."""
         sent = [f"{axis}: {count:,}" for axis, count in self.bytes_per_axis.items() if count]
         sent_direction = "each way" if self.direction == "both" else "one way"
         bytes_moved = f"; bytes per device {sent_direction}, {', '.join(sent)}" if sent else ""
@@ -269,9 +268,9 @@ class RingOptions:
     """The options of a ring that the caller requests, and its target.
 
     Attributes:
-        direction: as requested.
-        loop: as requested.
-        wire_dtype: as requested; None leaves it open.
+        direction: the requested direction.
+        loop: the requested loop.
+        wire_dtype: the requested type, or None.
         target: the compiler that rings are written for.
         chip: the TPU; None for any other device.
         weights: the total size of all weights that share one gather, relative to the first.
@@ -290,7 +289,7 @@ def explain(contraction: Contraction, types: Types, options: RingOptions) -> Exp
     direction = options.direction
     for operand in (contraction.x, contraction.w):
         if 0 in operand.lengths:
-            # A ring of empty blocks saves nothing, and XLA cannot compile all of them.
+            # XLA cannot compile all rings of empty blocks.
             label = operand.labels[operand.lengths.index(0)]
             return fallback(f"{label!r} is empty: there is nothing to multiply", direction)
     if is_local(contraction):
@@ -324,7 +323,7 @@ def explain(contraction: Contraction, types: Types, options: RingOptions) -> Exp
 
 @dataclass(frozen=True)
 class _WireChoice:
-    """The wire dtype of a ring that is expected to pay, or None, and the reason."""
+    """The wire dtype of a ring that is faster than plain `jit`, or None; and the reason."""
 
     wire_dtype: jnp.dtype | None
     reason: str
@@ -333,9 +332,9 @@ class _WireChoice:
 def _choose_wire_dtype(
     contraction: Contraction, route: Route, types: Types, options: RingOptions
 ) -> _WireChoice:
-    """Choose the most exact wire dtype among those that are about equally fast.
+    """Return the most exact wire dtype among those that are about equally fast.
 
-    Sums in the result's type are no worse than those of plain `jit`, which adds in it.
+    Sums in the result's type are as exact as those of plain `jit`, which adds in this type.
     """
     assert options.chip is not None
     cost = _ring_cost(contraction, route, types, options)

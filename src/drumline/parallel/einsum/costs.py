@@ -1,16 +1,15 @@
-"""A cost model of rings on a TPU: whether a ring pays, and the type in which it sends sums.
+"""A cost model of rings on a TPU: the times of a ring and of plain `jit`.
 
-Plain `jit` leaves most collectives of a sharded matmul exposed: it waits for the gather or the
-scatter, and runs the matmul in one piece. A ring overlaps its permutes with matmuls if these are
-long enough, but pays for being split into steps, because each step loads the weights again. The
-model estimates both in seconds from the chip's peak and the bandwidths of a link and of the memory.
-Its constants were fitted to programs of the TPU's compiler (the tables in docs/overlap.md, `python
-benchmarks/tpu_compile.py`).
+Plain `jit` waits for most gathers and scatters of a sharded matmul, and computes the matmul without
+splitting it. A ring overlaps its permutes with matmuls if these are long enough, but its steps load
+the weights repeatedly. The model estimates the seconds from the chip's peak and the bandwidths of a
+link and of the memory. Its constants were fitted to programs of the TPU's compiler (the tables in
+docs/overlap.md, `python benchmarks/tpu_compile.py`).
 
     jit    matmul + bytes / (both directions of a link)
     ring   steps · (matmul + STEP_SECONDS) + exposed part of the permutes
 
-A ring must pay both forward and over a whole training step with its gradients.
+`einsum` uses a ring if it is faster in the forward pass and in a training step.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from drumline.parallel.target import TPU
 CostMovement = Literal["gather contraction", "gather rows", "scatter", "allreduce"]
 
 STEP_SECONDS = 2.2e-6
-"""The seconds that one more matmul costs, however small it is."""
+"""The constant cost of a matmul in seconds."""
 SUM_OVERHEAD = 0.25
 """The relative overhead of a matmul whose result is summed over the steps or is unsharded."""
 LOOP_OVERHEAD = 0.1
 """The relative overhead of a matmul in a loop, which copies its carry."""
 UNOVERLAPPED = 0.25
-"""The part of the shorter of computing and loading that does not overlap with the longer."""
+"""The part of computing or loading, the shorter of the two, that does not overlap."""
 LINK_EFFICIENCY = 0.9
 """The part of a link's bandwidth that permutes and collectives reach."""
 
 
 @dataclass(frozen=True)
 class RingCost:
-    """One device's part of a matmul on a ring.
+    """The work of a device for a matmul on a ring.
 
     Attributes:
         movement: the movement in the forward pass.
@@ -70,7 +69,7 @@ class RingCost:
 
     @property
     def resident_elements(self) -> float:
-        """The elements of the operand or result, besides the weights, that does not move.
+        """The elements of the array that is neither moved nor the weights.
 
         The device multiplies [rows, a] by [a, b], and a·b are the weights.
         """
@@ -80,13 +79,13 @@ class RingCost:
 
 @dataclass(frozen=True)
 class RingSeconds:
-    """The seconds of the forward pass, and of a step with the gradients of both operands."""
+    """The seconds of the forward pass, and of a step with all gradients."""
 
     forward: float
     step: float
 
     def ratio(self, other: RingSeconds) -> float:
-        """Return the larger ratio to the other, of the forward pass or of the step."""
+        """Return the ratio of the times, for the forward pass or the step, the larger."""
         return max(self.forward / other.forward, self.step / other.step)
 
 
@@ -101,8 +100,8 @@ def ring_seconds(cost: RingCost, wire: int, chip: TPU) -> RingSeconds:
             )
             if cost.movement == "gather contraction":
                 forward += SUM_OVERHEAD * cost.flops / chip.peak_flops
-            # Backward, the sums of x's gradient move, and x again for the weight gradient. Permutes
-            # of either overlap with the matmuls of both.
+            # In the backward pass the sums of x's gradient move, and x for the weight gradient.
+            # Their permutes overlap with all matmuls.
             back = (
                 scatter
                 + cost.devices * sum_step
@@ -110,7 +109,7 @@ def ring_seconds(cost: RingCost, wire: int, chip: TPU) -> RingSeconds:
             )
         case "scatter":
             forward = scatter + _exposed_seconds(cost, wire, 1, chip)
-            # Backward, one gather of the cotangent serves the gradients of both operands.
+            # In the backward pass the gradients of the operands share a gather of the cotangent.
             back = cost.devices * (gather_step + sum_step) + _exposed_seconds(
                 cost, cost.element_bytes, 2, chip
             )
@@ -136,12 +135,12 @@ def xla_seconds(cost: RingCost, chip: TPU) -> RingSeconds:
     contraction = _unsplit_seconds(cost, chip)
     if cost.movement == "allreduce":
         return RingSeconds(contraction + 2 * collective, 3 * contraction + 2 * collective)
-    # Backward: the other collective of the two. The gathered array is saved.
+    # In the backward pass a gather becomes a scatter, and the reverse. The gathered array is saved.
     return RingSeconds(contraction + collective, 3 * contraction + 2 * collective)
 
 
 def _unsplit_seconds(cost: RingCost, chip: TPU) -> float:
-    """Return the seconds of the matmul in one piece, which reads its weights once."""
+    """Return the seconds of the undivided matmul, which reads its weights once."""
     rows = cost.moving_elements + cost.resident_elements
     return _overlapped_seconds(
         cost.flops / chip.peak_flops, cost.element_bytes * (rows + cost.weights), chip
@@ -175,8 +174,8 @@ def _step_seconds(cost: RingCost, bytes_moved: float, chip: TPU) -> float:
 def _overlapped_seconds(contraction: float, bytes_moved: float, chip: TPU) -> float:
     """Return the seconds of a matmul that also moves some bytes from and to the memory.
 
-    Each step loads as much as the whole matmul would. This slows down chips with a high peak for
-    their memory bandwidth, such as the v6e, where a sum over the steps takes longer than its
+    A step loads as much as the undivided matmul. This slows down chips whose peak is high relative
+    to their memory bandwidth, such as the v6e, where a sum over the steps takes longer than its
     matmuls.
     """
     loading = bytes_moved / chip.memory_bandwidth
@@ -186,8 +185,8 @@ def _overlapped_seconds(contraction: float, bytes_moved: float, chip: TPU) -> fl
 def _exposed_seconds(cost: RingCost, element_bytes: int, contractions: int, chip: TPU) -> float:
     """Return the exposed part of the permutes that have some matmuls to overlap with.
 
-    A shard that takes two permutes has only one matmul beside it for certain, because the compiler
-    starts a permute as late as its estimates allow.
+    A shard that needs two permutes is certain to overlap with a single matmul only, because the
+    compiler starts a permute as late as its estimates allow.
     """
     hop = cost.shard * element_bytes / (LINK_EFFICIENCY * chip.link_bandwidth)
     beside = contractions * cost.flops / cost.devices / chip.peak_flops

@@ -1,6 +1,6 @@
 """The operands of an einsum: labelled dimensions, and shardings on a mesh.
 
-The choice of a ring depends on this only. Operands provide their shape, type and `PartitionSpec`.
+The choice of a ring depends only on the shape, the type and the `PartitionSpec` of the operands.
 """
 
 # mypy: allow-untyped-calls
@@ -83,16 +83,16 @@ class Contraction:
         )
 
     def swapped(self) -> Contraction:
-        """Return the same contraction with its operands swapped."""
+        """Return the contraction with its operands swapped."""
         return Contraction(self.w, self.x, self.out, self.mesh)
 
     def devices(self, axes: Axes) -> int:
-        """Return the number of devices along these axes together."""
+        """Return the number of devices along the axes."""
         return prod(size for axis, size in self.mesh if axis in axes)
 
 
 def read_labels(spec: str, x_dims: int, w_dims: int) -> tuple[str, str, str]:
-    """Return the labels of both operands and of the result, with `...` expanded."""
+    """Return the labels of the operands and of the result, with `...` expanded."""
     text = spec.replace(" ", "")
     operands, arrow, out = text.partition("->")
     terms = operands.split(",")

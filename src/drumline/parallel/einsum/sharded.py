@@ -1,7 +1,7 @@
 """`einsum`: multiply sharded arrays on the ring that fits their shardings.
 
-`operands` reads the specification and the shardings, `choice` picks a ring, and this module runs it
-inside `jax.shard_map`. If no ring fits, `jnp.einsum` runs instead. `explain_einsum` reports the
+`operands` reads the specification and the shardings, `choice` chooses a ring, and this module runs
+it inside `jax.shard_map`. If no ring fits, it calls `jnp.einsum`. `explain_einsum` returns the
 choice and its reason.
 """
 
@@ -98,24 +98,24 @@ def einsum(
 
     On a mesh of Explicit axes the types of the operands contain their shardings, also inside
     `jax.jit`. On Auto axes, such as those of `drumline.train.fit`, concrete arrays have shardings
-    but traced arrays need `x_sharding` and `w_sharding`. Without them XLA chooses, and a log
-    message says so. The function is differentiable. A ring sums in float32 and casts once. If no
-    ring fits, or on a TPU none pays, this is `jnp.einsum` with its own sums.
+    but traced arrays need `x_sharding` and `w_sharding`. Without them this function calls
+    `jnp.einsum` and logs a warning once. It also calls `jnp.einsum` if no ring fits or, on a TPU,
+    is faster. The function is differentiable. A ring sums in float32 and casts once.
 
     Args:
         spec: two operands and a result, such as `"bsd,df->bsf"`, `"bshk,hkd->bsd"` or
             `"...d,df->...f"`.
         x: the first operand.
-        w: the second operand; or several with equal shardings, for as many results. They share one
-            gather of x.
+        w: the second operand, or a sequence of weights with equal shardings, which share a gather
+            of x and return a tuple of results.
         out_sharding: the sharding of the result, which decides between gather, scatter and
             all-reduce.
-        direction: `"both"` uses both directions of the links, `"one"` only one.
+        direction: the directions of the permutes, `"both"` or `"one"`.
         mesh: the mesh, if its axes are Auto and no argument has it.
         x_sharding: the sharding of x, for traced arrays on Auto axes.
         w_sharding: the sharding of w, for traced arrays on Auto axes.
         loop: `"unrolled"`, `"rolled"`, or `"auto"`, as in the ring functions.
-        precision: the precision of each matmul.
+        precision: the precision of the matmuls.
         wire_dtype: the type in which a ring sends sums. None is float32; on a TPU it is the
             result's type, in which `jnp.einsum` adds, if float32 sums would be exposed.
             `jnp.einsum` ignores it.
@@ -151,7 +151,7 @@ def einsum(
 def _share_rings(
     spec: str, x: Any, weights: tuple[Any, ...], shardings: EinsumShardings, options: RingOptions
 ) -> list[tuple[tuple[Any, ...], Explanation]]:
-    """Yield groups of weights that share a ring, each with its explanation."""
+    """Yield groups of weights that share a ring, and their explanations."""
     together = _explain(spec, x, weights, shardings, options)
     if together.route is not None and together.route.gathers_x:
         return [(weights, together)]
@@ -206,7 +206,7 @@ def _warn_once(sentence: str) -> None:
 
 
 def _as_tuple(caller: str, w: Any) -> tuple[Any, ...]:
-    """Return one or several weights as a tuple."""
+    """Return the weights as a tuple."""
     weights = tuple(w) if isinstance(w, list | tuple) else (w,)
     if not weights:
         raise ValueError(f"{caller}: w is an empty sequence; give one array or more")
@@ -280,14 +280,14 @@ def _einsum_with_xla(
 
 @dataclass(frozen=True)
 class _RingProgram:
-    """Everything about a ring but its arrays. Equal programs are compiled once."""
+    """A ring without its arrays. Equal programs are compiled once."""
 
     contractions: tuple[Contraction, ...]
     route: Route
     shardings: EinsumShardings
     options: tuple[tuple[str, Any], ...]
     target: Target
-    """The compiler that the ring is written for; each target has its own program."""
+    """The compiler that the ring is written for."""
 
 
 @partial(jax.jit, static_argnums=0, inline=True)

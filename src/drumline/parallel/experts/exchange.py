@@ -1,20 +1,19 @@
 """Experts on sorted rows, and the exchange of tokens between devices.
 
-An expert function gets sorted rows and this device's matrices. Its backward pass takes the gates as
-well, because their gradients follow from matmuls that are needed anyway, so the experts' outputs
-are never recomputed. Gradients of the matrices stay in float32 and are summed over the rounds
-before they are rounded. Groups of rows are aligned as `row_alignment` requires.
+An expert function takes sorted rows and the local matrices. Its backward pass also computes the
+gradients of the gates, from matmuls that it needs for other gradients, so it does not recompute the
+outputs of the experts. The gradients of the matrices are summed in float32 and then rounded. Groups
+of rows are aligned as `row_alignment` requires.
 
-The exchanges are for use inside `shard_map`, with tokens `A[S_X, D_Y]` and experts sharded over X.
-`allgather_exchange` gathers all tokens on every device. `alltoall_exchange` goes in rounds. A round
-sends each device's next slice of rows to the devices with their experts, gathers the columns of
-these rows over the second axis, applies the experts, sends the answers back, and adds them to the
-result. Over the expert axis only this device's columns are sent, and only the rows of one round are
-ever gathered.
+The exchanges work inside `shard_map`, with tokens `A[S_X, D_Y]` and experts sharded over X.
+`allgather_exchange` gathers all tokens on every device. `alltoall_exchange` has rounds. In a round,
+a device sends a slice of its rows to the devices with their experts. Every device gathers the
+columns of its received rows over the second axis, applies its experts, and returns the answers,
+which the sender adds to the result. The expert axis transfers only the local columns.
 
-The backward pass saves only the inputs and sends everything again. A backward round sends the
-tokens, the gradients of their outputs and their gates to the experts, and returns the gradients of
-tokens and gates. The gradients of the experts are summed locally in float32.
+The exchanges save only their inputs for the backward pass, and send the rows again. A backward
+round sends the tokens, the gradients of their outputs and their gates to the experts, and returns
+the gradients of tokens and gates. The gradients of the experts are summed locally in float32.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class ExpertFunction(Protocol):
         ...
 
     def width(self, matrices: Matrices) -> int:
-        """Return the number of columns of an answer before any are scattered."""
+        """Return the number of columns of an answer before a scatter."""
         ...
 
     def forward(self, matrices: Matrices, x: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -67,7 +66,7 @@ class ExpertFunction(Protocol):
     def backward(
         self, matrices: Matrices, x: jax.Array, gate: jax.Array, dy: jax.Array, sizes: jax.Array
     ) -> tuple[jax.Array, Matrices, jax.Array]:
-        """Return the gradients of rows, matrices and gates; `dy` is not weighted by `gate` yet."""
+        """Return the gradients of rows, matrices and gates; `dy` is not weighted by `gate`."""
         ...
 
 
@@ -88,7 +87,7 @@ class Linear:
     def backward(
         self, matrices: Matrices, x: jax.Array, gate: jax.Array, dy: jax.Array, sizes: jax.Array
     ) -> tuple[jax.Array, Matrices, jax.Array]:
-        """Return gradients; that of the gate is `(dy @ wᵀ) · x`, which equals `dy · (x @ w)`."""
+        """Return the gradients. `(dy @ wᵀ) · x` for the gate equals `dy · (x @ w)`."""
         dtype = accumulator(x.dtype)
         dx = product(dy, matrices[0], sizes, transpose=True, out_dtype=dtype, aligned=True)
         dgate = jnp.sum(dx * x.astype(dtype), axis=1)
@@ -114,7 +113,7 @@ class GatedFeedforward:
         return (self.activation(gate) * up).astype(h.dtype)
 
     def forward(self, matrices: Matrices, x: jax.Array, sizes: jax.Array) -> jax.Array:
-        """Return the answers in float32, because they may be terms of a sum."""
+        """Return float32 answers, because they may be terms of a sum."""
         w_in, w_out = join_gate_and_up(matrices[0]), matrices[1]
         hidden = self.hidden(product(x, w_in, sizes, aligned=True))
         return product(hidden, w_out, sizes, out_dtype=accumulator(x.dtype), aligned=True)
@@ -122,7 +121,7 @@ class GatedFeedforward:
     def backward(
         self, matrices: Matrices, x: jax.Array, gate: jax.Array, dy: jax.Array, sizes: jax.Array
     ) -> tuple[jax.Array, Matrices, jax.Array]:
-        """Return gradients, and recompute the hidden rows."""
+        """Return the gradients. Recompute the hidden rows."""
         w_in, w_out = join_gate_and_up(matrices[0]), matrices[1]
         dtype = accumulator(x.dtype)
         gate = gate[:, None]
@@ -181,12 +180,12 @@ def alltoall_exchange(
 ) -> jax.Array:
     """Return the sum over k of `gates[s, k] · function(a[s], expert keys[s, k])`.
 
-    `keys` is `int[S, k]` over the experts of all devices; their number stands for no expert.
+    `keys` is `int[S, k]`, indices of the experts of all devices, or their number for no expert.
     """
     return _run_on_platform(partial(_forward_rounds, function, axes), a, matrices, keys, gates)
 
 
-def _backward(
+def _alltoall_backward(
     function: ExpertFunction, axes: Axes, saved: _Inputs, dout: jax.Array
 ) -> tuple[jax.Array, Matrices, None, jax.Array]:
     dout = once_only(_CALLERS, dout)
@@ -196,7 +195,7 @@ def _backward(
     return da, dmatrices, None, dgates
 
 
-alltoall_exchange.defvjp(_save_inputs(alltoall_exchange), _backward)
+alltoall_exchange.defvjp(_save_inputs(alltoall_exchange), _alltoall_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -208,12 +207,12 @@ def allgather_exchange(
     keys: jax.Array,
     gates: jax.Array,
 ) -> jax.Array:
-    """Return the same as `alltoall_exchange`, with all tokens gathered on every device at once."""
+    """Return the result of `alltoall_exchange`, but gather all tokens on every device."""
     gathered = _gather_tokens(axes, a, matrices, keys, gates)
     groups = gathered.groups
     x = groups.to_rows(gathered.tokens, keys.shape[1])
     y = function.forward(matrices, x, groups.sizes)
-    # In float32 until the terms of all devices are summed.
+    # float32, because the terms of all devices are summed.
     out = groups.weighted_sum(y, gathered.gates, accumulator(a.dtype))
     out = psum_scatter(out, axes.experts)
     if function.sums_columns:
@@ -221,7 +220,7 @@ def allgather_exchange(
     return out.astype(a.dtype)
 
 
-def _among_backward(
+def _allgather_backward(
     function: ExpertFunction, axes: Axes, saved: _Inputs, dout: jax.Array
 ) -> tuple[jax.Array, Matrices, None, jax.Array]:
     a, matrices, keys, gates = saved
@@ -249,7 +248,7 @@ def _among_backward(
     )
 
 
-allgather_exchange.defvjp(_save_inputs(allgather_exchange), _among_backward)
+allgather_exchange.defvjp(_save_inputs(allgather_exchange), _allgather_backward)
 
 
 class _GatheredTokens(NamedTuple):
@@ -273,12 +272,11 @@ def _gather_tokens(
 
 
 def _run_on_platform(rounds: Callable[..., T], *operands: Any) -> T:
-    """Use packed buffers where `ragged_all_to_all` exists, dense ones elsewhere.
-
-    A TPU overlaps them with the matmuls.
-    """
+    """Run the rounds with the schedule of the platform. CPUs have no `ragged_all_to_all`."""
     schedules = {"cpu": DENSE, "tpu": PACKED_OVERLAPPED, "default": PACKED}
-    branches = {name: partial(rounds, schedule=base) for name, base in schedules.items()}
+    branches = {
+        platform: partial(rounds, schedule=schedule) for platform, schedule in schedules.items()
+    }
     return by_platform(*operands, **branches)
 
 
@@ -361,14 +359,14 @@ def _backward_rounds(
         pair = plan.sent(r)
         token = pair // k
         rows = (_rows(a, token), _rows(dout, token), _rows(weight, pair)[:, None])
-        x, dy, gate = (plan.exchange_rows(base, r) for base in rows)
+        x, dy, gate = (plan.exchange_rows(array, r) for array in rows)
         return x, dy, gate
 
     def work(
         r: jax.Array, arrived: tuple[jax.Array, jax.Array, jax.Array], totals: Matrices
     ) -> tuple[Answers, Matrices]:
         groups = _group_rows(plan.received(r), matrices)
-        x, dy, gate = (groups.to_rows(base) for base in arrived)
+        x, dy, gate = (groups.to_rows(array) for array in arrived)
         if function.sums_columns:
             dy = _gather_columns(dy, axes)
         dx, new_totals, dgate = function.backward(
@@ -380,7 +378,7 @@ def _backward_rounds(
 
     def add(r: jax.Array, answers: Answers, sums: Answers) -> Answers:
         pair = plan.sent(r)
-        dx, dgate = (plan.exchange_rows(base, r, back=True) for base in answers)
+        dx, dgate = (plan.exchange_rows(array, r, back=True) for array in answers)
         da, dweight = sums
         return (
             da.at[pair // k].add(dx.astype(dtype), mode="drop"),
@@ -407,5 +405,5 @@ def _group_rows(experts: jax.Array, matrices: Matrices) -> Grouping:
 
 
 def _rows(array: jax.Array, index: jax.Array) -> jax.Array:
-    """Return rows by index; an index past the end gives an arbitrary row, which is not used."""
+    """Return rows by index, with an arbitrary row for an index past the end."""
     return jnp.take(array, jnp.minimum(index, array.shape[0] - 1), axis=0)

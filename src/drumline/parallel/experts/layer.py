@@ -1,8 +1,7 @@
 """The mixture-of-experts feed-forward layer, and a residual block around it.
 
-`moe_feedforward` routes the tokens, sends each to its experts once, applies both matrices there,
-and returns one weighted sum. Hidden rows are never sent. `MoEBlock` adds the norm and the residual,
-for a stack of Transformer blocks.
+`moe_feedforward` routes the tokens, sends a token to its experts once, computes the layer there,
+and returns the weighted sum. It never sends hidden rows. `MoEBlock` adds the norm and the residual.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _local_feedforward(
     keys: jax.Array,
     gates: jax.Array,
 ) -> jax.Array:
-    """Sort the rows, apply both matrices by group, and reorder the results.
+    """Sort the rows, apply the experts, and reorder the results.
 
     Automatic differentiation saves the hidden rows, which is fastest if they fit in memory. If they
     do not, wrap the layer in `jax.checkpoint`.
@@ -123,8 +122,8 @@ def _local_feedforward(
     return _to_pairs(k, (y.astype(accumulator(x.dtype)) * weight).astype(x.dtype), groups)
 
 
-# Both directions between tokens and sorted rows are gathers. Automatic differentiation would make
-# each a scatter-add, which is slow on accelerators and sums in the type of x.
+# The gradients of these gathers are gathers. Automatic differentiation would use scatter-adds,
+# which are slow on accelerators and sum in the type of x.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _to_rows(k: int, x: jax.Array, groups: Grouping) -> jax.Array:
     return groups.to_rows(x, k)

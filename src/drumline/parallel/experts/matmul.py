@@ -1,10 +1,10 @@
 """A dropless mixture of experts, local and sharded: `Out[i] = A[i] @ W[B[i]]`.
 
-Tokens are sorted into one group per expert, multiplied by group, and reordered. No array of tokens
-× matrices or of experts × tokens ever exists. Inside `shard_map` the tokens are sent to the
-experts: all at once (`exchange="allgather"`), or in rounds with a fixed buffer
-(`exchange="alltoall"`), where a skewed assignment needs more rounds but no more memory.
-docs/experts.md has the arithmetic.
+`expert_matmul` sorts the tokens by expert, multiplies the groups, and restores the order. It
+creates no array of tokens × matrices or of experts × tokens. Inside `shard_map` it gathers all
+tokens (`exchange="allgather"`) or sends them to the experts in rounds with a fixed buffer
+(`exchange="alltoall"`). A skewed assignment then needs more rounds, but no more memory. See
+docs/experts.md.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def expert_matmul(
 ) -> jax.Array:
     """Multiply each token by the matrices of its experts.
 
-    Without `axis_name` everything is local. Inside `shard_map`, `axis_name` is the axis that shards
-    both experts and tokens, and `gather_axis_name` the axis that shards the columns of `a` and `w`:
+    Without `axis_name` the matmul is local. Inside `shard_map`, `axis_name` is the axis that shards
+    experts and tokens, and `gather_axis_name` the axis that shards the columns of `a` and `w`:
     `W[E_X, D, F_Y]`, `A[S_X, D_Y]`, `B[S_X]` give `Out[S_X, F_Y]`.
 
-    Differentiable in `a`, `w` and `gates`. The backward pass saves only the inputs and sends in the
-    same rounds. Sums are in float32 for any type of `a`.
+    The result is differentiable in `a`, `w` and `gates`. The backward pass needs only the inputs.
+    Sums are float32 for any type of `a`.
 
     Args:
         a: `[S, D]` tokens; this device's columns under `gather_axis_name`.
@@ -55,8 +55,8 @@ def expert_matmul(
         axis_name: the mesh axis (or axes) of experts and tokens; None is local.
         gather_axis_name: the mesh axis (or axes) of the columns; None if `D` is not sharded.
         exchange: the exchange of tokens; "alltoall" has bounded memory.
-        buffer_rows: the rows that a device can send to each peer in one round of "alltoall"; None
-            is a quarter of the balanced share. More rows need fewer rounds and more memory.
+        buffer_rows: the rows that a device can send to a peer in a round of "alltoall"; None is a
+            quarter of the balanced share. More rows need fewer rounds and more memory.
 
     Returns:
         `[S, F]` in the type of `a`.

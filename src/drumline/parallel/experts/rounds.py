@@ -1,19 +1,18 @@
 """The schedule of the dropless exchange: the rows of each round, and the order of its stages.
 
-Every device sorts its (token, slot) pairs by expert, so the rows for each peer are contiguous. All
-devices gather all counts (a few integers per expert). From these, every device derives the content
-of every buffer in every round: the rows for each peer are split evenly into one slice per round,
-and the fullest buffer determines the number of rounds. A skewed assignment needs more rounds, never
-a larger buffer.
+A device sorts its (token, slot) pairs by expert, so the rows for a peer are contiguous. All devices
+gather the counts (a few integers per expert) and derive the content of every buffer in every round
+from them. The rows for a peer are split evenly into a slice per round. The fullest buffer
+determines the number of rounds. A skewed assignment needs more rounds, never a larger buffer.
 
-There are two kinds of buffers. A dense buffer holds `buffer_rows` rows for each peer and is sent
-with `all_to_all`. A packed buffer holds the rows for all peers contiguously and is sent with
-`ragged_all_to_all`. It needs no padding, and rounds only for the fullest receiver.
+A dense buffer has `buffer_rows` rows per peer and is sent with `all_to_all`. A packed buffer has
+the rows for all peers without padding and is sent with `ragged_all_to_all`. The fullest receiver
+determines its number of rounds.
 
-There are two orders. In sequence, a round ends before the next begins, and the experts wait for
-rows. Overlapped, three rounds are in progress: the experts work on one round while the rows of the
-next and the answers of the previous one are sent. The results are bit-identical, because all sums
-have the same order. It needs one more buffer in each direction.
+Sequential rounds do not overlap, and the experts wait for rows. Overlapped rounds run the experts
+while the rows of the next round and the answers of the previous round are sent, which needs an
+additional buffer per direction. The results are bit-identical, because the order of all sums is
+the same.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from drumline.parallel.grouped.rows import group_rows
 from drumline.parallel.typed import all_to_all, fori_loop, pmax, ragged_all_to_all
 
 # The number of rounds of a balanced assignment. With four, a buffer has a quarter of the local
-# rows, a nearly balanced dense exchange has little padding, and the experts still get long groups.
+# rows, a nearly balanced dense exchange has little padding, and the groups are long.
 BALANCED_ROUNDS = 4
 
 
@@ -60,7 +59,7 @@ def round_count(counts: jax.Array, devices: int, buffer_rows: int, *, packed: bo
 
 @dataclass(frozen=True)
 class Rounds:
-    """One exchange from the point of view of one device; `packed` is the kind of its buffers."""
+    """The plan of an exchange on a device. `packed` is the kind of its buffers."""
 
     axis_name: AxisName
     devices: int
@@ -73,8 +72,8 @@ class Rounds:
 
     @property
     def rows(self) -> int:
-        """The rows of one buffer."""
-        # Slices are rounded to whole rows, so each peer may need one more row of a packed buffer.
+        """The rows of a buffer."""
+        # Slices are rounded to full rows, so a packed buffer may need an extra row per peer.
         spare = self.devices if self.packed else 0
         return self.devices * self.buffer_rows + spare
 

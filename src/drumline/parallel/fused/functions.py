@@ -78,13 +78,12 @@ def fused_allgather_matmul(
         x: this device's rows.
         w: this device's columns of the weights.
         axis_name: the mesh axis (or axes) of the ring.
-        direction: `"both"` sends both ways around the ring, `"one"` only one way.
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        direction: the directions of the copies, `"both"` or `"one"`.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
         wire_dtype: the type in which the sums of x's gradient are sent: float32 or bfloat16; None
             is the type of the sums, float32.
         vmem_bytes: the bytes of each core's VMEM to use; by default half of it.
-        cores: the TensorCores of the device to use; by default all. These are two on v4 and v5p,
-            whose chips are one device.
+        cores: the number of TensorCores to use; by default all: two on v4 and v5p.
         interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
     """
     options = Options(
@@ -122,13 +121,12 @@ def fused_matmul_reducescatter(
         x: this device's columns.
         w: this device's rows of the weights.
         axis_name: the mesh axis (or axes) of the ring.
-        direction: `"both"` sends both ways around the ring, `"one"` only one way.
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        direction: the directions of the copies, `"both"` or `"one"`.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
         wire_dtype: the type in which sums are sent: float32, or bfloat16, which halves the bytes
             and rounds at every hop; None is the type of the sums, float32.
         vmem_bytes: the bytes of each core's VMEM to use; by default half of it.
-        cores: the TensorCores of the device to use; by default all. These are two on v4 and v5p,
-            whose chips are one device.
+        cores: the number of TensorCores to use; by default all: two on v4 and v5p.
         interpret: `pltpu.InterpretParams()` emulates the TPU on other devices, slowly.
     """
     options = Options(

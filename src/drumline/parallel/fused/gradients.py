@@ -1,15 +1,14 @@
 """The fused matmuls with their gradients and checks.
 
-Each is the gradient of the other. For x the relation is exact: the gradient of a gather is a
-scatter with the other dimension of w contracted, and the reverse. The weight gradients need the
-gathered array, and get it with the least communication and memory:
+The gradient of a gather with respect to x is a scatter that contracts the other dimension of w, and
+the reverse. The weight gradients need the gathered array:
 
-- The dx of the scatter gathers g, and every chunk of it is written to HBM. The chunks are kept, and
-  dw is one matmul of the whole. If dw were summed as the chunks arrive, it would be read and
-  written in float32 in every step, and its sum takes as much memory as the chunks (`4·F/n` bytes
-  for each of D columns, against `2·B`).
-- The dx of the gather gathers nothing, so x is gathered again, overlapped with the matmuls of dw.
-  Saved from the forward pass, it would occupy memory from there on.
+- The gradient of the scatter gathers g for dx. The chunks stay in HBM, and dw is a single matmul of
+  the gathered g. A sum over the chunks as they arrive would read and write dw in float32 in every
+  step, and would use as much memory as the chunks (`4·F/n` bytes for each of D columns, and the
+  chunks `2·B`).
+- The gradient of the gather needs no gather for dx. It gathers x again, overlapped with the matmuls
+  of dw. Saved from the forward pass, the gathered x would occupy memory until then.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _plan(options: Options) -> KernelPlan:
 def _with_tpu_limits(plan: KernelPlan, options: Options) -> KernelPlan:
     """Return the plan with the limits of the TPU, of this process or of the mesh compiled for.
 
-    It uses half of the VMEM. The rest is left to XLA, which keeps data there between operations.
+    It uses half of the VMEM. XLA uses the rest for data between operations.
     """
     try:
         chip = pltpu.get_tpu_info()
@@ -113,7 +112,7 @@ def _check(plan: KernelPlan, x: jax.Array, w: jax.Array) -> None:
 
 
 def _check_tiles(plan: KernelPlan, rows: int, x: jax.Array, w: jax.Array) -> None:
-    """Raise ValueError for shapes that do not fill whole tiles, which copies and blocks need."""
+    """Raise ValueError for shapes that do not consist of full tiles."""
     if plan.ring.size == 1:
         return
     # Chunks of sums are split in half, in the wire dtype.

@@ -1,20 +1,21 @@
 """The kernels: a gather with matmuls, a gather with a weight gradient, and a matmul with a scatter.
 
-`gather_matmul` writes the complete rows of the result for each chunk that arrives. `gather_outer`
-sums over the rows of the chunks, so every step adds to the whole result. Its sum stays in HBM in
-float32 between the steps, and both chunks of a step are added at once. It is read and written n/2
-times, which is a few bytes for each thousand multiplications at the sizes of training.
+`gather_matmul` writes the complete rows of the result for each chunk that arrives.
 
-`scatter_matmul` moves like the gather in reverse. The sum for each device starts at the devices
-farthest from it. Each device on the way adds its matmul, in the epilogue of that matmul, and sends
-the sum on. A sum can only be sent after it has arrived and been added to, so its hop must overlap
-with other matmuls: those of the other direction and of other pieces. With chunks split into s
-pieces, the hop of a whole chunk overlaps completely if it takes no longer than `2 - 1/s` of its
-matmuls (in both directions; `1 - 1/s` in one).
+`gather_outer` sums over the rows of the chunks, so every step adds to the full result. The float32
+sum stays in HBM between the steps. It is read and written n/2 times, because the chunks of a step
+are added together. With the sizes of training, these are a few bytes per thousand multiplications.
 
-A sum is updated where it arrived and sent from there to one of two slots of the neighbour, which
-signals (`slot_free`) when it has sent the previous content. Two slots per direction suffice,
-because the slot that a sum is sent to was freed a whole step ago.
+`scatter_matmul` reverses the gather. The sum for a device starts at the devices farthest from it.
+Every device on its path adds a matmul, in the epilogue of this matmul, and sends the sum to the
+next device. A sum must arrive before a device can add to it and send it, so its hop overlaps with
+other matmuls: those of the opposite direction and of other pieces. With chunks split into s pieces,
+the hop of a full chunk overlaps completely if it takes no longer than `2 - 1/s` of its matmuls, or
+`1 - 1/s` in a unidirectional ring.
+
+A sum is updated in the slot in which it arrived. It is sent to a slot of the neighbour, which
+signals (`slot_free`) when it has sent the previous content. Two slots per direction are enough,
+because the neighbour freed the slot a full step earlier.
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ from drumline.parallel.fused.ring import (
 def gather_matmul(
     plan: KernelPlan, x: jax.Array, w: jax.Array, *, w_dim: int = 0, keep: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute x[B_Y, K] · w[K, N] → [B, N]. Also return the slots.
+    """Compute x[B_Y, K] · w[K, N] → [B, N]. Return it with the slots in which chunks arrive.
 
-    With `keep` the slots are the gathered x[B, K]. They are where the chunks arrive, so keeping
-    them costs the memory of slots that a long ring would reuse, and one copy of the device's own
-    chunk. With `w_dim=1`, w is [N, K].
+    With `keep` the slots are the gathered x[B, K]. This costs the memory of slots that a long ring
+    would reuse, and a copy of the local chunk. With `w_dim=1`, w is [N, K].
     """
     (height, depth), columns = x.shape, w.shape[1 - w_dim]
     size, itemsize = plan.ring.size, x.dtype.itemsize
@@ -124,13 +124,13 @@ def gather_outer(plan: KernelPlan, x: jax.Array, g: jax.Array) -> jax.Array:
 
 
 MIN_PIECE_ROWS = 512
-"""With fewer rows, a piece would load the weights more often than its matmuls can overlap."""
+"""The minimum rows of a piece. Smaller pieces load the weights too often to overlap."""
 
 MAX_PIECES = 4
 
 
 def piece_count(height: int, tile: int) -> int:
-    """Return the number of pieces of a chunk: even, because a chunk may be sent in halves."""
+    """Return the number of pieces of a chunk. It is even, because a chunk may be sent in halves."""
     pieces = 2
     while (
         pieces < MAX_PIECES
@@ -143,10 +143,10 @@ def piece_count(height: int, tile: int) -> int:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums that move around the ring, from the point of view of one device inside a kernel.
+    """The sums that move around the ring, as seen by a device inside a kernel.
 
-    A step is identified by the number of hops that a sum still has to make from this device.
-    `slots[lane, 0 or 1]` holds the chunks of one direction; their rows are the pieces.
+    The number of remaining hops of a sum identifies a step. `slots[lane, 0 or 1]` holds the chunks
+    of a direction; their rows are the pieces.
     """
 
     ring: KernelRing
@@ -158,23 +158,23 @@ class Sums:
 
     @property
     def max_hops(self) -> int:
-        """The hops of the sums that come from farthest."""
+        """The maximum number of hops of a sum."""
         return self.ring.hops + self.ring.has_opposite
 
     def hops(self, lane: Index, piece: Index) -> Index:
         """Return the number of hops of a piece's sum in a direction."""
         if not self.ring.has_opposite:
             return self.ring.hops
-        # The first half of the opposite device's pieces goes one way, the second half the other.
+        # The halves of the opposite device's pieces move in opposite directions.
         takes_extra_hop = jnp.equal(piece < self.pieces // 2, lane == 0)
         return self.ring.hops + takes_extra_hop.astype(jnp.int32)
 
     def sum_at(self, hops: Index, lane: Index, piece: Index) -> Ref:
-        """Return the buffer of the sum that has this many hops left from here."""
+        """Return the buffer of the sum with this number of remaining hops."""
         return self.slots.at[lane, remainder(hops + 1, 2), self._rows(piece)]
 
     def copy(self, hops: Index, lane: Index, piece: Index) -> Any:
-        """Return the copy that sends a sum on, to where a sum with one hop less is updated."""
+        """Return the copy of a sum to the neighbour's buffer for sums with a hop less."""
         index = remainder(hops, 2)
         return self.ring.copy(
             self.sum_at(hops, lane, piece),
@@ -193,7 +193,7 @@ def rows_of(start: Index, count: int) -> Any:
 
 
 def direction_of(lane: Index) -> Index:
-    """Return the step from a device to the next in a direction."""
+    """Return the direction of a lane, 1 or -1."""
     return 1 - 2 * lane
 
 

@@ -48,7 +48,7 @@ def pipelined_matmul(
         out: may be one of the addends: a block is read before it is written.
         blocks: the sides of the blocks.
         w_dim: the dimension of w that is contracted.
-        precision: the precision of each matmul.
+        precision: the precision of the matmuls.
         added: arrays to add to the finished matmul.
     """
     (rows, depth), columns = x.shape, w.shape[1 - w_dim]

@@ -1,8 +1,8 @@
 """The blocks of a matmul in a TPU core's VMEM, and the call of a fused kernel.
 
-A block of the result, `rows` by `columns`, stays in VMEM in float32 while blocks of `depth` of both
-operands stream through. Each operand is read from HBM once for every block of the other. A block of
-m by n does `m·n/(m+n)` multiply-adds for each number read, so larger blocks read less.
+A float32 block of the result, `rows` by `columns`, stays in VMEM while blocks of `depth` of the
+operands stream through. Every block of an operand reads the other operand from HBM once. A block of
+m by n computes `m·n/(m+n)` multiply-adds per number read, so larger blocks read less.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LANES = 128
 """The columns of one tile, for any type."""
 
 MAX_DEPTH = 512
-"""More depth reads no less, and takes VMEM from the block of the result."""
+"""The maximum depth. More depth saves no reads, and leaves less VMEM for the result."""
 
 MAX_SIDE = 2048
-"""A longer side does not pay."""
+"""The maximum side. Longer sides are no faster."""
 
 ENOUGH_REUSE = 640
-"""The multiplications per byte read from which no chip's HBM limits the matmul. The v6e needs the
-most, 575. Larger blocks would gain nothing."""
+"""The multiplications per byte read from which no chip's HBM limits the matmul. The v6e needs 575.
+Larger blocks are no faster."""
 
 RESERVED_VMEM = 2 << 20
 """The VMEM left to the compiler for spills and semaphores."""
@@ -130,7 +130,7 @@ class KernelPlan:
     Attributes:
         caller: the calling function, for messages.
         ring: the ring.
-        precision: the precision of each matmul.
+        precision: the precision of the matmuls.
         wire_dtype: the type in which sums are sent.
         vmem: the bytes of each core's VMEM for a kernel; None if the TPU is unknown.
         interpret: False on TPUs, else the emulation's parameters.

@@ -1,19 +1,17 @@
 """The ring of a mesh axis from inside a kernel, and the gather of chunks on it.
 
-A chunk from device s reaches device s+1 after one hop (a remote copy to a neighbour), and s+2 after
-two. In one direction, every chunk makes n-1 hops. In both directions, it makes n/2 hops each way as
-a whole: two chunks arrive in each step, and the two matmuls of a step overlap with its two hops.
-With an even number of devices, the chunk of the opposite device would arrive twice, so half of it
-comes each way.
+A hop is a remote copy of a chunk to a neighbour. In a unidirectional ring, every chunk makes n-1
+hops. In a bidirectional ring, it makes n/2 hops in each direction: a pair of chunks arrives in a
+step, and the matmuls of this pair overlap with the hops of the next. With an even number of
+devices, the opposite device receives half of the chunk from each side.
 
-A chunk arrives in HBM, is sent on from there, and is multiplied there: it is written once and never
-copied. Each hop starts before the matmuls of the chunks that have already arrived, and is waited
-for after them.
+A chunk is written to HBM once. The device sends and multiplies it from there. A hop starts before
+the matmuls of the chunks that have already arrived, and the device waits for it after them.
 
-There are `SLOTS` slots for chunks of each direction. This allows a neighbour to be a step ahead or
-behind without waiting: a chunk is sent to a slot whose last chunk was multiplied a whole step ago,
-which semaphores (`slot_free`) guarantee. Rings of up to eight devices need no more slots than the
-n-1 of a gathered array, longer ones seven.
+A direction has `SLOTS` slots, so a neighbour can be a step ahead or behind without waiting: a chunk
+is sent to a slot whose previous chunk was multiplied a full step earlier. Semaphores (`slot_free`)
+guarantee this. Rings of at most eight devices use no more than the n-1 slots of a gathered array,
+larger rings seven.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ Ref = Any
 
 @dataclass(frozen=True)
 class KernelRing:
-    """The ring of one or several mesh axes, from inside a kernel.
+    """The ring of some mesh axes inside a kernel.
 
     Attributes:
         axis_name: the axis or axes of the ring.
         size: the number of devices.
-        direction: one or both.
+        direction: `"both"` or `"one"`.
         mesh: all axes of the mesh, which number the devices in kernels.
-        cores: the cores of each device, which share its matmuls. The first core sends and receives
-            for all, because a copy signals the semaphores of one core.
+        cores: the number of cores of a device, which share its matmuls. The first core sends and
+            receives, because a copy signals the semaphores of a single core.
     """
 
     axis_name: AxisName
@@ -59,26 +57,26 @@ class KernelRing:
 
     @property
     def directions(self) -> tuple[int, ...]:
-        """The directions in use, each as the step from a device to the next."""
+        """The directions in use: 1, -1 or both."""
         return (1, -1) if self.direction == "both" else (1,)
 
     @property
     def hops(self) -> int:
-        """The number of hops of a whole chunk in each direction."""
+        """The number of hops of a full chunk in a direction."""
         return (self.size - 1) // 2 if self.direction == "both" else self.size - 1
 
     @property
     def has_opposite(self) -> bool:
-        """True if there is an opposite device, whose chunk comes in halves by one more hop."""
+        """True if there is an opposite device, whose chunk arrives in halves by an extra hop."""
         return self.direction == "both" and self.size % 2 == 0
 
     @property
     def collective_id(self) -> int:
         """The index of the barrier's semaphore, which differs for every set of axes.
 
-        Kernels on one ring may share it: a device that leaves one of them has heard from every
-        device in it, so all have passed its barrier. Rings over other axes have other neighbours,
-        which may be a kernel ahead.
+        Kernels on the same ring may share it. A device that leaves a kernel has received data from
+        every device of the ring, so all have passed the barrier. Rings over other axes have other
+        neighbours, which may be a kernel ahead.
         """
         return sum(1 << self.mesh.index(name) for name in as_axis_tuple(self.axis_name))
 
@@ -87,43 +85,43 @@ class KernelRing:
         return lax.axis_index(self.axis_name).astype(jnp.int32)
 
     def index_after(self, steps: Index) -> jax.Array:
-        """Return the index some steps on; `steps` may be negative, down to minus the size."""
+        """Return the index of the device after some steps, at least minus the size."""
         return lax.rem(self.device_index() + steps + self.size, jnp.int32(self.size))
 
     def device_id(self, steps: Index) -> tuple[jax.Array, ...]:
-        """Return the device some steps on, as its index along every axis of the mesh.
+        """Return the device after some steps, as its index along every axis of the mesh.
 
-        JAX takes a tuple for this (`DeviceIdType.MESH`, a deprecated name). A single number would
-        be counted over the whole mesh, as if it had no other axes.
+        JAX accepts this tuple as `DeviceIdType.MESH`, a deprecated name. It would interpret an
+        integer as an index over the full mesh.
         """
-        place = self.index_after(steps)
+        index = self.index_after(steps)
         names = as_axis_tuple(self.axis_name)
-        w_dim = {}
+        indices = {}
         for position, name in enumerate(names):
             inner = prod(int(lax.axis_size(other)) for other in names[position + 1 :])
-            w_dim[name] = lax.rem(place // inner, jnp.int32(lax.axis_size(name)))
+            indices[name] = lax.rem(index // inner, jnp.int32(lax.axis_size(name)))
         return tuple(
-            w_dim[name] if name in w_dim else lax.axis_index(name).astype(jnp.int32)
+            indices[name] if name in indices else lax.axis_index(name).astype(jnp.int32)
             for name in self.mesh
         )
 
     def wait_for_neighbours(self) -> None:
-        """Wait until both neighbours are in this kernel and have their buffers."""
+        """Wait until the neighbours have entered this kernel and allocated their buffers."""
         barrier = pltpu.get_barrier_semaphore()  # type: ignore[no-untyped-call]
         self.signal(barrier, 1)
         self.signal(barrier, -1)
         pl.semaphore_wait(barrier, 2)
 
     def signal(self, semaphore: Ref, steps: Index) -> None:
-        """Increment a semaphore of the device some steps on."""
+        """Increment a semaphore of the device after some steps."""
         pl.semaphore_signal(semaphore, 1, device_id=self.device_id(steps))
 
     def on_first_core(self, action: Callable[[], None]) -> None:
-        """Run an action on the first core only; usable as a decorator."""
+        """Run an action on the first core only. Usable as a decorator."""
         when(self.cores == 1 or pl.program_id(0) == 0, action)
 
     def sync_cores(self, semaphore: Ref) -> None:
-        """Wait until every core of this device has arrived here."""
+        """Wait for all cores of this device."""
         if self.cores == 1:
             return
         device_index = pl.program_id(0)
@@ -136,13 +134,13 @@ class KernelRing:
         pl.semaphore_wait(semaphore, self.cores - 1)
 
     def copy(self, source: Ref, target: Ref, semaphores: tuple[Ref, Ref], steps: Index) -> Any:
-        """Return a copy to the same kernel's buffer on another device, not yet started.
+        """Return a copy to a buffer of this kernel on another device, without starting it.
 
         Args:
             source: the local buffer.
             target: the remote buffer.
-            semaphores: one that counts sent data, and a remote one that counts arrived data.
-            steps: from this device to the other.
+            semaphores: the local semaphore of sent data, and the remote one of arrived data.
+            steps: the steps to the other device.
         """
         return pltpu.make_async_remote_copy(
             source, target, *semaphores, device_id=self.device_id(steps)
@@ -150,7 +148,7 @@ class KernelRing:
 
 
 def when(condition: bool | jax.Array, action: Callable[[], None]) -> None:
-    """Run an action if a condition holds, which may be known only on the device."""
+    """Run an action if a condition holds. The condition may be a value on the device."""
     if isinstance(condition, bool):
         if condition:
             action()
@@ -159,23 +157,23 @@ def when(condition: bool | jax.Array, action: Callable[[], None]) -> None:
 
 
 def remainder(index: Index, divisor: int) -> Index:
-    """Return the remainder of a non-negative number, without code for negative ones."""
+    """Return the remainder of a non-negative number."""
     return index % divisor if isinstance(index, int) else lax.rem(index, jnp.int32(divisor))
 
 
 SLOTS = 3
-"""The slots for chunks of each direction: one to multiply, one to send on, one that arrives."""
+"""The slots per direction: for a chunk to multiply, a chunk to send and a chunk that arrives."""
 
 
 class ArrivedChunk(NamedTuple):
-    """A chunk that has arrived in HBM, and the index of the device that it comes from."""
+    """A chunk that has arrived in HBM, and the index of its source device."""
 
     chunk: Ref
     source: jax.Array
 
 
 Visit = Callable[[list[ArrivedChunk], bool, bool], None]
-"""A function of the chunks of a step, and of two flags: the first step, and the last step."""
+"""A function of the chunks of a step and two flags: the first step, the last step."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +182,8 @@ class Slots:
 
     Attributes:
         ring: the ring.
-        keep: True if every chunk stays, at its source's index, so that all together are the
-            gathered array.
+        keep: True to store every chunk at the index of its source. The slots are then the gathered
+            array.
     """
 
     ring: KernelRing
@@ -193,7 +191,7 @@ class Slots:
 
     @property
     def slots_per_direction(self) -> int:
-        """The number of slots for whole chunks of one direction."""
+        """The number of slots for full chunks per direction."""
         return self.ring.hops if self.keep else min(self.ring.hops, SLOTS)
 
     @property
@@ -205,19 +203,19 @@ class Slots:
 
     @property
     def reuses_slots(self) -> bool:
-        """True if slots are reused, so that senders must wait for free slots."""
+        """True if senders must wait for free slots."""
         return self.slots_per_direction < self.ring.hops
 
     def semaphores(self) -> list[Any]:
         """Return the semaphores of sent chunks, arrived chunks and free slots."""
-        each = (len(self.ring.directions), self.slots_per_direction + 1)
+        shape = (len(self.ring.directions), self.slots_per_direction + 1)
         dma = pltpu.SemaphoreType.DMA
-        return [dma(each), dma(each), pltpu.SemaphoreType.REGULAR((len(self.ring.directions),))]
+        return [dma(shape), dma(shape), pltpu.SemaphoreType.REGULAR((len(self.ring.directions),))]
 
 
 @dataclass(frozen=True)
 class ChunkGather:
-    """One device's part in the gather of all chunks, inside a kernel."""
+    """The gather of all chunks on a device, inside a kernel."""
 
     slots: Slots
     local_chunk: Ref
@@ -228,7 +226,7 @@ class ChunkGather:
     cores: Ref
 
     def run(self, visit: Visit) -> None:
-        """Send the chunks around the ring, and visit each of them once."""
+        """Send the chunks around the ring and visit every chunk."""
         ring = self.slots.ring
 
         @ring.on_first_core
@@ -272,7 +270,7 @@ class ChunkGather:
             self._release_slots(step)
 
     def _wait_for_free_slots(self, step: jax.Array) -> None:
-        """Before a chunk is sent to a reused slot, wait until the slot is free."""
+        """Wait until the slots to send to are free."""
         slots, ring = self.slots, self.slots.ring
         if slots.reuses_slots:
 
@@ -288,8 +286,8 @@ class ChunkGather:
 
             @pl.when(step + slots.slots_per_direction <= ring.hops)
             def _() -> None:
-                for lane, direction_of in enumerate(ring.directions):
-                    ring.signal(self.slot_free.at[lane], -direction_of)
+                for lane, direction in enumerate(ring.directions):
+                    ring.signal(self.slot_free.at[lane], -direction)
 
     def _wait_for_halves(self) -> None:
         for lane in range(2):
@@ -307,17 +305,17 @@ class ChunkGather:
         return [
             ArrivedChunk(
                 self.chunks.at[self._slot(step, lane)],
-                ring.index_after(-direction_of * step),
+                ring.index_after(-direction * step),
             )
-            for lane, direction_of in enumerate(ring.directions)
+            for lane, direction in enumerate(ring.directions)
         ]
 
     def _slot(self, hop: Index, lane: int, *, devices_on: int = 0) -> Index:
-        """Return the slot of the chunk that arrives by a hop, here or some devices on."""
+        """Return the slot of the chunk that arrives by a hop, here or `devices_on` devices on."""
         slots = self.slots
         if slots.keep:
-            direction_of = slots.ring.directions[lane]
-            return slots.ring.index_after(direction_of * (devices_on - hop))
+            direction = slots.ring.directions[lane]
+            return slots.ring.index_after(direction * (devices_on - hop))
         return lane * slots.slots_per_direction + remainder(hop - 1, slots.slots_per_direction)
 
     def _opposite_slot(self, *, devices_on: int = 0) -> Index:
@@ -332,7 +330,7 @@ class ChunkGather:
         return self.chunks.at[self._slot(step, lane)]
 
     def _for_each_copy(self, step: Index, action: Callable[[Any], None]) -> None:
-        """Call a function with the copies that start in a step."""
+        """Apply an action to the copies that start in a step."""
         ring = self.slots.ring
         for lane in range(len(ring.directions)):
             when(step < ring.hops, partial(lambda lane: action(self._chunk_copy(step, lane)), lane))
@@ -350,7 +348,7 @@ class ChunkGather:
         )
 
     def _half_copy(self, step: Index, lane: int) -> Any:
-        """Return the copy of half a chunk to the device opposite its source."""
+        """Return the copy of half a chunk to the opposite device."""
         half = self.local_chunk.shape[0] // 2
         rows = pl.ds(lane * half, half)
         slot = self._opposite_slot(devices_on=self.slots.ring.directions[lane])

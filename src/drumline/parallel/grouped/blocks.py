@@ -1,9 +1,9 @@
 """Grouped matmuls as loops over blocks of rows, for any device.
 
-Rows are sorted by group. Each group is split into blocks of `m` rows, and each block is multiplied
-by one matrix. The work is that of one dense matmul plus at most `m - 1` rows of padding per group:
-it has no factor of the number of groups, and no array is larger than the operands. The number of
-blocks depends on the data, so these are `while` loops; `grouped_matmul` gives them a gradient.
+Rows are sorted by group. A group is split into blocks of `m` rows, and a block is multiplied by the
+matrix of its group. The work is that of a dense matmul plus at most `m - 1` rows of padding per
+group, and no array is larger than the operands. The number of blocks depends on the data, so these
+are `while` loops; `grouped_matmul` defines their gradient.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def blocked_matmul(
     out_dtype: jnp.dtype,
     max_rows: int = 256,
 ) -> jax.Array:
-    """Multiply each group of rows of `x` by its matrix. Rows past the last group are zero."""
+    """Multiply the groups of rows of `x` by their matrices. Rows past the last group are zero."""
     n, groups = x.shape[0], w.shape[0]
     m = rows_per_block(n, groups, max_rows=max_rows)
     out = jnp.zeros_like(x, shape=(n, w.shape[1 if transpose else 2]), dtype=out_dtype)
@@ -113,7 +113,7 @@ def blocked_matmul(
 def blocked_outer(
     x: jax.Array, y: jax.Array, sizes: jax.Array, *, out_dtype: jnp.dtype, max_rows: int = 256
 ) -> jax.Array:
-    """Sum the outer products of the rows of `x` and `y` in each group, in float32."""
+    """Sum the outer products of the rows of `x` and `y` by group, in float32."""
     n, groups = x.shape[0], sizes.shape[0]
     m = rows_per_block(n, groups, max_rows=max_rows)
     dtype = accumulator(x.dtype)
@@ -124,7 +124,7 @@ def blocked_outer(
 
     def body(i: jax.Array, total: jax.Array) -> jax.Array:
         block = _block(i, sizes, per_group, last, m, n)
-        # Both operands are masked, so a NaN in a row of another group does not reach this sum.
+        # Mask the operands, because rows of another group may be NaN.
         left = jnp.where(block.in_group, lax.dynamic_slice_in_dim(x, block.start, m), 0)
         right = jnp.where(block.in_group, lax.dynamic_slice_in_dim(y, block.start, m), 0)
         product = lax.dot_general(

@@ -1,13 +1,12 @@
 """Grouped matmuls for Hopper GPUs, written in Pallas for Mosaic GPU.
 
-Rows are padded so that every group starts and ends on a multiple of `ROWS`. Then a tile of rows
-belongs to one group, is stored as a whole, and needs no mask, and the outer product of a group is a
-sum over whole tiles. The padding rows are zero. Rows past the last group are neither read nor
-written.
+Rows are padded so that every group starts and ends on a multiple of `ROWS`. A tile of rows then
+belongs to a single group and needs no mask, and the outer product of a group is a sum over full
+tiles. The padding rows are zero. Rows past the last group are neither read nor written.
 
-Both kernels are persistent: one block per multiprocessor processes tile after tile. In each block
-one warpgroup only copies (bulk tensor copies into a ring of shared memory), and two multiply, each
-half of the rows of the output tile.
+The kernels are persistent: a block per multiprocessor processes tile after tile. In a block, a
+warpgroup copies tiles into a ring in shared memory, and two other warpgroups multiply, each half of
+the rows of the output tile.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from drumline.parallel.typed import array_type
 ROWS = 256
 _SIDE = 128
 _LONG = 256
-# The number of columns from which the matrix of a group no longer fits in L2.
+# From this number of columns the matrix of a group does not fit in L2.
 _WIDE = 4096
 
 
@@ -36,11 +35,10 @@ _WIDE = 4096
 class Tiles:
     """The tiling of a kernel.
 
-    An output tile has `rows` × `columns`. Each step multiplies `depth` more of the contracted
-    dimension, from a ring of `steps` in shared memory. `snake` is the width in tiles of the stripes
-    in which tiles are processed, so that neighbours find each other's operands in L2; `minor` is
-    the direction of a stripe. With `chain` the copies for the next tile start while the last one is
-    stored.
+    An output tile has `rows` × `columns`. A step multiplies `depth` of the contracted dimension,
+    from a ring of `steps` in shared memory. Tiles are processed in stripes with a width of `snake`
+    tiles and the direction `minor`, to reuse operands from L2. With `chain` the copies for the next
+    tile start while a tile is stored.
     """
 
     rows: int
@@ -129,14 +127,14 @@ def matmul(
 
                 g, across_slice = group_ref[i], pl.ds(j * tiles.columns, tiles.columns)
                 matrix = w_ref.at[g, across_slice] if transpose else w_ref.at[g, :, across_slice]
-                supported = x_ref.at[pl.ds(i * tiles.rows, tiles.rows)]
+                x_tiles = x_ref.at[pl.ds(i * tiles.rows, tiles.rows)]
                 out = out_ref.at[pl.ds(i * tiles.rows, tiles.rows), across_slice]
                 run = pipeline(
                     step,
                     compute_context=_store(tiles, out, staged, wg),
                     pipeline_state=_phase(info) if chain else None,
                 )
-                run(supported, matrix, allocations=allocated)
+                run(x_tiles, matrix, allocations=allocated)
 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
@@ -152,7 +150,7 @@ def outer(
     out_dtype: jnp.dtype,
     tiles: Tiles | None = None,
 ) -> jax.Array:
-    """Sum the outer products of rows in each group."""
+    """Sum the outer products of rows by group."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -174,7 +172,7 @@ def outer(
     def body(first_ref: Any, steps_ref: Any, x_ref: Any, y_ref: Any, out_ref: Any) -> None:
         @functools.partial(
             pl.run_scoped,
-            # As many steps as the ring has slots, so that all slots are allocated.
+            # Use all slots of the ring, so that all are allocated.
             allocated=_allocations(pipeline_from(0, tiles.steps), x_ref, y_ref),
             staged=_staging(out_dtype),
             collective_axes="wg",
@@ -208,10 +206,10 @@ def outer(
 
 
 def _groups_of_tiles(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, jax.Array]:
-    """Return the group of each tile of rows, and `[1]`: the number of tiles with a group."""
+    """Return the groups of the tiles of rows, and `[1]`: the number of tiles with a group."""
     ends = jnp.cumsum(sizes) // tile
     tiles = jnp.arange(rows // tile, dtype=ends.dtype)
-    # There are few tiles. Comparing each with all ends is one step; a search would be a loop.
+    # There are few tiles, so compare all with all ends. A search would be a loop.
     group = jnp.sum(ends[None, :] <= tiles[:, None], axis=1, dtype=jnp.int32)
     return jnp.minimum(group, sizes.shape[0] - 1), ends[-1:].astype(jnp.int32)
 

@@ -45,12 +45,12 @@ def grouped_matmul(
     aligned: bool = False,
     zero_rest: bool = True,
 ) -> jax.Array:
-    """Multiply each group of rows by its own matrix.
+    """Multiply groups of rows by their matrices.
 
     Args:
         x: `[N, D]`, rows sorted by group.
         w: `[G, D, F]`, one matrix per group.
-        sizes: `int[G]`, the rows of each group, in order; their sum is at most `N`.
+        sizes: `int[G]`, the rows of the groups, in order; their sum is at most `N`.
         aligned: guarantees that N and all sizes are multiples of `row_alignment((w,))`, which the
             Hopper kernels need.
         zero_rest: True to set rows past the last group to zero, here and in the gradient of `x`. If
@@ -147,7 +147,7 @@ def outer(
     out_dtype: DTypeLike | None = None,
     aligned: bool = False,
 ) -> jax.Array:
-    """Return `[G, D, F]`: the sum of `x[i]ᵀ y[i]` over each group's rows, in float32 by default."""
+    """Return `[G, D, F]`: the sums of `x[i]ᵀ y[i]` by group, in float32 by default."""
     dtype = jnp.dtype(out_dtype or accumulator(x.dtype))
     on_tpu = megablox.outer if megablox.supports(x, y.shape[1]) else _ragged_outer
     branches = {"tpu": partial(on_tpu, out_dtype=dtype)}

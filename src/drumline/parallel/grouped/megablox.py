@@ -1,10 +1,9 @@
 """Grouped matmuls on TPUs with JAX's megablox kernels.
 
-A tile with rows of several groups is processed once per group, so groups need no alignment, and the
-work is that of one dense matmul plus one tile per group. Sums are in float32 on the chip and
-written in the requested type. The TPU's compiler makes more work of `lax.ragged_dot_general`: the
-matmul with `w[g].T` first copies all of `w`, and the sum of outer products multiplies all rows for
-every group.
+A tile with rows of more than one group is processed once per group, so groups need no alignment,
+and the work is that of a dense matmul plus a tile per group. Sums are float32 on the chip and
+written in the requested type. `lax.ragged_dot_general` does more work on a TPU: the matmul with
+`w[g].T` first copies `w`, and the sum of outer products multiplies all rows for every group.
 """
 
 # mypy: allow-untyped-calls
@@ -41,7 +40,7 @@ def matmul(
     out_dtype: jnp.dtype,
     interpret: bool = False,
 ) -> jax.Array:
-    """Multiply each group of rows by its matrix. Rows past the last group are arbitrary."""
+    """Multiply the groups of rows by their matrices. Rows past the last group are arbitrary."""
     options = _Options(out_dtype, interpret)
     return _call(_matmul_transposed if transpose else _matmul, options, x, w, sizes)
 
@@ -54,7 +53,7 @@ def outer(
     out_dtype: jnp.dtype,
     interpret: bool = False,
 ) -> jax.Array:
-    """Sum the outer products of the rows of `x` and `y` in each group."""
+    """Sum the outer products of the rows of `x` and `y` by group."""
     return _call(_outer, _Options(out_dtype, interpret), x, y, sizes)
 
 

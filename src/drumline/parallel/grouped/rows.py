@@ -1,17 +1,16 @@
 """The rows of (token, slot) pairs that are sorted into one group per expert.
 
-A device may need every group to start on a multiple of some number of rows, so that a tile never
-has rows of two groups. There are three kinds of rows:
+A device may need every group to start on a multiple of some number of rows, so that a tile has rows
+of a single group. A row is one of these:
 
-- a row of a group with a pair;
-- padding inside a group: zero in every array of rows, hence zero in every matmul;
-- rows past the last group: zero in every array of rows, but a grouped matmul may leave them
-  uninitialized, even NaN. Nothing reads them: grouped matmuls stop at the last group, and a pair
-  without a group has no row, for which `rows_or_zero` returns zeros.
+- the row of a pair;
+- padding inside a group, which is zero in every array of rows and in every matmul;
+- a row past the last group, which is zero in every array of rows, but may be NaN after a grouped
+  matmul. No operation reads it: grouped matmuls stop at the last group, and `rows_or_zero` returns
+  zeros for a pair without a group.
 
-On a GPU a kernel moves tokens to their rows. XLA would gather: it reads every token k times, eight
-bytes at a time. The kernel scatters: it reads a token once and writes it k times, sixteen bytes at
-a time.
+On a GPU a kernel scatters tokens to their rows. It reads a token once and writes it k times,
+sixteen bytes at a time. XLA would gather: it reads every token k times, eight bytes at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from jax.typing import DTypeLike
 from drumline.parallel.grouped.blocks import accumulator, match_varying
 from drumline.parallel.typed import array_type, by_platform
 
-# The elements of one program, and their columns. Similar sizes are equally fast.
+# The elements and columns of a program. Similar sizes are equally fast.
 _SCATTER_TILE = 4096
 _SCATTER_COLUMNS = 512
 
@@ -47,13 +46,13 @@ def scatter_tokens(
     rows: int,
     interpret: bool = False,
 ) -> jax.Array:
-    """Write each token, times its gates, to its rows, and zeros to the padding.
+    """Write the tokens, times their gates, to their rows, and zeros to the padding.
 
     Args:
         tokens: `[S, D]`.
         gates: `[S, k]`, or None for ones.
-        row: `int[S, k]`, the row of each slot; `rows` or more for none.
-        padding: `int[2, G]`, the start and end of the padding of each group.
+        row: `int[S, k]`, the rows of the slots; `rows` or more for none.
+        padding: `int[2, G]`, the start and end of the padding of the groups.
         rows: the rows of the result; rows without a token or padding are uninitialized.
         interpret: True to run without a GPU, slowly.
     """
@@ -127,12 +126,12 @@ class Grouping(NamedTuple):
     def to_rows(
         self, tokens: jax.Array, slots: int = 1, gates: jax.Array | None = None
     ) -> jax.Array:
-        """Return one row for each pair in sorted order.
+        """Return a row per pair in sorted order.
 
         Args:
-            tokens: one token for every `slots` pairs.
+            tokens: a token per `slots` pairs.
             slots: the number of pairs of a token.
-            gates: `[S, slots]`, the factor of each pair's row.
+            gates: `[S, slots]`, the factors of the rows.
         """
         gathered = partial(_rows_by_gather, slots=slots)
         if self.pair.shape == self.row.shape or not supports_scatter(tokens):
@@ -147,7 +146,7 @@ class Grouping(NamedTuple):
     def weighted_sum(
         self, rows: jax.Array, gates: jax.Array, out_dtype: DTypeLike | None = None
     ) -> jax.Array:
-        """Return for each token the sum of its sorted rows, weighted by `gates[S, k]`."""
+        """Return the sums of the tokens' sorted rows, weighted by `gates[S, k]`."""
         dtype = accumulator(rows.dtype)
         total = jnp.zeros_like(rows, shape=(gates.shape[0], rows.shape[1]), dtype=dtype)
         for j, in_group in enumerate(self._by_slot(rows, gates.shape[1])):
@@ -155,7 +154,7 @@ class Grouping(NamedTuple):
         return total.astype(out_dtype or rows.dtype)
 
     def dots(self, rows: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Return `[S, k]`: the dot product of each token with each of its sorted rows."""
+        """Return `[S, k]`: the dot products of the tokens with their sorted rows."""
         k = self.row.shape[0] // tokens.shape[0]
         columns_ = tokens.astype(accumulator(rows.dtype))
         return jnp.stack(
@@ -163,7 +162,7 @@ class Grouping(NamedTuple):
         )
 
     def _by_slot(self, rows: jax.Array, k: int) -> Iterator[jax.Array]:
-        """Yield each token's row, slot by slot: k gathers fuse, one of [S, k, F] would not."""
+        """Yield the tokens' rows slot by slot. A gather of [S, k, F] would not be fused."""
         row = self.row.reshape(-1, k)
         for j in range(k):
             yield rows_or_zero(rows, row[:, j]).astype(accumulator(rows.dtype))
@@ -196,7 +195,7 @@ def group_rows(keys: jax.Array, groups: int, alignment: int = 1) -> Grouping:
     """Sort pairs by key.
 
     Args:
-        keys: `int[N]`, the group of each pair; `groups` for none.
+        keys: `int[N]`, the groups of the pairs; `groups` for none.
         groups: the number of groups.
         alignment: the rows of every group are padded to a multiple of this.
     """
@@ -208,7 +207,7 @@ def group_rows(keys: jax.Array, groups: int, alignment: int = 1) -> Grouping:
     keys, order = _sort_keys(keys, groups)
     position = jnp.arange(n, dtype=jnp.int32)
     shift = jnp.cumsum(padded - sizes) - (padded - sizes)
-    # Pairs without a group are last. Each gets its own row past the end.
+    # Pairs without a group are last, and get distinct rows past the end.
     row_index = jnp.where(keys < groups, position + rows_or_zero(shift, keys), rows + position)
     if alignment == 1:
         pair = jnp.where(keys < groups, order, n)
@@ -220,10 +219,10 @@ def group_rows(keys: jax.Array, groups: int, alignment: int = 1) -> Grouping:
 
 
 def group_sizes(keys: jax.Array, groups: int) -> jax.Array:
-    """Return the number of keys of each group.
+    """Return the number of keys per group.
 
-    Each key is compared with all groups in one pass. A search in sorted keys would be a loop of
-    many small steps, each with a kernel launch.
+    All keys are compared with all groups in a single pass. A search in sorted keys would be a loop
+    of many small steps with kernel launches.
     """
     return jnp.sum(keys[:, None] == jnp.arange(groups), axis=0, dtype=jnp.int32)
 

@@ -1,8 +1,8 @@
 """`matmul_allreduce`: multiply and give every device the full sum.
 
-A ring reduce-scatter, whose permutes overlap with the matmuls, followed by a ring all-gather of the
-finished shares. With `psum` over tiles instead, XLA would merge the tiles into one all-reduce that
-waits for the full matmul.
+A ring reduce-scatter, whose permutes overlap with the matmuls, and then a ring all-gather of the
+complete shares. XLA would merge a `psum` per tile into one all-reduce that waits for the full
+matmul.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ def matmul_allreduce(
         x: this device's shard, with any number of leading dimensions.
         w: this device's rows of the weights.
         axis_name: the mesh axis (or axes) of the ring.
-        direction: `"both"` uses both directions of the links, `"one"` only one.
-        loop: `"rolled"` compiles the steps to a loop, `"unrolled"` writes them out. `"auto"` rolls
-            rings of more than two devices (on TPUs, more than sixteen) to save memory and compile
-            time.
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        direction: the directions of the permutes, `"both"` or `"one"`.
+        loop: `"rolled"` for a loop, `"unrolled"` for straight-line code. `"auto"` rolls rings of
+            more than two devices (on TPUs, sixteen) to save memory and compile time.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
         wire_dtype: the type in which sums are sent; None is the type of the sums, float32.
     """
     caller = "matmul_allreduce"
@@ -141,8 +140,8 @@ def _backward(
         # All devices share one cotangent, so no communication is needed.
         (g,) = match_varying_on(ring.axis_name, g)
         return dot(ring, g, w, w_dim=1).astype(x.dtype), outer(ring, x, g).astype(w.dtype)
-    # Unchecked, every device has its own cotangent for its copy of the result, as with `psum`. They
-    # are summed first, and the shares of the sum are gathered as in the gradient of a scatter.
+    # Without `check_vma`, every device has a cotangent for its copy of the result, as with `psum`.
+    # Sum them first, then gather the shares of the sum as in the gradient of a scatter.
     share = _scatter_sum(ring, scattered_dim(scattered, x), g)
     return scatter_gradients(ring, scattered, operands, share)
 

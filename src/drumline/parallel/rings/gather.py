@@ -1,8 +1,8 @@
 """`allgather_matmul`: multiply by gathered shards without storing the gathered array.
 
 The shards of x move around the ring. Each device multiplies the shard that has arrived by the
-matching block of its weights, or of several weights. The gradient is a matmul with a reduce-scatter
-(for x) and a second gather of x (for the weights), which is cheaper than saving the gathered x.
+matching block of its weights. The gradient of x is a matmul with a reduce-scatter. The gradient of
+the weights gathers x again, which costs less than saving the gathered x.
 """
 
 from __future__ import annotations
@@ -86,15 +86,14 @@ def allgather_matmul(
 
     Args:
         x: this device's shard, with any number of leading dimensions.
-        w: this device's columns of the weights; or several weights (queries, keys and values, say),
-            for as many results from one gather of x.
+        w: this device's columns of the weights, or a sequence of weights (such as queries, keys
+            and values), which share a gather of x and return a tuple of results.
         axis_name: the mesh axis (or axes) of the ring.
         gathered: the dimension of x that is sharded over the axis.
-        direction: `"both"` uses both directions of the links, `"one"` only one.
-        loop: `"rolled"` compiles the steps to a loop, `"unrolled"` writes them out. `"auto"` rolls
-            rings of more than two devices (on TPUs, more than sixteen) to save memory and compile
-            time.
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        direction: the directions of the permutes, `"both"` or `"one"`.
+        loop: `"rolled"` for a loop, `"unrolled"` for straight-line code. `"auto"` rolls rings of
+            more than two devices (on TPUs, sixteen) to save memory and compile time.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
         wire_dtype: the type in which the sums of x's gradient are sent; None is the type of the
             sums, float32.
     """
@@ -186,7 +185,7 @@ def _backward(
 
 
 def _contraction_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
-    # Split along the columns, unlike the forward pass: each block of the gradient is then complete
+    # Unlike the forward pass, split along the columns: each block of the gradient is then complete
     # when it is computed and needs no float32 sum.
     depth = x.shape[1]
     lanes = ring.lanes(depth)
@@ -213,7 +212,7 @@ def _row_gradients(ring: Ring, x: jax.Array, gs: Arrays) -> Arrays:
 
     def visit(dws: Arrays | None, arrivals: list[Arrival]) -> Arrays:
         starts = [source * rows_per_shard + lane.start for lane, _, source in arrivals]
-        # One matmul for both lanes: dw, the largest array, is read and written once per step.
+        # The lanes share a matmul, so dw, the largest array, is read and written once per step.
         block = concat([part for _, part, _ in arrivals], row_dim)
         results = []
         for g in gs:

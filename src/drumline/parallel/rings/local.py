@@ -45,7 +45,7 @@ def _contract(
     ring: Ring, a: jax.Array, b: jax.Array, a_dims: tuple[int, ...], b_dims: tuple[int, ...]
 ) -> jax.Array:
     dtype = result_dtype(a, b)
-    # A single device adds nothing to the matmul, so the result has its final type at once, as
+    # On a single device no other terms are added, so the result has its final type at once, as
     # by `jnp.matmul`.
     sums = dtype if ring.size == 1 else sum_dtype(a, b)
     return lax.dot_general(
@@ -95,7 +95,7 @@ def check_weight(caller: str, x: jax.Array, w: jax.Array) -> None:
 def check_weights(
     caller: str, x: jax.Array, w: jax.Array | Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """Return one or several weights as a tuple, and check each."""
+    """Return the weights as a tuple. Raise ValueError if one is not a matrix."""
     weights = tuple(w) if isinstance(w, list | tuple) else (cast(jax.Array, w),)
     if not weights:
         raise ValueError(f"{caller}: w is an empty sequence; give one matrix or more")

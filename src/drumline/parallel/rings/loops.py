@@ -1,21 +1,23 @@
 """Two movements of arrays around a ring, overlapped with matmuls.
 
-Every function of `drumline.parallel` uses one of them. In `circulate` the shards of the devices
-move around the ring, and each device works on the shard that has arrived (a gather without the full
-array). In `accumulate` partial sums move around the ring, each device adds its term, and every sum
-ends on its owner (a reduce-scatter). In both, a permute is issued before a matmul that does not
-need it, so a compiler with asynchronous permutes overlaps the two.
+- `circulate` gathers. The shards move around the ring, and a device works on each shard that
+  arrives. No device holds the full array.
+- `accumulate` reduces and scatters. Partial sums move around the ring, each device adds its term,
+  and every sum ends on its owner.
 
-`direction="both"` uses both directions of every link, in one of two forms:
+A permute is always issued before a matmul that does not depend on it, so a compiler with
+asynchronous permutes overlaps them.
 
-- **Halves, all the way around**, for GPUs and CPUs. The data is split into two lanes with opposite
-  directions, so `(n-1)/n·V/2` of the V bytes of the full array go each way. All steps are alike,
-  which a loop needs. Barriers keep the matmuls apart: GPU compilers would merge them into one and
-  leave all permutes but one without a matmul to overlap with.
-- **Whole shards, half way around**, for TPUs. On a ring of n devices each shard is needed by n/2
-  devices on its right and by the others on its left. Both directions start at once, so a gather
-  takes n/2 permutes. All steps are written out. No shard is split or joined, and no barrier keeps
-  the compiler from adding a sum in the epilogue of its matmul.
+`direction="both"` has one implementation for GPUs and CPUs and another for TPUs:
+
+- **Halves move around the full ring** on GPUs and CPUs. The data is split into two lanes with
+  opposite directions. Each lane sends `(n-1)/n·V/2` of the V bytes of the full array. All steps are
+  alike, so they fit in a loop. Barriers separate the matmuls, because GPU compilers would merge
+  them and leave most permutes without a matmul to overlap with.
+- **Full shards move around half of the ring** on TPUs. Each shard moves to n/2 devices on its right
+  and to the others on its left at the same time, so a gather takes n/2 permutes. The steps are
+  unrolled. No shard is split, and without barriers the compiler can add a sum in the epilogue of
+  its matmul.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def circulate_full_shards(
     part: jax.Array,
     visit: Callable[[Carry | None, list[Arrival]], Carry],
 ) -> Carry:
-    """Visit this device's own part, then those of both neighbours, then the next ones."""
+    """Visit the local part, then the parts of the neighbours, in order of distance."""
     right, left = _bidirectional_lanes(shard)
     depths = {right: ring.size // 2, left: (ring.size - 1) // 2}
     current = {right: part, left: part}
@@ -62,11 +64,11 @@ def accumulate_full_shards(
     operands: tuple[jax.Array, ...],
     term: Callable[[tuple[jax.Array, ...], Lane, jax.Array], jax.Array],
 ) -> jax.Array:
-    """Return the sum that this device owns; half of it comes from the right, half from the left.
+    """Return the sum that this device owns. Its terms arrive from the left and from the right.
 
-    The lanes alternate. While a sum moves right, the term of the sum that moves left next is
-    computed. So a term is added to a sum that has already arrived, in one fused operation, and
-    every permute overlaps with a matmul.
+    The lanes alternate: while a sum moves right, the device computes the term of the next sum that
+    moves left. Every permute therefore overlaps with a matmul, and a term is added to a sum that
+    has already arrived, in a fused operation.
     """
     right, left = _bidirectional_lanes(shard)
     sums: dict[Lane, jax.Array] = {}
@@ -83,7 +85,7 @@ def accumulate_full_shards(
 
 
 def _lane_order(ring: Ring, right: Lane, left: Lane) -> list[tuple[Lane, int]]:
-    """Return the lanes in turn, each with the number of permutes left, in decreasing order."""
+    """Return alternating lanes with their remaining numbers of permutes, in decreasing order."""
     to_right = [(right, permutes_left) for permutes_left in range(ring.size // 2, 0, -1)]
     to_left = [(left, permutes_left) for permutes_left in range((ring.size - 1) // 2, 0, -1)]
     pairs = zip_longest(to_right, to_left)
@@ -100,12 +102,12 @@ def circulate(
     parts: Sequence[jax.Array],
     visit: Callable[[Carry | None, list[Arrival]], Carry],
 ) -> Carry:
-    """Send each device's parts once around the ring, one part per lane, with `size - 1` permutes.
+    """Send a part per lane around the ring, with `size - 1` permutes.
 
-    `visit(carry, arrivals)` is called in each of the `size` steps with the parts that have arrived,
-    first with the device's own parts and without a carry. So the carry starts as the first result
-    and needs no zeros. Only a loop off the TPU starts with zeros, because with the first step
-    outside of it the program would be larger and no faster.
+    Each of the `size` steps calls `visit(carry, arrivals)` with the parts that have arrived. The
+    first step has the local parts and no carry, so its result is the initial carry. A loop off the
+    TPU starts with a carry of zeros instead, because a separate first step would make the program
+    larger and no faster.
     """
 
     def arrivals(parts: Sequence[jax.Array], step: int | jax.Array) -> list[Arrival]:
@@ -149,7 +151,7 @@ def visit_in_turn(
     ring: Ring,
     visit: Callable[[Carry | None, Arrival], Carry],
 ) -> Callable[[Carry | None, list[Arrival]], Carry]:
-    """Return a visit to one arrival at a time, so that each lane's permute has a matmul."""
+    """Return a function that visits the arrivals in sequence, so every permute has a matmul."""
 
     def visit_all(carry: Carry | None, arrivals: list[Arrival]) -> Carry:
         first, *others = arrivals
@@ -168,10 +170,10 @@ def accumulate(
     operands: tuple[jax.Array, ...],
     term: Callable[[tuple[jax.Array, ...], Lane, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """Send sums around the ring. Each device adds `term(operands, lane, owner)` to each sum.
+    """Send sums around the ring, and return the complete sums of this device, one per lane.
 
-    A sum starts on the device after its owner and ends on its owner after `size - 1` permutes.
-    Return this device's complete sums, one per lane.
+    A device adds `term(operands, lane, owner)` to every sum. A sum starts on the device after its
+    owner and reaches its owner after `size - 1` permutes.
     """
 
     def terms(operands: tuple[jax.Array, ...], step: int | jax.Array) -> tuple[jax.Array, ...]:

@@ -1,7 +1,6 @@
 """The ring of a mesh axis: its devices in a cycle, and the permutes between them.
 
-Nothing is multiplied here. `loops` moves arrays around a ring in the two forms that
-`direction="both"` has, each written for certain compilers.
+`loops` moves arrays around a ring.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Direction = Literal["both", "one"]
 Loop = Literal["auto", "unrolled", "rolled"]
 State = TypeVar("State")
 
-# A ring of two devices has one permute and nothing to roll. A longer ring is a loop: the steps
-# share buffers, the program does not grow with the axis (with eight devices it compiles in about
-# half the time), and the permute of a step still overlaps with its matmul.
+# A ring of two devices has a single permute. For larger rings a loop is better: the steps share
+# buffers, the size of the program does not depend on the axis (with eight devices it compiles in
+# about half the time), and permutes still overlap with matmuls.
 LONGEST_UNROLLED = 2
 # The TPU's compiler copies the carry of a loop in every step, and fuses sums with matmuls only
-# outside of loops. There, rings are written out until the program becomes too large.
+# outside of loops. Rings for TPUs are therefore unrolled until the program becomes too large.
 LONGEST_UNROLLED_ON_TPU = 16
 
 
@@ -68,20 +67,20 @@ class Ring:
 
     @property
     def rolled(self) -> bool:
-        """True if the steps are compiled to a loop instead of being written out."""
+        """True if the steps are a loop."""
         longest = LONGEST_UNROLLED_ON_TPU if self.target == "tpu" else LONGEST_UNROLLED
         return self.loop == "rolled" or (self.loop == "auto" and self.size > longest)
 
     @property
     def full_shards(self) -> bool:
-        """True if whole shards go both ways, half around, instead of halves all the way."""
+        """True if full shards move around half of the ring in each direction."""
         written_out = self.target == "tpu" and not self.rolled
         return written_out and self.direction == "both" and self.size > 2
 
     def lanes(self, rows: int) -> tuple[Lane, ...]:
         """Return the lanes of a shard with this many rows.
 
-        Two devices have only one link, and a single row cannot be split: these go one way.
+        Two devices have only one link, and a single row cannot be split, so these use one lane.
         """
         if self.direction == "one" or self.full_shards or self.size == 2 or rows < 2:
             return (Lane(1, 0, rows),)
@@ -102,10 +101,10 @@ class Ring:
         return self.permute(lane, part.astype(self.wire_dtype or part.dtype)).astype(part.dtype)
 
     def step_barrier(self, state: State) -> State:
-        """Return the state behind a barrier: no use of a part starts before all of it is complete.
+        """Return the state behind a barrier, so that GPU compilers do not merge the steps.
 
-        There is no barrier for the TPU's compiler. It does not merge the matmuls of a ring, and a
-        barrier would keep it from fusing a sum or a cast with its matmul.
+        The TPU's compiler does not merge matmuls, and a barrier would prevent the fusion of sums
+        and casts with their matmuls, so it gets none.
         """
         if self.target == "tpu" and not self.rolled:
             return state

@@ -1,8 +1,8 @@
 """`matmul_reducescatter`: multiply, sum over the devices, and give each device its share.
 
-Each device holds a slice of the contracted dimension, so its matmul is one term of a sum over the
-devices. The sum for each owner moves around the ring, and every device computes and adds its block
-just in time. No device computes the full matmul first.
+A device holds a slice of the contracted dimension, so its matmul is a term of a sum over the
+devices. The sum for each owner moves around the ring. Every device computes a block of its matmul
+when the sum arrives, and never holds the full matmul.
 """
 
 from __future__ import annotations
@@ -64,19 +64,17 @@ def matmul_reducescatter(
     - `scattered="rows"`: `Tmp[..., B, F_Y] · W[F_Y, D] → Out[..., B_Y, D]`
 
     The result equals `lax.psum_scatter(x @ w, axis_name, scatter_dimension=…, tiled=True)`, but no
-    device stores the full matmul, and partial sums stay in float32, also when sent, until one cast
-    at the end.
+    device stores the full matmul. Partial sums are float32, also when sent, and are cast once.
 
     Args:
         x: this device's shard, with any number of leading dimensions.
         w: this device's rows of the weights.
         axis_name: the mesh axis (or axes) of the ring.
         scattered: the dimension of the result that is divided between the devices.
-        direction: `"both"` uses both directions of the links, `"one"` only one.
-        loop: `"rolled"` compiles the steps to a loop, `"unrolled"` writes them out. `"auto"` rolls
-            rings of more than two devices (on TPUs, more than sixteen) to save memory and compile
-            time.
-        precision: the precision of each matmul, as for `jnp.matmul`.
+        direction: the directions of the permutes, `"both"` or `"one"`.
+        loop: `"rolled"` for a loop, `"unrolled"` for straight-line code. `"auto"` rolls rings of
+            more than two devices (on TPUs, sixteen) to save memory and compile time.
+        precision: the precision of the matmuls, as for `jnp.matmul`.
         wire_dtype: the type in which sums are sent; None is the type of the sums, float32. bfloat16
             halves the bytes and rounds a sum at every permute.
     """
@@ -139,7 +137,7 @@ def _forward(
 def scatter_gradients(
     ring: Ring, scattered: Scattered, operands: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the gradients of both operands from one gather of the cotangent g."""
+    """Return the gradients of the operands, which share a gather of the cotangent g."""
     x, w = operands
     gradients = _column_gradients if scattered == "columns" else _row_gradients
     return gradients(ring, x, w, g)
@@ -148,7 +146,7 @@ def scatter_gradients(
 def _column_gradients(
     ring: Ring, x: jax.Array, w: jax.Array, g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    # One matmul for both lanes, so dx is updated once per step.
+    # The lanes share a matmul, so dx is updated once per step.
     column_dim = g.ndim - 1
     width = g.shape[-1]
     lanes = ring.lanes(width)
@@ -190,7 +188,7 @@ def _row_gradients(
             start = source * rows_per_shard + lane.start
             dx = put_slice(dx, dot(ring, part, w, w_dim=1), start, row_dim)
             rows.append(take_slice(x, start, lane.size, row_dim))
-        # One matmul for both lanes: dw, the largest array, is read and written once per step.
+        # The lanes share a matmul, so dw, the largest array, is read and written once per step.
         block = concat([part for _, part, _ in arrivals], row_dim)
         part = outer(ring, concat(rows, row_dim), block)
         return dx, part if dw is None else dw + part
