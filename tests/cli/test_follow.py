@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from drumline.cli.connect import runnable
-from drumline.cli.follow import Screen, Story, follow, progress_line
-from drumline.cli.rendering.text import harmless, width
+from drumline.cli.follow import EventFormatter, Screen, follow, progress_line
+from drumline.cli.rendering.text import display_width, sanitize
 from drumline.jobs.client import Client
 
 Run = Callable[..., int]
@@ -152,19 +152,19 @@ def test_ctrl_c_leaves_the_job_alone(
     monkeypatch.setattr(Client, "events", interrupted)
     assert drumline("create", str(file), "--follow") == 130
     told = capsys.readouterr().err.strip()
-    assert told == "000001 goes on; drumline follow 000001 comes back to it"
+    assert told == "000001 keeps running; follow it with: drumline follow 000001"
     assert [method for method, _, _ in server.asked] == ["POST"]
 
 
 def test_the_same_wait_is_told_once() -> None:
-    story = Story()
+    story = EventFormatter()
     told = [story.lines(event(n, n, "waiting", "no capacity in a")) for n in range(3)]
     assert told == [["  · no capacity in a"], [], []]
     assert story.lines(event(4, 4, "waiting", "no capacity in b")) == ["  · no capacity in b"]
 
 
 def test_an_event_cannot_reach_the_terminal() -> None:
-    assert Story().lines(event(1, 0, "note", "\x1b[2Jgone\n")) == ["  · gone "]
+    assert EventFormatter().lines(event(1, 0, "note", "\x1b[2Jgone\n")) == ["  · gone "]
 
 
 def test_a_terminal_redraws_one_line_and_keeps_it_at_a_setback() -> None:
@@ -173,9 +173,9 @@ def test_a_terminal_redraws_one_line_and_keeps_it_at_a_setback() -> None:
     screen.progress("  ▸ step 1/3")
     screen.progress("  ▸ step 2/3")
     screen.progress("  ▸ step 2/3")
-    screen.say("  · note")
+    screen.write_line("  · note")
     screen.progress("  ▸ step 3/3 " + "x" * 60)
-    screen.say("  ! slice taken", keep_progress=True)
+    screen.write_line("  ! slice taken", keep_progress=True)
     wipe = "\r\x1b[K"
     cut = "  ▸ step 3/3 " + "x" * 15 + "…"
     assert stream.getvalue() == (
@@ -225,8 +225,8 @@ def test_a_story_fits_a_narrow_terminal(a_life: Callable[..., Path], a_job: Make
     a_life((FIRST, {"progress": full}), (TAKEN, {}), ([event(11, 48.0, "succeeded")], end))
     written = io.StringIO()
     follow(Client(autostart=False), a_job("000001"), Screen(written, columns=46))
-    lines = [harmless(line) for line in re.split(r"[\n\r]", written.getvalue())]
-    assert max(map(width, lines)) <= 46
+    lines = [sanitize(line) for line in re.split(r"[\n\r]", written.getvalue())]
+    assert max(map(display_width, lines)) <= 46
     told = " ".join(" ".join(lines).split())
     assert "slice taken by the cloud at step 151 (checkpoint: step 150)" in told
     assert "drumline show 000001 · drumline plot 000001 · drumline logs 000001" in told
@@ -237,7 +237,7 @@ def test_a_story_fits_a_narrow_terminal(a_life: Callable[..., Path], a_job: Make
 def test_the_bar_takes_what_room_there_is(a_job: Make) -> None:
     job = a_job(progress={"step": 140, "total": 300, "loss": 0.4123, "rate": 9.0, "mfu": 0.4})
     drawn = {columns: progress_line(job, columns) for columns in range(20, 100)}
-    assert all(width(line) < columns for columns, line in drawn.items())
+    assert all(display_width(line) < columns for columns, line in drawn.items())
     assert [drawn[columns].count("━") + drawn[columns].count("╸") for columns in (99, 66)] == [
         22,
         11,

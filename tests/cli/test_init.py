@@ -87,8 +87,8 @@ def test_a_login_that_does_not_work_is_told_and_the_settings_stay(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--zones", "us-central2-b"], "no project given: drumline init --project ID"),
-        (["--project", "lab-tpu"], "no zones given: drumline init --zones"),
+        (["--zones", "us-central2-b"], "no project: use drumline init --project ID"),
+        (["--project", "lab-tpu"], "no zones: use drumline init --zones"),
         (["--project", "Lab TPU", "--zones", "us-central2-b"], "is not a project id"),
         (["--project", "lab-tpu", "--zones", "us-central2"], "'us-central2' is a region"),
         (["--project", "lab-tpu", "--zones", "nowhere"], "'nowhere' is not a zone"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.rendering.text import width
+from drumline.cli.rendering.text import display_width
 from drumline.cli.rendering.views import list_lines
 from drumline.jobs.server.views import unreadable
 from drumline.jobs.store.records import SetAside
@@ -106,14 +106,14 @@ def test_long_names_are_cut_to_the_terminal_and_whole_in_a_pipe(a_job: Make) -> 
     long = a_job(name="x" * 80, reason="y" * 80)
     assert "x" * 80 in list_lines([long])[1]
     # 150 columns leave room for the notes, 110 are too few for all the other columns.
-    assert max(map(width, list_lines([long], columns=150)[:2])) <= 150
+    assert max(map(display_width, list_lines([long], columns=150)[:2])) <= 150
     assert "x" * 11 + "…" in list_lines([long], columns=110)[1]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120])
 def test_a_list_fits_its_terminal(afternoon: list[dict[str, Any]], columns: int) -> None:
     lines = list_lines(afternoon, columns=columns)
-    assert max(map(width, lines)) <= columns
+    assert max(map(display_width, lines)) <= columns
     assert lines[0].startswith("JOB ID")
     assert "STATUS" in lines[0]
 
@@ -129,11 +129,11 @@ def test_at_80_columns_a_list_still_says_what_a_job_does_and_why(
 
 
 def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:
-    from drumline.cli.rendering.text import harmless
+    from drumline.cli.rendering.text import sanitize
 
     coloured = list_lines(afternoon, colour=True)
     assert "\x1b[32m" in coloured[1]
-    assert [harmless(line) for line in coloured] == list_lines(afternoon)
+    assert [sanitize(line) for line in coloured] == list_lines(afternoon)
 
 
 def test_a_short_terminal_gets_the_first_jobs_and_the_summary(a_job: Make) -> None:
@@ -164,7 +164,7 @@ def test_watch_ends_with_ctrl_c_and_leaves_the_jobs_alone(
     assert drumline("list", "--watch") == 130
     captured = capsys.readouterr()
     assert captured.out.count("JOB ID") == 1  # a pipe hears of changes only
-    assert "the jobs go on" in captured.err
+    assert "the jobs keep running" in captured.err
 
 
 def test_list_imports_nothing_heavy(server: Any, a_job: Make) -> None:

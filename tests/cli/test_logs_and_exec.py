@@ -101,14 +101,14 @@ def test_logs_ask_for_a_part(
     assert drumline("logs", "4", "--since", "soon") == 2
     assert drumline("logs", "4", "--attempt", "0") == 2
     assert capsys.readouterr().err.splitlines() == [
-        "--since soon: give how long ago, such as 10m, or a time, such as 14:02",
-        "--attempt 0: give a number from 1 on, or all",
+        "--since soon: expected a duration, such as 10m, or a time, such as 14:02",
+        "--attempt 0: expected a number from 1, or all",
     ]
 
 
 def test_a_host_is_a_number_or_all(server: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("logs", "4", "--host", "first") == 2
-    assert capsys.readouterr().err == "--host first: give a host's number, or all\n"
+    assert capsys.readouterr().err == "--host first: expected a host index, or all\n"
     assert server.asked == []
 
 
@@ -163,7 +163,7 @@ def test_exec_tells_of_a_host_that_was_lost(server: Any, drumline: Run, capsys: 
     lost = ended(0, None) | {"error": "connection lost"}
     server.answers["POST /jobs/000004/exec"] = frames(lost)
     assert drumline("exec", "4", "--", "ls") == 255
-    told = "host 0: connection lost; how the command ended is unknown\n"
+    told = "host 0: connection lost; the exit code is unknown\n"
     assert capsys.readouterr().err == told
 
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.rendering.chart import chart_lines
-from drumline.cli.rendering.curves import Drawing, draw, ticks
-from drumline.cli.rendering.svg import svg_of
-from drumline.cli.rendering.text import harmless, width
+from drumline.cli.rendering.plot import Drawing, chart_lines, draw, svg, ticks
+from drumline.cli.rendering.text import display_width, sanitize
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -52,15 +50,18 @@ def history(a_job: Make) -> dict[str, Any]:
 def test_the_drawing_knows_what_cut_each_attempt_short(history: dict[str, Any]) -> None:
     drawing = draw(history, None)
     assert drawing.title == "000001 digits · loss"
-    assert [(one.x, one.what) for one in drawing.breaks] == [(151, "preempted"), (230, "stuck")]
-    assert drawing.again == ((140, 151),)
+    assert [(one.x, one.label) for one in drawing.interruptions] == [
+        (151, "preempted"),
+        (230, "stuck"),
+    ]
+    assert drawing.rerun_steps == ((140, 151),)
     assert drawing.notes == ("3 attempts", "1 preempted", "1 stuck", "11 steps run again")
 
 
 def test_a_terminal_gets_axes_the_curve_and_its_breaks(history: dict[str, Any]) -> None:
     lines = chart_lines(draw(history, None), columns=80, rows=20)
     assert len(lines) <= 20
-    assert max(map(width, lines)) <= 80
+    assert max(map(display_width, lines)) <= 80
     body = lines[1:-3]
     assert sum(line.count("┊") for line in body) > 16
     # The loss falls: it is drawn at the top on the left and at the bottom on the right.
@@ -83,7 +84,7 @@ def test_colour_tells_attempts_apart_and_changes_no_character(history: dict[str,
     assert any("\x1b[36m" in line for line in coloured)
     assert any("\x1b[34m" in line for line in coloured)
     plain = chart_lines(drawing, columns=80, rows=20)
-    assert [harmless(line).rstrip() for line in coloured] == plain
+    assert [sanitize(line).rstrip() for line in coloured] == plain
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(40, 10), (300, 60), (1, 1)])
@@ -92,7 +93,7 @@ def test_any_terminal_will_do(history: dict[str, Any], columns: int, rows: int) 
 
 
 def shapes(drawing: Drawing, kind: str) -> list[ElementTree.Element]:
-    root = ElementTree.fromstring(svg_of(drawing))  # noqa: S314 - our own
+    root = ElementTree.fromstring(svg(drawing))  # noqa: S314 - our own
     return list(root.iter(NAMESPACE + kind))
 
 
@@ -117,7 +118,7 @@ def test_nothing_in_a_picture_comes_from_the_job_unescaped(history: dict[str, An
     history["job"]["name"] = "<script>alert('x')</script>\x1b[2J"
     for point in history["points"]:
         point["metrics"] = {"a<b>&\"'": 1.0}
-    picture = svg_of(draw(history, "a<b>&\"'"))
+    picture = svg(draw(history, "a<b>&\"'"))
     assert "<script" not in picture
     assert "\x1b" not in picture
     ElementTree.fromstring(picture)  # noqa: S314 - our own
@@ -144,7 +145,7 @@ def test_whatever_the_figures_are_they_can_be_drawn(
 def test_a_gap_in_the_figures_is_a_gap_in_the_curve(history: dict[str, Any]) -> None:
     for point in history["points"][50:60]:
         del point["metrics"]["loss"]
-    assert [len(curve.runs) for curve in draw(history, None).curves] == [2, 1, 1]
+    assert [len(curve.segments) for curve in draw(history, None).curves] == [2, 1, 1]
 
 
 def test_without_a_loss_it_is_how_far_the_job_came_over_time(history: dict[str, Any]) -> None:
@@ -152,7 +153,7 @@ def test_without_a_loss_it_is_how_far_the_job_came_over_time(history: dict[str, 
         point["metrics"] = {}
     drawing = draw(history, None)
     assert (drawing.y.label, drawing.x.label) == ("step", "minutes")
-    assert drawing.again == ()
+    assert drawing.rerun_steps == ()
 
 
 @pytest.mark.parametrize(
@@ -205,9 +206,9 @@ def test_plot_as_json_is_the_history(
     [
         (
             ("--metric", "accuracy"),
-            "--metric accuracy: 000001 does not tell it; it tells loss, rate",
+            "--metric accuracy: 000001 does not report it; it reports loss, rate",
         ),
-        (("--output", "loss.png"), "--output loss.png: it is drawn as SVG; name it loss.svg"),
+        (("--output", "loss.png"), "--output loss.png: the format is SVG; name it loss.svg"),
         (("--output", "/no/such/folder/x.svg"), "cannot be written: No such file or directory"),
     ],
 )
@@ -232,6 +233,6 @@ def test_a_job_that_told_nothing_says_how_it_could(
 ) -> None:
     server.answers["GET /jobs/000001/history"] = history | {"points": []}
     assert drumline("plot", "1") == 2
-    assert "has told no step yet; a program tells them by drumline.heartbeat" in (
+    assert "has not reported any step yet; a program reports steps with drumline.heartbeat" in (
         capsys.readouterr().err
     )

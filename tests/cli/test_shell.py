@@ -26,7 +26,7 @@ Printed = pytest.CaptureFixture[str]
 
 def test_server_status_and_stop_start_nothing(home: Path, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "status") == 1
-    assert capsys.readouterr().out.startswith(f"no server runs in {home}")
+    assert capsys.readouterr().out.startswith(f"no server is running in {home}")
     assert drumline("server", "status", "--json") == 1
     assert json.loads(capsys.readouterr().out) is None
     assert drumline("server", "stop") == 0
@@ -44,9 +44,9 @@ def test_server_status_tells_which_runs(server: Any, drumline: Run, capsys: Prin
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"leaves_in": 1500.0, "stays": False}, "leaves   in 25 min if nothing is asked of it"),
-        ({"leaves_in": None, "stays": True}, "leaves   not while a job lives or a slice is held"),
-        ({"leaves_in": None, "stays": False}, "leaves   not by itself"),
+        ({"leaves_in": 1500.0, "stays": False}, "exits    in 25 min without calls"),
+        ({"leaves_in": None, "stays": True}, "exits    not while there are active jobs or slices"),
+        ({"leaves_in": None, "stays": False}, "exits    never"),
     ],
 )
 def test_server_status_says_when_it_leaves(
@@ -112,8 +112,16 @@ def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, 
     assert not [line for line in lines if line.endswith("...")]
 
 
+def complete(monkeypatch: pytest.MonkeyPatch, drumline: Run, *words: str) -> None:
+    """Ask for candidates as the script for bash does. The last word is the incomplete one."""
+    monkeypatch.setenv("_DRUMLINE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["drumline", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert drumline() == 0
+
+
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "candidates"),
     [
         (["ca"], ["cancel"]),
         (["server", "sto"], ["stop"]),
@@ -121,21 +129,27 @@ def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, 
         (["show", ""], ["000005", "000004"]),
         (["show", "000004", ""], []),
         (["cancel", "000004", "0"], ["000005"]),
-        (["create", ""], []),
-        (["nothing", ""], []),
     ],
 )
-def test_what_a_shell_offers_behind_what_was_typed(
-    server: Any, a_job: Make, drumline: Run, capsys: Printed, words: list[str], found: list[str]
+def test_completion_offers_commands_options_and_jobs(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    candidates: list[str],
 ) -> None:
     server.holds(a_job(), a_job("000005"))
-    assert drumline("completion", "words", "--", *words) == 0
-    assert capsys.readouterr().out.splitlines() == found
+    complete(monkeypatch, drumline, *words)
+    assert capsys.readouterr().out.split() == candidates
 
 
-def test_completion_starts_no_server(home: Path, drumline: Run, capsys: Printed) -> None:
-    assert drumline("completion", "words", "--", "show", "") == 0
-    assert capsys.readouterr().out == ""
+def test_completion_starts_no_server(
+    home: Path, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(monkeypatch, drumline, "show", "")
+    assert capsys.readouterr().out.split() == []
     assert not list(home.iterdir())
 
 
@@ -145,7 +159,7 @@ def test_bash_completes(server: Any, a_job: Make) -> None:
     PATH="$(dirname "$1"):$PATH"
     eval "$(drumline completion bash)"
     COMP_WORDS=(drumline logs 0) COMP_CWORD=2
-    _drumline drumline 0 logs
+    _drumline_completion drumline 0 logs
     echo "${COMPREPLY[@]}"
     """
     command = ["bash", "-c", script, "bash", sys.executable]
@@ -154,7 +168,7 @@ def test_bash_completes(server: Any, a_job: Make) -> None:
 
 
 def test_a_shell_nobody_knows_is_one_sentence(home: Path) -> None:
-    told = "completion: 'tcsh' is none of bash, zsh, fish\n"
+    told = "completion: 'tcsh' is not one of bash, zsh, fish\n"
     assert run_alone("completion", "tcsh") == (2, told)
     assert not list(home.iterdir())
 
@@ -164,7 +178,7 @@ def test_a_wait_without_an_end_in_sight_is_refused(
     server: Any, drumline: Run, capsys: Printed, seconds: str
 ) -> None:
     assert drumline("wait", "1", "--timeout", seconds) == 2
-    assert capsys.readouterr().err.startswith(f"--timeout {float(seconds):g}: give seconds, at")
+    assert capsys.readouterr().err.startswith(f"--timeout {float(seconds):g}: expected seconds, at")
     assert server.asked == []
 
 
@@ -172,7 +186,7 @@ def test_a_closed_stdout_is_one_sentence(server: Any) -> None:
     line = f"{sys.executable} -c 'from drumline.cli import main; main([\"list\"])' >&-"
     ended = subprocess.run(["/bin/bash", "-c", line], stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (
-        1, "stdout is closed: there is nowhere to print to\n"
+        1, "stdout is closed; there is no place to print to\n"
     )  # fmt: skip
     assert server.asked == []
 
@@ -180,7 +194,7 @@ def test_a_closed_stdout_is_one_sentence(server: Any) -> None:
 def test_completion_is_for_shells_we_know(drumline: Run, capsys: Printed) -> None:
     for shell in ("bash", "zsh", "fish"):
         assert drumline("completion", shell) == 0
-        assert "completion words" in capsys.readouterr().out
+        assert "_DRUMLINE_COMPLETE=complete_" in capsys.readouterr().out
     assert drumline("completion", "tcsh") == 2
 
 

@@ -91,7 +91,7 @@ def test_show_of_a_running_job_tells_its_hosts_and_slice(a_job: Make) -> None:
     assert "RUNNING · step 18,400/50,000 · 41.2 % MFU · 3 preemptions" in text
     assert "hosts    15 of 16 running\n         host 3 connecting: connection refused" in text
     assert "dl-ab-000004-1 in us-central2-b, ready, held for 2 h 10 min, about $103 an hour" in text
-    assert "under way" in text
+    assert "in progress" in text
     assert "t8" in text
     assert "t5" not in text
     assert "cost     $412 so far, $103 an hour now" in text
@@ -104,10 +104,10 @@ def test_show_tells_what_is_parked_and_its_price(a_job: Make) -> None:
         {"name": "dl-ab-000004-2", "zone": "local-a", "per_hour": None},
     ]
     text = "\n".join(show_lines(a_job(parked=parked), now=NOON))
-    first = "dl-ab-000004-1 in us-central2-b, for its bad host, until another runs"
-    assert f"parked   {first}, about $5.15 an hour\n" in text
-    assert "dl-ab-000004-2 in local-a, for its bad host, until another runs\n" in text
-    assert "parked" not in "\n".join(show_lines(a_job(), now=NOON))
+    first = "dl-ab-000004-1 in us-central2-b, has a bad host, held back until another slice runs"
+    assert f"held     {first}, about $5.15 an hour\n" in text
+    assert "dl-ab-000004-2 in local-a, has a bad host, held back until another slice runs\n" in text
+    assert "held back" not in "\n".join(show_lines(a_job(), now=NOON))
 
 
 def test_show_tells_how_far_it_is_and_how_well_it_goes(a_job: Make) -> None:
@@ -141,7 +141,7 @@ def test_show_says_since_when_a_program_was_stuck(failed: dict[str, Any]) -> Non
     failed["attempts"][2] |= {"outcome": "stuck", "detail": "stuck: no step", "course": None}
     text = "\n".join(show_lines(failed, now=NOON + 60 * 200))
     assert "14:02 → 14:09  no step since 14:02 (step 151): stuck, restarted" in text
-    assert "14:31 → 14:33  no step since it started: stuck, ended" in text
+    assert "14:31 → 14:33  no step since its start: stuck, ended" in text
     assert "FAILED after 3 failures of the program" in text
 
 
@@ -170,7 +170,7 @@ def test_a_job_with_many_attempts_shows_the_first_and_the_last(failed: dict[str,
         ({"status": "SUCCEEDED", "ended": 1_700_000_048.0}, "SUCCEEDED in 48 s · 3 preemptions"),
         ({"status": "FAILED", "reason": "11 bad hosts"}, "FAILED: 11 bad hosts"),
         ({"status": "CANCELLED"}, "drumline delete 000004 releases its slice"),
-        ({"status": "WAITING", "reason": "no capacity", "chips_held": 0}, "goes on asking"),
+        ({"status": "WAITING", "reason": "no capacity", "chips_held": 0}, "stops waiting"),
         ({"status": "QUEUED", "progress": None, "cost": None}, "slice    none yet"),
         ({"cause": {"host": 0, "hosts": 1, "error": "boom", "tail": ["boom"]}}, "host 0:\n"),
         ({"cause": {"host": None, "hosts": None, "error": "boom"}}, "cause    boom"),

@@ -117,11 +117,11 @@ def test_cp_to_and_from_all_hosts(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("a", "b"), "one of FROM and TO is on a host: write it as ID:PATH, such as 12:out.txt"),
-        (("4:a", "5:b"), "one of FROM and TO is on a host"),
-        (("no file", "4:a"), "no file is not there; nothing was copied"),
-        (("4:", "b"), "4: names no file; 4:. is the folder the program runs in"),
-        (("4:a", "b", "--host", "x"), "--host x: give a host's number, or all"),
+        (("a", "b"), "one of FROM and TO must be on a host: write ID:PATH, such as 12:out.txt"),
+        (("4:a", "5:b"), "one of FROM and TO must be on a host"),
+        (("no file", "4:a"), "no file does not exist; nothing was copied"),
+        (("4:", "b"), "4: has no path; write 4:. for the program's folder"),
+        (("4:a", "b", "--host", "x"), "--host x: expected a host index, or all"),
         (("4:a", "b", "--host", "7"), "--host 7: the slice has hosts 0 to 1"),
     ],
 )

@@ -34,7 +34,7 @@ def test_what_is_left_is_listed_with_the_next_step(
     assert lines[0].split()[:4] == ["dl-1f0c9a3e-000004-2", "v4-128", "in", "us-central2-b,"]
     assert "job 000004 of database 1f0c9a3e" in lines[0]
     assert "drumline server strays --release" in lines[1]
-    assert lines[2] == "! us-east1-d not seen: no answer"
+    assert lines[2] == "! us-east1-d not polled: no answer"
     assert posted(left) == []
 
 
@@ -56,14 +56,14 @@ def test_some_are_adopted_by_name(left: Any, drumline: Run, capsys: Printed) -> 
 
 def test_both_at_once_are_neither(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", "--adopt", "--release") == 2
-    assert "not both" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
     assert posted(left) == []
 
 
 def test_nothing_left_is_said(left: Any, drumline: Run, capsys: Printed) -> None:
     left.answers["GET /strays"] = {"strays": [], "not_seen": {}}
     assert drumline("server", "strays") == 0
-    assert capsys.readouterr().out == "no slice of a lost database was found\n"
+    assert capsys.readouterr().out == "there are no slices of a lost database\n"
 
 
 def test_the_status_of_the_server_tells_of_them_and_of_rows_it_cannot_read(
@@ -73,6 +73,6 @@ def test_the_status_of_the_server_tells_of_them_and_of_rows_it_cannot_read(
     left.answers["GET /status"] |= {"living": 2, "strays": [STRAY], "unreadable": [aside]}
     assert drumline("server", "status") == 0
     out = capsys.readouterr().out
-    assert "2 in hand" in out
+    assert "2 active" in out
     assert "! 1 slice of a lost database; drumline server strays lists them" in out
     assert "! 000003 cannot be read: choices: field required" in out

@@ -148,7 +148,7 @@ def test_wait_gives_up_with_124(server: Any, a_job: Make, drumline: Run, capsys:
     assert drumline("wait", "1", "2", "--timeout", "0.05") == 124
     captured = capsys.readouterr()
     assert captured.out.splitlines() == ["000001 SUCCEEDED", "000002 RUNNING"]
-    assert captured.err == "still going after 0.05 s: 000002\n"
+    assert captured.err == "timed out after 0.05 s; still running: 000002\n"
 
 
 # resume, cancel, delete, clean
@@ -236,7 +236,7 @@ def test_all_are_those_the_verb_is_for(
 def test_ids_or_all_but_not_both_and_not_nothing(
     server: Any, drumline: Run, capsys: Printed, verb: str
 ) -> None:
-    told = f"{verb}: name the jobs by their ids, or all of them by --all\n"
+    told = f"{verb}: give job ids, or --all\n"
     for words in ((), ("4", "--all")):
         assert drumline(verb, *words) == 2
         assert capsys.readouterr().err == told
@@ -262,7 +262,7 @@ def test_without_a_terminal_to_ask_on_yes_is_needed(
     server.holds(a_job())
     server.answers[f"POST /jobs/000004/{verb}"] = {"job": {}, "text": "done"}
     assert drumline(verb, "4") == 2
-    told = f"{verb} asks before it goes on, and there is no terminal to ask on: add --yes\n"
+    told = f"{verb} needs a confirmation, and there is no terminal: add --yes\n"
     assert capsys.readouterr().err == told
     assert all(method == "GET" for method, _, _ in server.asked)
     assert drumline(verb, "4", "--yes") == 0
@@ -285,7 +285,7 @@ def test_on_a_terminal_delete_tells_the_facts_and_asks(
     assert drumline("delete", "4") == (0 if done else 1)
     out = capsys.readouterr().out
     assert "000004 llama-1b is RUNNING at step 18,400; its last checkpoint is step 18,000\n" in out
-    assert "this ends it and releases 64 chips in us-central2-b. Go on? [y/N]" in out
+    assert "this stops it and releases 64 chips in us-central2-b. Continue? [y/N]" in out
     assert ("64 chips are released" in out) == done
     assert ("nothing was changed" in out) != done
 
@@ -293,21 +293,21 @@ def test_on_a_terminal_delete_tells_the_facts_and_asks(
 @pytest.mark.parametrize(
     ("verb", "changes", "told"),
     [
-        ("cancel", {}, "would end the program of 000004 llama-1b (RUNNING at step 18,400) and "
+        ("cancel", {}, "would stop the program of 000004 llama-1b (RUNNING at step 18,400) and "
          "keep 64 chips in us-central2-b, about $103 an hour"),
         ("cancel", {"status": "FAILED"}, "would change nothing: 000004 llama-1b is FAILED"),
         ("cancel", {"chips_held": 0, "status": "WAITING", "progress": None},
-         "would end 000004 llama-1b (WAITING); it holds no slice"),
-        ("delete", {}, "would end 000004 llama-1b (RUNNING at step 18,400) and release 64 chips "
+         "would stop 000004 llama-1b (WAITING); it holds no slice"),
+        ("delete", {}, "would stop 000004 llama-1b (RUNNING at step 18,400) and release 64 chips "
          "in us-central2-b"),
         ("delete", {"status": "FAILED", "chips_held": 0, "progress": None},
-         "would change nothing: 000004 llama-1b (FAILED) holds nothing"),
+         "would change nothing: 000004 llama-1b (FAILED) holds no slice"),
         ("clean", {"status": "CANCELLED"}, "would release 64 chips in us-central2-b and remove "
          "the logs and the record of 000004 llama-1b"),
-        ("resume", {"status": "CANCELLED"}, "would start 000004 llama-1b (CANCELLED at step "
-         "18,400) again on the 64 chips in us-central2-b it holds"),
+        ("resume", {"status": "CANCELLED"}, "would restart 000004 llama-1b (CANCELLED at step "
+         "18,400) on its 64 chips in us-central2-b"),
         ("resume", {"status": "FAILED", "chips_held": 0, "progress": None},
-         "would start 000004 llama-1b (FAILED) again on a new v4-128"),
+         "would restart 000004 llama-1b (FAILED) on a new v4-128"),
         ("resume", {}, "would change nothing: 000004 llama-1b is RUNNING"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drumline import __version__
+from drumline.errors import UserError
 from drumline.jobs.http import HttpAnswer, HttpConnection
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _KEPT = (
 )
 
 
-class Refused(ValueError):
+class Refused(UserError):
     """The request cannot be fulfilled; the text says why and what to do."""
 
 
