@@ -30,9 +30,8 @@ import optax  # type: ignore[import-untyped]
 from drumline.models.vit import ViT
 from drumline.numerics.finite import check_finite, first_not_finite
 from drumline.train.mesh import make_mesh
-from drumline.train.state import everywhere
-from drumline.train.steps.loss import loss_of
-from drumline.train.steps.step import options_on
+from drumline.train.state import replicate
+from drumline.train.steps.step import compiler_options, loss_with_metrics
 from train_h200 import STEPS, WARM_UP, model_and_arrays
 
 ROUNDS = 9
@@ -52,21 +51,21 @@ class Training:
 
     def __init__(self, model: Any, arrays: dict[str, Any]) -> None:
         """Begin, and compile the step. Called under the mesh."""
-        loss_and_metrics, optimizer = loss_of(model), optax.adamw(1e-4, weight_decay=0.05)
+        loss_function, optimizer = loss_with_metrics(model), optax.adamw(1e-4, weight_decay=0.05)
 
         def step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any, jax.Array]:
-            with_gradient = jax.value_and_grad(loss_and_metrics, has_aux=True)
-            (loss, _), grads = with_gradient(params, batch, jax.random.key(0))
+            loss_and_grad = jax.value_and_grad(loss_function, has_aux=True)
+            (loss, _), grads = loss_and_grad(params, batch, jax.random.key(0))
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, grads, loss
 
         mesh = make_mesh({"data": 1})
-        self.batch = {key: everywhere(mesh, array) for key, array in arrays.items()}
+        self.batch = {key: replicate(mesh, array) for key, array in arrays.items()}
         self.params = jax.jit(model.init)(jax.random.key(0))
         self.opt_state = jax.jit(optimizer.init)(self.params)
         self.grads: Any = None
         self.steps = 0
-        compiled = jax.jit(step, donate_argnums=(0, 1), compiler_options=options_on(mesh))
+        compiled = jax.jit(step, donate_argnums=(0, 1), compiler_options=compiler_options(mesh))
         self.step = compiled.lower(self.params, self.opt_state, self.batch).compile()
 
     @property

@@ -113,7 +113,7 @@ def training(name: str) -> Case:
     from drumline.train.data import arrays as in_memory
     from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
-    from drumline.train.state import begin, everywhere, layout, shardings
+    from drumline.train.state import abstract_state, initial_state, replicate, shardings
     from drumline.train.steps.step import NO_LIMITS, make_step
     from train_h200 import CASES, model_and_arrays
 
@@ -122,13 +122,13 @@ def training(name: str) -> Case:
     recipe = Recipe(model, optax.adamw(1e-4, weight_decay=0.05), data, {"data": 1}, steps=1)
     mesh = make_mesh(recipe.mesh)
     with jax.set_mesh(mesh):
-        places = layout(recipe, mesh)
-        state = jax.jit(lambda: begin(recipe), out_shardings=shardings(places))()
-        watch = everywhere(mesh, np.zeros((), np.int32))
-        notice = everywhere(mesh, np.zeros(1, np.float32))
-        batch = {key: everywhere(mesh, array) for key, array in arrays.items()}
-        limits = everywhere(mesh, NO_LIMITS)
-        return make_step(recipe, mesh, places), (state, watch, batch, notice, limits)
+        abstract = abstract_state(recipe, mesh)
+        state = jax.jit(lambda: initial_state(recipe), out_shardings=shardings(abstract))()
+        mode = replicate(mesh, np.zeros((), np.int32))
+        stop_flag = replicate(mesh, np.zeros(1, np.float32))
+        batch = {key: replicate(mesh, array) for key, array in arrays.items()}
+        limits = replicate(mesh, NO_LIMITS)
+        return make_step(recipe, mesh, abstract), (state, mode, batch, stop_flag, limits)
 
 
 CALIBRATION: dict[str, Callable[[], Case]] = {
@@ -204,12 +204,12 @@ def _repeatable(compiled: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
     """Return a function that can be called repeatedly. A training step reuses its state."""
     if len(args) != 4 or not isinstance(args[2], dict):
         return partial(compiled, *args)
-    state, watch, batch, notice = args
+    state, mode, batch, stop_flag = args
 
     def step() -> Any:
-        nonlocal state, watch
-        state, watch, metrics = compiled(state, watch, batch, notice)
-        return metrics
+        nonlocal state, mode
+        state, mode, scalars = compiled(state, mode, batch, stop_flag)
+        return scalars
 
     return step
 

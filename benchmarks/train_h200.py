@@ -96,7 +96,7 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     from drumline.train.data import arrays as in_memory
     from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
-    from drumline.train.state import begin, everywhere, layout, shardings
+    from drumline.train.state import abstract_state, initial_state, replicate, shardings
     from drumline.train.steps.step import LOSS, NO_LIMITS, make_step
 
     case = CASES[name]
@@ -106,21 +106,23 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     recipe = Recipe(model, optimizer, data, {"data": 1}, steps=1)
     mesh = make_mesh(recipe.mesh)
     with jax.set_mesh(mesh):
-        places = layout(recipe, mesh)
-        state = jax.jit(lambda: begin(recipe), out_shardings=shardings(places))()
-        watch = everywhere(mesh, np.zeros((), np.int32))
-        notice = everywhere(mesh, np.zeros(1, np.float32))
-        limits = everywhere(mesh, NO_LIMITS)
-        batch = {key: everywhere(mesh, array) for key, array in arrays.items()}
+        abstract = abstract_state(recipe, mesh)
+        state = jax.jit(lambda: initial_state(recipe), out_shardings=shardings(abstract))()
+        mode = replicate(mesh, np.zeros((), np.int32))
+        stop_flag = replicate(mesh, np.zeros(1, np.float32))
+        limits = replicate(mesh, NO_LIMITS)
+        batch = {key: replicate(mesh, array) for key, array in arrays.items()}
         start = time.perf_counter()
-        step = make_step(recipe, mesh, places).lower(state, watch, batch, notice, limits).compile()
+        step = (
+            make_step(recipe, mesh, abstract).lower(state, mode, batch, stop_flag, limits).compile()
+        )
         compiling = time.perf_counter() - start
 
         def run(steps: int) -> float:
-            nonlocal state, watch
+            nonlocal state, mode
             for _ in range(steps):
-                state, watch, told = step(state, watch, batch, notice, limits)
-            return float(told[LOSS])
+                state, mode, scalars = step(state, mode, batch, stop_flag, limits)
+            return float(scalars[LOSS])
 
         seconds = measure(run)
         loss = run(1)

@@ -35,10 +35,10 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 
 from drumline.train import Functions, Recipe, Settings, data, fit
-from drumline.train.batches import Batches, Placed
+from drumline.train.batches import BatchLoader, Prefetcher
 from drumline.train.mesh import make_mesh
-from drumline.train.notice import Notice
-from drumline.train.state import begin, everywhere, layout, shardings
+from drumline.train.multihost import StopFlag
+from drumline.train.state import abstract_state, initial_state, replicate, shardings
 from drumline.train.steps.step import NO_LIMITS, make_step
 
 STEP = 0.05
@@ -98,15 +98,15 @@ def bare(million: int, steps: int) -> None:
     made = recipe(million, steps, steps)
     mesh = make_mesh(made.mesh)
     with jax.set_mesh(mesh):
-        places = layout(made, mesh)
-        step = make_step(made, mesh, places)
-        state = jax.jit(lambda: begin(made), out_shardings=shardings(places))()
-        batches = Batches(Placed(made.data, mesh, made.model.batch_spec()))
-        batch, word = batches.take(0), Notice(mesh).word
-        watch, limits = everywhere(mesh, np.zeros((), np.int32)), everywhere(mesh, NO_LIMITS)
+        abstract = abstract_state(made, mesh)
+        step = make_step(made, mesh, abstract)
+        state = jax.jit(lambda: initial_state(made), out_shardings=shardings(abstract))()
+        batches = Prefetcher(BatchLoader(made.data, mesh, made.model.batch_spec()))
+        batch, stop_flag = batches.next_batch(0), StopFlag(mesh).array
+        mode, limits = replicate(mesh, np.zeros((), np.int32)), replicate(mesh, NO_LIMITS)
         for _ in range(steps):
-            state, watch, told = step(state, watch, batch, word, limits)
-        jax.block_until_ready(told)
+            state, mode, scalars = step(state, mode, batch, stop_flag, limits)
+        jax.block_until_ready(scalars)
         batches.close()
 
 

@@ -26,17 +26,17 @@ import jax
 import optax  # type: ignore[import-untyped]
 
 from check_finite_h200 import tiny
-from drumline.train.checkpoints.saving import Saving
+from drumline.train.checkpoints.saving import RunCheckpoints
+from drumline.train.checksums import device_checksums
 from drumline.train.data import arrays as in_memory
+from drumline.train.goodput import Goodput, StepClock, open_history
+from drumline.train.hardware import HardwareChecks
 from drumline.train.loop import LAG
 from drumline.train.mesh import make_mesh
 from drumline.train.plan import make_plan
+from drumline.train.probe import probe_devices
 from drumline.train.recipe import Recipe
-from drumline.train.reporting.goodput import Clock, Goodput, open_history
 from drumline.train.steps.pipeline import Pipeline
-from drumline.train.watch.checksums import checksums
-from drumline.train.watch.pulse import pulse
-from drumline.train.watch.watch import Watch
 from train_h200 import model_and_arrays
 
 STEPS, ROUNDS = 200, 4
@@ -64,20 +64,20 @@ def main() -> None:
     with jax.set_mesh(mesh):
         plan = make_plan(recipe, mesh)
         pipeline = Pipeline(plan)
-        saving = Saving(plan, None, Goodput(open_history(None), Clock()))
-        watch = Watch(plan, pipeline, saving, print)
-        pipeline.restart(saving.restore())
+        checkpoints = RunCheckpoints(plan, None, Goodput(open_history(None), StepClock()))
+        hardware = HardwareChecks(plan, pipeline, checkpoints, print)
+        pipeline.restart(checkpoints.restore())
 
         def steps(count: int, watched: bool) -> None:
             for number in range(1, count + 1):
-                pipeline.start_step()
+                pipeline.dispatch_step()
                 due = watched and number % every == 0
                 for _, outcome in pipeline.read(0 if due or number == count else LAG):
                     assert not outcome.spiked
                     if watched:
-                        watch.accepted(outcome)
+                        hardware.accept_step(outcome)
                 if due:
-                    watch.check()
+                    hardware.check()
 
         for watched in (False, True):
             steps(every, watched)
@@ -87,8 +87,8 @@ def main() -> None:
                 seconds.append(seconds_of(partial(steps, STEPS, watched)) / STEPS)
         pulses, sums = [], []
         for _ in range(9):
-            pulses.append(seconds_of(lambda: pulse(mesh, pipeline.step)))
-            sums.append(seconds_of(lambda: checksums(mesh, pipeline.state)))
+            pulses.append(seconds_of(lambda: probe_devices(mesh, pipeline.step)))
+            sums.append(seconds_of(lambda: device_checksums(mesh, pipeline.state)))
         pipeline.close()
     without, with_watching = (statistics.median(taken[watched]) for watched in (False, True))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(pipeline.state))

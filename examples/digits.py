@@ -1,4 +1,4 @@
-"""The slides' MLP learns handwritten digits of 8×8 pixels, data parallel over all devices.
+"""Train an MLP on handwritten digits of 8×8 pixels, data parallel over all devices.
 
     python -m drumline.train examples/digits.py
 
@@ -18,17 +18,17 @@ from drumline.train import Data, Evaluation, Recipe, Settings, data
 DIGITS = Path(__file__).parent / "data" / "digits.npz"
 
 
-def digits(part: str, batch: int) -> Data:
-    """The images and labels of a part, `train` or `test`."""
+def digits(split: str, batch: int) -> Data:
+    """Return the images and labels of a split, `train` or `test`."""
     with np.load(DIGITS) as file:
-        columns = {"image": file[f"{part}_images"][..., None], "label": file[f"{part}_labels"]}
+        columns = {"image": file[f"{split}_images"][..., None], "label": file[f"{split}_labels"]}
     return data.arrays(columns, batch=batch)
 
 
 def recipe(
     *, steps: int = 200, batch: int = 128, learning_rate: float = 2e-3, save_every: int = 50
 ) -> Recipe:
-    """What to train, and on what."""
+    """Return the recipe."""
     return Recipe(
         model=MLP(input_dim=8 * 8, hidden_sizes=(256, 128)),
         optimizer=optax.adam(optax.cosine_decay_schedule(learning_rate, steps)),

@@ -1,11 +1,11 @@
-"""A Llama-style decoder of 1.3 billion parameters, its weights divided over data and model.
+"""Train a Llama-style decoder of 1.3 billion parameters, with FSDP and tensor parallelism.
 
     python -m drumline.train examples/llama_1b3.py --set tokens=/data/train.bin --set model=4
 
 Measured on one H200: see docs/training.md.
 
-`model` devices at a time share each product, the activations going round a ring between them
-(tensor parallel); the others hold other rows of the batch (FSDP). The rest is as in llama_350m.py.
+Groups of `model` devices share each matmul and pass the activations around a ring (tensor
+parallelism). The groups have different rows of the batch (FSDP). The rest is as in llama_350m.py.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def recipe(
     learning_rate: float = 2e-4,
     save_every: int = 500,
 ) -> Recipe:
-    """What to train, and on what."""
+    """Return the recipe."""
     decoder = llama_1b3(layout="fsdp+tensor", scan_layers=True, remat=remat)
     return Recipe(
         model=decoder,

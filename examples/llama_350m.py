@@ -1,11 +1,11 @@
-"""A Llama-style decoder of 374 million parameters at 2048 tokens, its weights divided (FSDP).
+"""Train a Llama-style decoder of 374 million parameters at 2048 tokens, with FSDP.
 
     python -m drumline.train examples/llama_350m.py --set tokens=/data/train.bin
 
 Measured on one H200: see docs/training.md.
 
-The file holds token ids, two bytes each, one text behind the other. Without one the tokens are
-drawn at random, which is enough to see how fast it is.
+The file contains token ids of two bytes each, text after text. Without a file the tokens are
+random, which is enough to measure the speed.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def recipe(
     learning_rate: float = 3e-4,
     save_every: int = 500,
 ) -> Recipe:
-    """What to train, and on what."""
+    """Return the recipe."""
     model = llama_350m(layout="fsdp")
     return Recipe(
         model=model,
@@ -40,7 +40,7 @@ def recipe(
 
 
 def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:
-    """AdamW as decoders are mostly trained: warm-up, cosine to a tenth, gradients clipped."""
+    """Return AdamW with warm-up, cosine decay to a tenth, and gradient clipping."""
     rate = optax.warmup_cosine_decay_schedule(
         0.0, learning_rate, steps // 50, steps, end_value=learning_rate / 10
     )
@@ -49,7 +49,7 @@ def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:
 
 
 def texts(file: Path | None, model: LM, batch: int) -> Data:
-    """Windows of the file, or of nothing."""
+    """Return windows of the file, or of random tokens."""
     if file:
         return data.tokens(file, length=LENGTH, batch=batch)
     ids = np.random.default_rng(0).integers(0, model.vocab, (batch, LENGTH + 1), np.int32)

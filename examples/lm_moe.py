@@ -1,14 +1,14 @@
-"""The same sums for a decoder with four experts in each block, divided over devices of their own.
+"""Train a decoder with four experts per block on additions, with expert parallelism.
 
     python -m drumline.train examples/lm_moe.py
 
-prints at the end, on one CPU (here in two lines):
+prints at the end, on one CPU (here on two lines):
 
     done: step 300  loss 0.6891  balance loss 1.056  cross entropy 0.6774  z loss 1.087
     eval balance loss 1.046  eval cross entropy 0.6819  eval loss 0.6935  eval z loss 1.135
 
-Nobody gets a cross entropy below 0.658 (lm_tiny.py). The balance loss is 1 where all experts are
-used alike.
+The lowest possible cross entropy is 0.658 (lm_tiny.py). The balance loss is 1 if all experts are
+used equally.
 """
 
 import jax
@@ -22,7 +22,7 @@ from drumline.train import Evaluation, Recipe, Settings
 def recipe(
     *, steps: int = 300, batch: int = 32, learning_rate: float = 1e-2, save_every: int = 100
 ) -> Recipe:
-    """What to train, and on what."""
+    """Return the recipe."""
     model = LM(
         width=32,
         depth=2,

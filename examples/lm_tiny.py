@@ -1,4 +1,4 @@
-"""A small decoder learns to add, its weights divided over data (FSDP) and model (tensor parallel).
+"""Train a small decoder on additions, with FSDP over `data` and tensor parallelism over `model`.
 
     python -m drumline.train examples/lm_tiny.py
 
@@ -6,8 +6,8 @@ prints at the end, on one CPU:
 
     done: step 300  loss 0.6797  cross entropy 0.6797  eval cross entropy 0.6842  eval loss 0.6842
 
-Of the seven symbols of a sum two are drawn at random, so nobody gets below 2·ln(10)/7 = 0.658; who
-knows the form of a sum but cannot add gets 1.06.
+Two of the seven symbols of a sum are random, so the lowest possible cross entropy is 2·ln(10)/7 =
+0.658. A model that knows the form of a sum but cannot add reaches 1.06.
 """
 
 import jax
@@ -18,13 +18,13 @@ from drumline.models import LM
 from drumline.train import Data, Evaluation, Recipe, Settings, data
 
 SYMBOLS = "0123456789+=;"
-SUMS_IN_A_ROW = 4
+SUMS_PER_ROW = 4
 
 
 def sums(rows: int, batch: int, seed: int) -> Data:
-    """Rows of sums such as `;3+9=12;4+1=05;`, of which nobody can guess more than the answers."""
-    drawn = np.random.default_rng(seed).integers(0, 10, (rows, SUMS_IN_A_ROW, 2))
-    texts = [";" + "".join(f"{a}+{b}={a + b:02};" for a, b in row) for row in drawn]
+    """Return rows of sums such as `;3+9=12;4+1=05;`, in which only the results can be predicted."""
+    digits = np.random.default_rng(seed).integers(0, 10, (rows, SUMS_PER_ROW, 2))
+    texts = [";" + "".join(f"{a}+{b}={a + b:02};" for a, b in row) for row in digits]
     tokens = np.array([[SYMBOLS.index(symbol) for symbol in text] for text in texts], np.int32)
     return data.arrays({"tokens": tokens}, batch=batch)
 
@@ -32,7 +32,7 @@ def sums(rows: int, batch: int, seed: int) -> Data:
 def recipe(
     *, steps: int = 300, batch: int = 32, learning_rate: float = 1e-2, save_every: int = 100
 ) -> Recipe:
-    """What to train, and on what."""
+    """Return the recipe."""
     model = LM(
         width=32,
         depth=2,

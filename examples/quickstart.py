@@ -1,10 +1,10 @@
-"""Trains on the digits, loses its slice on the way, and shows that nothing was lost.
+"""Train on the digits through a preemption, and show that the result is the same.
 
     drumline create examples/quickstart.yaml --follow
 
-Every host runs this. On the emulator, host 0 of the first attempt has the slice taken away once
-there is a checkpoint; the next attempt goes on from it. At the end the same recipe is trained once
-more without a stop, and the parameters of both are compared bit by bit.
+Every host runs this program. On the emulator, host 0 of the first attempt preempts the slice as
+soon as there is a checkpoint, and the next attempt resumes from it. At the end the same recipe is
+trained without interruption, and the parameters of both runs are compared bit by bit.
 """
 
 import json
@@ -25,44 +25,46 @@ from drumline.train import Ending, Result, fingerprint, fit
 
 def main() -> int:
     """Train, compare, and return the exit code."""
-    if "DRUMLINE_EMULATED" in os.environ and first_on_host_0():
-        threading.Thread(target=lose_the_slice, daemon=True).start()
+    if "DRUMLINE_EMULATED" in os.environ and is_first_attempt_on_host_0():
+        threading.Thread(target=preempt_slice, daemon=True).start()
     drumline.distributed.initialize()
     folder = os.environ["DRUMLINE_CHECKPOINT"]
-    # What one attempt has compiled, the next one finds.
+    # The next attempt does not compile again.
     jax.config.update("jax_compilation_cache_dir", f"{folder}/compiled")
-    trained = fit(recipe(), checkpoint=folder)
-    if trained.ending is not Ending.DONE:
-        return trained.ending.exit_code
-    again = undisturbed()
-    if again.ending is not Ending.DONE:
-        return again.ending.exit_code
-    same = fingerprint(trained.state.params) == fingerprint(again.state.params)
-    accuracy = f"test accuracy {100 * trained.metrics['eval_accuracy']:.1f} %"
+    result = fit(recipe(), checkpoint=folder)
+    if result.ending is not Ending.DONE:
+        return result.ending.exit_code
+    reference = train_undisturbed()
+    if reference.ending is not Ending.DONE:
+        return reference.ending.exit_code
+    same = fingerprint(result.state.params) == fingerprint(reference.state.params)
+    accuracy = f"test accuracy {100 * result.metrics['eval_accuracy']:.1f} %"
     verdict = f"parameters identical to an undisturbed run: {'yes' if same else 'no'}"
-    heartbeat(step=trained.step, checkpoint=trained.step, result=f"{accuracy}\n{verdict}")
+    heartbeat(step=result.step, checkpoint=result.step, result=f"{accuracy}\n{verdict}")
     print(f"{accuracy}, {verdict}")
     return 0 if same else 1
 
 
-def undisturbed() -> Result:
-    """The same training without a checkpoint; it shows in the log alone."""
-    print("once more, undisturbed:")
-    pulse = os.environ.pop("DRUMLINE_HEARTBEAT")
+def train_undisturbed() -> Result:
+    """Train without checkpoints and heartbeats."""
+    print("training again, undisturbed:")
+    heartbeat_file = os.environ.pop("DRUMLINE_HEARTBEAT")
     result = fit(recipe())
-    os.environ["DRUMLINE_HEARTBEAT"] = pulse
+    os.environ["DRUMLINE_HEARTBEAT"] = heartbeat_file
     return result
 
 
-def first_on_host_0() -> bool:
-    """Whether it is here, and now, that the slice is to be lost."""
+def is_first_attempt_on_host_0() -> bool:
+    """Return True in the process that preempts the slice."""
     return (os.environ["DRUMLINE_ATTEMPT"], os.environ["DRUMLINE_HOST"]) == ("1", "0")
 
 
-def lose_the_slice() -> None:
-    """Wait for a checkpoint, then ask the emulator to do what a cloud does unasked."""
-    told, job = Path(os.environ["DRUMLINE_HEARTBEAT"]), os.environ["DRUMLINE_JOB_ID"]
-    while not (told.exists() and json.loads(told.read_text()).get("checkpoint")):
+def preempt_slice() -> None:
+    """Wait for a checkpoint, then make the emulator preempt the slice."""
+    heartbeat_file, job = Path(os.environ["DRUMLINE_HEARTBEAT"]), os.environ["DRUMLINE_JOB_ID"]
+    while not (
+        heartbeat_file.exists() and json.loads(heartbeat_file.read_text()).get("checkpoint")
+    ):
         time.sleep(0.05)
     subprocess.run([sys.executable, "-m", "drumline", "emulator", "preempt", job], check=True)
 

@@ -1,11 +1,11 @@
-"""ViT-B/16, 86.6 million parameters, on images of 224×224 pixels, its weights divided (FSDP).
+"""Train ViT-B/16, 86.6 million parameters, on images of 224×224 pixels, with FSDP.
 
     python -m drumline.train examples/vit_b16.py --set images=/data/imagenet
 
 Measured on one H200: see docs/training.md.
 
-The folder holds `images.npy`, uint8[N, 224, 224, 3], and `labels.npy`, int[N]; they stay on disk.
-Without one the images are noise, which is enough to see how fast it is.
+The folder contains `images.npy`, uint8[N, 224, 224, 3], and `labels.npy`, int[N], which stay on
+disk. Without a folder the images are noise, which is enough to measure the speed.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def recipe(
     learning_rate: float = 1e-3,
     save_every: int = 1000,
 ) -> Recipe:
-    """What to train, and on what."""
+    """Return the recipe."""
     rate = optax.warmup_cosine_decay_schedule(0.0, learning_rate, steps // 10, steps)
     return Recipe(
         model=vit_b16(layout="fsdp"),
@@ -40,7 +40,7 @@ def recipe(
 
 
 def pictures(folder: Path, batch: int) -> Data:
-    """The images of a folder, read as they are needed."""
+    """Return the images of a folder, which are read as needed."""
     columns = {
         "image": np.load(folder / "images.npy", mmap_mode="r"),
         "label": np.load(folder / "labels.npy", mmap_mode="r"),
@@ -49,7 +49,7 @@ def pictures(folder: Path, batch: int) -> Data:
 
 
 def noise(batch: int) -> Data:
-    """As many random images as a batch has, the same again and again."""
+    """Return a batch of random images, which is repeated."""
     random = np.random.default_rng(0)
     columns = {
         "image": random.integers(0, 256, (batch, 224, 224, 3), np.uint8),

@@ -1,4 +1,4 @@
-"""A small Vision Transformer reads the digits in patches of 2×2 pixels, its weights divided (FSDP).
+"""Train a small Vision Transformer on the digits, with patches of 2×2 pixels and FSDP.
 
     python -m drumline.train examples/vit_digits.py
 
@@ -17,7 +17,7 @@ from drumline.train import Evaluation, Recipe, Settings
 def recipe(
     *, steps: int = 400, batch: int = 128, learning_rate: float = 6e-3, save_every: int = 100
 ) -> Recipe:
-    """What to train, and on what."""
+    """Return the recipe."""
     model = ViT(
         width=32,
         depth=2,

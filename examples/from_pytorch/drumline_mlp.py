@@ -16,7 +16,8 @@ from digit_batches import BATCH, HIDDEN_SIZES, PIXELS, digits
 from first_weights import Weights, load
 
 from drumline import models
-from drumline.train import Evaluation, Mistake, Recipe, Settings, data
+from drumline.errors import UserError
+from drumline.train import Evaluation, Recipe, Settings, data
 
 STEPS = 50
 LEARNING_RATE = 1e-3
@@ -37,7 +38,7 @@ class MLP(models.MLP):
 def recipe(*, steps: int = STEPS, seed: int = 0, weights: Path | None = None) -> Recipe:
     """Train on the digits, from the weights in a file if there is one."""
     if weights and not weights.is_file():
-        raise Mistake(f"weights: there is no file {weights}; torch_mlp.py writes one")
+        raise UserError(f"weights: there is no file {weights}; torch_mlp.py writes one")
     return Recipe(
         model=MLP(PIXELS, HIDDEN_SIZES, weights=weights),
         optimizer=optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY),

@@ -9,5 +9,9 @@ class HostError(Exception):
     """A host cannot be reached, or its agent does not work."""
 
 
+class StorageError(HostError, OSError):
+    """A checkpoint folder can no longer be written. The training command exits with 1."""
+
+
 class InternalError(Exception):
     """A defect or an unreadable state of Drumline itself."""

@@ -1,7 +1,8 @@
-"""A program's pulse: `heartbeat(step=120, loss=0.41)` shows in `drumline list`, `show` and `plot`.
+"""The heartbeat of a program: `heartbeat(step=120, loss=0.41)` reports to `drumline list`.
 
-Standard library only, so that any program can use it. Where no agent listens it does nothing.
-`import drumline` imports this module, so what only a written report needs is imported then.
+Any program can use it, because it needs only the standard library. Without an agent it does
+nothing. `import drumline` imports this module, so modules that only `flush` needs are imported
+there.
 """
 
 import atexit
@@ -11,37 +12,39 @@ import time
 from typing import Any
 
 _INTERVAL = 0.1
-"""Seconds between two writes: nobody looks more often, and a fast step must not pay for it."""
+"""Seconds between writes, so that fast steps are not slowed down."""
 
 _latest: dict[str, object] | None = None
-_written = -math.inf
+_written_at = -math.inf
 _resumed: dict[str, object] = {}
-"""The checkpoint of the first report. Whoever looks may see the second report first, or the
-hundredth, so every report carries it: with it one can tell which steps are run again."""
+"""The checkpoint of the first report. It determines which steps run again. Every report contains
+it, because the agent may miss the first one."""
 
 
 def heartbeat(step: int | None = None, **metrics: object) -> None:
-    """Report where the program is. Numbers may be anything that `float` takes, such as arrays.
+    """Report the progress of the program. Numbers may be of any type that `float` takes.
 
-    Names with a meaning to Drumline: `total` (steps in all), `loss`, `rate` and `item` (9800.0
-    and "images" a second), `mfu` and `goodput` (0 to 1), `checkpoint` (the step of the newest one,
-    None while there is none) and `result` (text that stands beside the job's end). All other
-    numbers can be plotted. What a report leaves out stays as an earlier one told it.
+    Drumline uses these names: `total` (the number of steps), `loss`, `rate` and `item` (9800.0 and
+    "images" per second), `mfu` and `goodput` (0 to 1), `checkpoint` (the step of the newest one,
+    None if there is none) and `result` (a text to show at the end of the job). All other numbers
+    can be plotted. A value that a report leaves out keeps its last value.
 
-    At most ten reports a second are written; the last one before the program ends always is.
+    At most ten reports a second are written. The last one before the program ends always is.
     """
-    global _latest, _resumed, _written
+    global _latest, _resumed, _written_at
     if not os.environ.get("DRUMLINE_HEARTBEAT"):
         return
     if _latest is None:
         atexit.register(flush)
-        saved = metrics.get("checkpoint")
-        _resumed = {"resumed": 0 if saved is None else saved} if "checkpoint" in metrics else {}
-    known = {} if step is None else {"step": step}
-    _latest = {**(_latest or {}), **known, **metrics}
+        checkpoint = metrics.get("checkpoint")
+        _resumed = (
+            {"resumed": 0 if checkpoint is None else checkpoint} if "checkpoint" in metrics else {}
+        )
+    fields = {} if step is None else {"step": step}
+    _latest = {**(_latest or {}), **fields, **metrics}
     now = time.monotonic()
-    if now - _written >= _INTERVAL:
-        _written = now
+    if now - _written_at >= _INTERVAL:
+        _written_at = now
         flush()
 
 
@@ -52,25 +55,25 @@ def flush() -> None:
     path = os.environ.get("DRUMLINE_HEARTBEAT")
     if path is None or _latest is None:
         return
-    values = {name: _plain(value) for name, value in {**_resumed, **_latest}.items()}
+    values = {name: _to_json(value) for name, value in {**_resumed, **_latest}.items()}
     draft = f"{path}.{os.getpid()}.draft"
     try:
         with open(draft, "w") as file:
             json.dump({**values, "time": time.time()}, file)
         os.replace(draft, path)
     except OSError:
-        # A pulse that cannot be written (a full disk) is no reason to end a training.
+        # A full disk must not end the training.
         return
 
 
-def _plain(value: Any) -> object:
-    """As JSON has it. A value that is not finite is told as text: `nan`."""
+def _to_json(value: Any) -> object:
+    """Return a value for JSON. A non-finite number becomes text, such as `nan`."""
     if value is None or isinstance(value, bool | int | str):
         return value
     try:
         number = float(value)
     except Exception:
-        # A deleted array raises what it likes; the text is better than a dead program.
+        # A deleted array may raise any exception, and none may end the program.
         try:
             return str(value)[:200]
         except Exception:

@@ -21,10 +21,10 @@ def test_an_old_name_is_the_new_one_and_warns(old: str, new: str) -> None:
 
 def test_old_arguments_work_and_warn() -> None:
     v4 = chips.slice_of("v4-8")
-    with pytest.warns(DeprecationWarning, match="wanted is now tpu_slice"):
+    with pytest.warns(DeprecationWarning, match=r"wanted=\) is now tpu_slice="):
         assert chips.zone_offers(wanted=v4) == chips.zone_offers(v4)  # type: ignore[call-arg]
-    with pytest.warns(DeprecationWarning, match="wanted is now tpu_slice"):
+    with pytest.warns(DeprecationWarning, match=r"wanted=\) is now tpu_slice="):
         price = chips.price(wanted=v4, zone="us-central2-b", tier="spot")  # type: ignore[call-arg]
     assert price == chips.price(v4, "us-central2-b", "spot")
-    with pytest.warns(DeprecationWarning, match="tour is now order"):
+    with pytest.warns(DeprecationWarning, match=r"tour=\) is now order="):
         assert chips.closes(tour=((0,), (1,)), topology=(2,), wraps=(False,))  # type: ignore[call-arg]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from drumline import models
-from drumline.train import Mistake
+from drumline.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "from_pytorch"
@@ -179,7 +179,7 @@ def test_without_a_file_jax_draws_weights_of_the_shapes_drumline_has(example: Ex
 
 def test_a_missing_file_of_weights_is_one_sentence(example: Example, tmp_path: Path) -> None:
     recipe = example("drumline_mlp").recipe
-    with pytest.raises(Mistake, match=r"^weights: there is no file .*none\.npz; torch_mlp\.py"):
+    with pytest.raises(UserError, match=r"^weights: there is no file .*none\.npz; torch_mlp\.py"):
         recipe(weights=tmp_path / "none.npz")
 
 

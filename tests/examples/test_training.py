@@ -16,10 +16,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from drumline.train.__main__ import parser
+from drumline.train.__main__ import make_parser
 from drumline.train.config import load_config
 from drumline.train.mesh import make_mesh
-from drumline.train.state import layout
+from drumline.train.state import abstract_state
 from tests.compiling import quick_flags
 from tests.jobs.world import World, a_world
 
@@ -89,15 +89,15 @@ def test_every_other_config_runs() -> None:
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_model_has_the_stated_size_and_fits_eight_devices(name: str) -> None:
     config = load_config(str(EXAMPLES / f"{name}.py"))
-    divided = ["model=4"] if "model" in config.kinds else []
-    recipe = config.make(["batch=8", *divided])
+    divided = ["model=4"] if "model" in config.types else []
+    recipe = config.make_recipe(["batch=8", *divided])
     mesh = make_mesh(recipe.mesh)
     assert mesh.size == jax.device_count() == 8
     with jax.set_mesh(mesh):
-        placed = layout(recipe, mesh)
-    sizes = [leaf.shape for leaf in jax.tree.leaves(placed.params)]
+        state = abstract_state(recipe, mesh)
+    sizes = [leaf.shape for leaf in jax.tree.leaves(state.params)]
     assert sum(map(prod, sizes)) == LARGE[name]
-    on_one = [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(placed.params)]
+    on_one = [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.params)]
     # All but norms and biases is divided by eight.
     assert sum(map(prod, on_one)) < 1.03 * LARGE[name] / 8
 
@@ -108,9 +108,9 @@ def test_the_docstring_has_a_command_that_the_config_takes_and_its_result(name: 
     command, *_ = re.findall(r"^    (python .*)$", docstring(name), re.MULTILINE)
     start, words = command.split(" ", 3)[:3], shlex.split(command)[3:]
     assert start == ["python", "-m", "drumline.train"]
-    given = parser().parse_args(words)
+    given = make_parser().parse_args(words)
     assert given.config == f"examples/{name}.py"
-    assert {word.partition("=")[0] for word in given.set} <= set(config.kinds)
+    assert {word.partition("=")[0] for word in given.set} <= set(config.types)
     results = re.findall(r"^    done: step \d+  loss \d.*$", docstring(name), re.MULTILINE)
     assert len(results) == (name in TRAINED)
     assert ("Measured on one H200: see docs/training.md." in docstring(name)) == (name in LARGE)

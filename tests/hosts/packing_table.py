@@ -149,7 +149,11 @@ def openssh_key() -> str:
 
 def service_account() -> str:
     return json.dumps(
-        {"type": "service_account", "private_key": key_bytes().decode(), "client_email": "a@b"},
+        {
+            "type": "service_account",
+            "private_key": key_bytes().decode(),
+            "client_email": "a@b",
+        },
         indent=2,
     )
 
@@ -159,7 +163,9 @@ PUTTY = (
     "AAAAC3NzaC1lZDI1NTE5AAAAIP\nPrivate-Lines: 1\nAAAAIFw8vR0Yx7q3mZsample0000\n"
 )
 PGP = (
-    "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2\n\n"
+    # In two pieces, so that this file itself is no key.
+    "-----BEGIN PGP PRIV"
+    + "ATE KEY BLOCK-----\nVersion: GnuPG v2\n\n"
     + "lQdGBGSomeBase64DataOfAKeyThatIsLongEnough0000000000000000\n" * 3
     + "-----END PGP PRIVATE KEY BLOCK-----\n"
 )

@@ -154,3 +154,18 @@ def test_without_git_the_rules_of_gitignore_hold_all_the_same(tmp_path: Path) ->
     ).stdout
     assert ours == sorted(name for name in listed.decode().split("\0") if name)
     assert {"plain.py", "keep.log", "xonly", "own/sub/drop.txt"} <= set(ours)
+
+
+def test_of_drumlines_own_package_only_the_source_is_sent(tmp_path: Path) -> None:
+    """A checkout that is installed in place may hold anything beside the source."""
+    package = tmp_path / "src" / "drumline"
+    (package / "jobs").mkdir(parents=True)
+    for name in ("__init__.py", "py.typed", "jobs/spec.py", ".env", "id_ed25519", "notes.txt"):
+        (package / name).write_text("planted")
+    (tmp_path / "key").write_text("planted")
+    (package / "link.py").symlink_to(tmp_path / "key")
+    (package / "folder").symlink_to(tmp_path)
+    packed = pack(None, tmp_path / "code", package=package)
+    with tarfile.open(packed.path) as tar:
+        names = {name.removeprefix(".drumline/python/drumline/") for name in tar.getnames()}
+    assert names == {"__init__.py", "py.typed", "jobs/spec.py"}

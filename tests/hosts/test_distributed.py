@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.distributed import described
+from drumline.distributed import describe_error
 from tests.compiling import quick_flags
 from tests.ports import free_port
 
@@ -104,6 +104,6 @@ def test_the_error_names_the_users_line_not_the_librarys() -> None:
     try:
         json.loads("{")
     except ValueError as error:
-        said = described(error)
+        said = describe_error(error)
     assert "test_distributed.py:" in said
     assert "JSONDecodeError: Expecting property name" in said

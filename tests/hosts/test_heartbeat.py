@@ -16,7 +16,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "heartbeat.json"
     monkeypatch.setenv("DRUMLINE_HEARTBEAT", str(path))
     monkeypatch.setattr(pulse, "_latest", None)
-    monkeypatch.setattr(pulse, "_written", float("-inf"))
+    monkeypatch.setattr(pulse, "_written_at", float("-inf"))
     monkeypatch.setattr("atexit.register", lambda _: None)
     return path
 

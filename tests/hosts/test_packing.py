@@ -1,7 +1,10 @@
 """What is sent of a folder with secrets in it, and what is left out or refused."""
 
+import base64
+
 import pytest
 
+from drumline.hosts.packing.contents import SecretScan
 from tests.hosts.packing_table import CASES, GIT, Case, run, undone
 
 
@@ -17,3 +20,11 @@ def test_a_folder_is_sent_left_out_or_refused(case: Case) -> None:
     assert result.refused == ""
     assert sorted(result.sent) == sorted(case.sent)
     assert result.left_out == case.left_out
+
+
+@pytest.mark.parametrize("before", ["", "p", "pr", "pro", "project: x\n"])
+def test_a_key_in_base64_is_found_at_every_offset(before: str) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0B" * 8 + "\n-----END"
+    scan = SecretScan(["deploy.yaml"])
+    scan.feed(b"data: " + base64.b64encode((before + key).encode()))
+    assert scan.reason() == "private key"

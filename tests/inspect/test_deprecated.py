@@ -67,17 +67,17 @@ def test_old_names_of_fields() -> None:
 
 def test_old_parameters() -> None:
     old: dict[str, Any] = {"laid": {}}
-    with pytest.warns(DeprecationWarning, match="laid of estimate is now torus_dims"):
+    with pytest.warns(DeprecationWarning, match=r"estimate\(laid=\) is now torus_dims="):
         estimate(square, X, on=SLICE, **old)
     old = {"layouts": {"plain": (X,)}, "on": SLICE}
-    with pytest.warns(DeprecationWarning, match="layouts of compare is now variants"):
+    with pytest.warns(DeprecationWarning, match=r"compare\(layouts=\) is now variants="):
         assert compare(square, **old).best is not None
 
 
 def test_old_parameter_of_load_target(tmp_path: Path) -> None:
     (tmp_path / "sampler.py").write_text("def draw(): pass\n")
     old: dict[str, Any] = {"given": f"{tmp_path}/sampler.py:draw"}
-    with pytest.warns(DeprecationWarning, match="given of load_target is now name"):
+    with pytest.warns(DeprecationWarning, match=r"load_target\(given=\) is now name="):
         assert targets.load_target(**old).name == old["given"]
 
 

@@ -21,9 +21,9 @@ from drumline.errors import UserError
 from drumline.numerics import precision
 from drumline.numerics.rounding.differences import Margin, count_flips, measure_difference
 from drumline.numerics.rounding.execution import (
-    Execution,
     ExecutionMode,
     Float64Unavailable,
+    ProgramInMode,
     all_executions,
     run_in_float64,
 )
@@ -113,13 +113,13 @@ def chain() -> TracedFunction:
     return traced
 
 
-def with_subtraction(traced: TracedFunction, index: int) -> Execution:
+def with_subtraction(traced: TracedFunction, index: int) -> ProgramInMode:
     """Replace one addition by a subtraction."""
     equations = list(traced.closed.jaxpr.eqns)
     equations[index] = equations[index].replace(primitive=jex.primitives.sub_p)
     jaxpr = traced.closed.jaxpr
     closed = make_closed_jaxpr([], jaxpr.invars, jaxpr.outvars, equations)
-    return Execution(ExecutionMode.OP_BY_OP, replace(traced, closed=closed))
+    return ProgramInMode(ExecutionMode.OP_BY_OP, replace(traced, closed=closed))
 
 
 def first(search: DifferenceSearch, other: OperationRunner, end: int) -> int | None:
@@ -131,7 +131,7 @@ def first(search: DifferenceSearch, other: OperationRunner, end: int) -> int | N
 class CountingExecution:
     """An execution that counts the calls."""
 
-    variant: Execution
+    variant: ProgramInMode
     asked: int = 0
 
     def results(self, index: int) -> list[np.ndarray]:
@@ -142,7 +142,7 @@ class CountingExecution:
 @pytest.mark.parametrize("index", range(LENGTH))
 def test_a_change_is_found_at_any_operation(chain: TracedFunction, index: int) -> None:
     other = CountingExecution(with_subtraction(chain, index))
-    search = DifferenceSearch(chain, Execution(ExecutionMode.OP_BY_OP, chain))
+    search = DifferenceSearch(chain, ProgramInMode(ExecutionMode.OP_BY_OP, chain))
     assert first(search, other, LENGTH - 1) == index
     assert other.asked <= math.ceil(math.log2(LENGTH)) + 2
 
@@ -254,7 +254,7 @@ def test_inlined_calls_compute_the_same_as_jit() -> None:
     assert not {"jit", "checkpoint", "custom_vjp_call", "custom_jvp_call"} & {
         equation.primitive.name for equation in traced.closed.jaxpr.eqns
     }
-    outputs = Execution(ExecutionMode.AS_COMPILED, traced).outputs()
+    outputs = ProgramInMode(ExecutionMode.AS_COMPILED, traced).outputs()
     expected = jax.tree.leaves(jax.jit(nested)(x, w))
     pairs = zip(outputs, expected, strict=True)
     assert not any(measure_difference(ours, np.asarray(theirs)).differing for ours, theirs in pairs)
@@ -268,7 +268,7 @@ def test_inlined_calls_compute_the_same_as_jit() -> None:
 def test_a_function_called_twice_is_inlined_twice() -> None:
     x = normal(8)
     traced = trace(lambda x: inner(inner(x)), [x])
-    [output] = Execution(ExecutionMode.OP_BY_OP, traced).outputs()
+    [output] = ProgramInMode(ExecutionMode.OP_BY_OP, traced).outputs()
     np.testing.assert_array_equal(output, jnp.where(x > 0, x, np.float32(0.1) * (0.1 * x)))
 
 

@@ -10,8 +10,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from drumline.errors import UserError
 from drumline.train.checkpoints.fence import Fence, FencedOff, Writer, newest
-from drumline.train.mistakes import Mistake
 from tests.simulation.nature import Nature
 from tests.train.checkpoints.fences import MemoryRecords, fence_of
 
@@ -74,8 +74,8 @@ class Folder:
         """Name → the claim of the last writer that has announced to write it."""
 
     def claim(self, job: str, attempt: int, owner: str, fence: int) -> Fence:
-        """Claim the folder as a program does. Raises Mistake."""
-        writer = Writer(f"{job}/{attempt}/{fence}", owner, job, attempt, fence)
+        """Claim the folder as a program does. Raises UserError."""
+        writer = Writer(f"{job}/{attempt}/{fence}", owner, job, attempt, fence, assigned=True)
         return fence_of(writer, self.records, self.complete.__contains__)
 
     def restore(self, job: str) -> int:
@@ -153,7 +153,7 @@ class Running:
         await asyncio.sleep(20.0)  # compiling
         try:
             self._fence = self._folder.claim(self.job, self.attempt, *self._identity)
-        except Mistake as refusal:
+        except UserError as refusal:
             if not self._was_replaced():
                 self._nature.breaks(f"attempt {self.attempt} of {self.job}: {refusal}")
             self.rank_died(0, 2, str(refusal))
@@ -242,7 +242,7 @@ class Running:
             else:
                 self._begin_write(self.step + 1)
                 self._end_write()
-        except (FencedOff, Mistake):
+        except (FencedOff, UserError):
             return
 
     def _bug_at(self, step: int) -> Bug | None:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from drumline.train import Mistake
+from drumline.errors import UserError
 from drumline.train.__main__ import main
-from drumline.train.config import load_config, read_value
+from drumline.train.config import load_config, parse_value
 
 CONFIG = '''"""A config.
 
@@ -25,8 +25,8 @@ def recipe(
     *, steps: int = 300, rate: float = 1e-3, policy: Literal["stop", "skip"] = "stop",
     folder: Path | None = None, quick: bool = False, table: dict[str, int] = {},
 ) -> Recipe:
-    from drumline.train import Mistake
-    raise Mistake(f"{steps} {rate} {policy} {folder} {quick}")
+    from drumline.errors import UserError
+    raise UserError(f"{steps} {rate} {policy} {folder} {quick}")
 '''
 
 
@@ -50,12 +50,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "told"),
     [
         (["--set", "stps=5"], "--set stps: config.py has no such setting; did you mean steps?"),
-        (["--set", "zzz=5"], "--set zzz: config.py has no such setting; there are steps, rate,"),
+        (["--set", "zzz=5"], "--set zzz: config.py has no such setting; it has steps, rate,"),
         (["--set", "steps=many"], "--set steps=many: 'many' is not a whole number"),
         (["--set", "steps=1.5"], "--set steps=1.5: '1.5' is not a whole number"),
         (["--set", "rate=fast"], "--set rate=fast: 'fast' is not a number"),
         (["--set", "quick=maybe"], "--set quick=maybe: 'maybe' is not yes or no"),
-        (["--set", "policy=skp"], "--set policy=skp: no such choice; did you mean skip?"),
+        (["--set", "policy=skp"], "--set policy=skp: the value is not allowed; did you mean skip?"),
         (["--set", "steps"], "--set steps: write it as name=value"),
         (["--set", "table=1"], "--set table: a dict[str, int] cannot be set here"),
         (["--stops", "5"], "unrecognized arguments: --stops 5"),
@@ -80,14 +80,14 @@ def test_a_run_without_steps_is_refused_before_its_schedule_divides_by_them(
     steps: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, DIGITS, "--set", f"steps={steps}")
-    assert said == f"steps: {steps} leaves nothing to do; use 1 or more"
+    assert said == f"steps: {steps} is too few; use 1 or more"
 
 
 def test_a_batch_of_more_rows_than_there_are_records_is_refused_before_it_is_made(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert refused(capsys, DIGITS, "--set", "batch=99999999") == (
-        "data: a batch of 99,999,999 rows is more than the 1,500 records there are; "
+        "data: a batch of 99,999,999 rows is larger than the data set of 1,500 records; "
         "use 1,500 or fewer"
     )
 
@@ -95,9 +95,9 @@ def test_a_batch_of_more_rows_than_there_are_records_is_refused_before_it_is_mad
 def test_files_that_are_no_configs_are_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no such file" in refused(capsys, str(tmp_path / "none.py"))
+    assert "the file does not exist" in refused(capsys, str(tmp_path / "none.py"))
     for name, content, told in (
-        ("empty.py", "", "it defines no function recipe(*, …) -> Recipe"),
+        ("empty.py", "", "the file does not define a function recipe(*, …) -> Recipe"),
         ("loose.py", "def recipe(steps: int = 3): ...", "write def recipe(*, steps, …)"),
         ("wrong.py", "def recipe(*, steps: int = 3): return 5", "recipe returns int, not a Recipe"),
         ("open.py", "def recipe(*, steps: int): ...", "steps has no default; --set steps=…"),
@@ -145,18 +145,18 @@ def test_what_a_model_refuses_is_a_sentence_and_what_breaks_is_a_traceback(
     ],
 )
 def test_values(text: str, kind: Any, value: object) -> None:
-    assert read_value("x", text, kind) == value
+    assert parse_value("x", text, kind) == value
 
 
 def test_a_union_of_nothing_that_fits_is_refused() -> None:
-    with pytest.raises(Mistake, match=re.escape("--set x=y: 'y' is not a number")):
-        read_value("x", "y", int | float)
+    with pytest.raises(UserError, match=re.escape("--set x=y: 'y' is not a number")):
+        parse_value("x", "y", int | float)
 
 
 def test_settings_without_annotation_are_text(tmp_path: Path) -> None:
     path = tmp_path / "plain.py"
     path.write_text("def recipe(*, name='a'): ...")
-    assert load_config(str(path)).kinds == {"name": str}
+    assert load_config(str(path)).types == {"name": str}
 
 
 WITHOUT_JAX = """

@@ -12,7 +12,8 @@ from array_record.python import array_record_module  # type: ignore[import-untyp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.train import Mistake, data
+from drumline.errors import UserError
+from drumline.train import data
 from drumline.train.data import shuffled
 
 
@@ -105,8 +106,10 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "short.bin").write_bytes(bytes(20))
     (tmp_path / "bad.array_record").write_bytes(b"no records" * 20)
     told = {
-        "there is no file": lambda: data.tokens(tmp_path / "none.bin", length=4, batch=1),
-        "no whole number of uint16": lambda: data.tokens(tmp_path / "odd.bin", length=4, batch=1),
+        "does not exist": lambda: data.tokens(tmp_path / "none.bin", length=4, batch=1),
+        "not a whole number of uint16": lambda: data.tokens(
+            tmp_path / "odd.bin", length=4, batch=1
+        ),
         "too few for a window of 16": lambda: data.tokens(
             tmp_path / "short.bin", length=16, batch=1
         ),
@@ -120,6 +123,6 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
         ),
     }
     for sentence, wrong in told.items():
-        with pytest.raises(Mistake, match=re.escape(sentence)) as caught:
+        with pytest.raises(UserError, match=re.escape(sentence)) as caught:
             wrong()
         assert "\n" not in str(caught.value)

@@ -14,11 +14,12 @@ import optax  # type: ignore[import-untyped]
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from drumline.errors import UserError
 from drumline.parallel import einsum, explain_einsum
-from drumline.train import Functions, Mistake, Recipe, Settings, data, fit
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train import Functions, Recipe, Settings, data, fit
+from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
-from drumline.train.state import layout
+from drumline.train.state import abstract_state
 from tests.train.toy import ROWS, SHARDED, Slow, toy
 
 
@@ -102,30 +103,30 @@ def test_what_breaks_a_run_is_raised_as_it_is_and_the_last_checkpoint_is_whole(
     [
         ({"mesh": {"data": 16}}, "mesh: data=16 needs 16 devices and there are 8"),
         ({"mesh": {"data": -1, "model": -1}}, "only one axis can be -1"),
-        ({"mesh": {"data": -1, "model": 3}}, "8 devices do not divide by 3"),
+        ({"mesh": {"data": -1, "model": 3}}, "8 devices are not divisible by 3"),
         ({"mesh": {"data": 0}}, "the size of an axis is 1 or more, or -1"),
-        ({"mesh": {"rows": 8}}, "specs: body lies over axis 'data', the mesh has rows"),
+        ({"mesh": {"rows": 8}}, "specs: body is sharded over axis 'data', but the mesh has rows"),
         (
             {"mesh": {"rows": 8}, "model": Functions(SHARDED.init, SHARDED.loss)},
-            "mesh: the batch lies over axis 'data', the mesh has rows",
+            "mesh: the batch is sharded over axis 'data', but the mesh has rows",
         ),
-        ({"data": data.arrays(ROWS, batch=12)}, "a batch of 12 rows does not divide by 8"),
+        ({"data": data.arrays(ROWS, batch=12)}, "a batch of 12 rows is not divisible by 8"),
         (
             {"model": replace(SHARDED, specs=lambda: {"body": P(None, None, "data"), "head": P()})},
-            "specs: body has shape (16, 8) and",
+            "specs: body has shape (16, 8), but",
         ),
         (
             {"mesh": {"data": 3}, "data": data.arrays(ROWS, batch=12)},
-            "specs: dimension 0 of body (16, 8) does not divide by 3 devices",
+            "specs: dimension 0 of body (16, 8) is not divisible by 3 devices",
         ),
         (
             {"model": replace(SHARDED, specs=lambda: {"body": P()})},
-            "specs: not a tree like the parameters",
+            "specs: the tree does not match the parameters",
         ),
     ],
 )
 def test_a_layout_that_cannot_be_is_told_in_a_sentence(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         fit(replace(toy(), **change))
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -133,18 +134,18 @@ def test_a_layout_that_cannot_be_is_told_in_a_sentence(change: dict[str, Any], t
 
 def test_a_folder_that_cannot_be_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match=r"checkpoint: .*file cannot be used: "):
+    with pytest.raises(UserError, match=r"checkpoint: .*file cannot be used: "):
         fit(toy(), checkpoint=tmp_path / "file")
-    with pytest.raises(Mistake, match="steps: 0 leaves nothing to do"):
+    with pytest.raises(UserError, match="steps: 0 is too few"):
         toy(0)
-    with pytest.raises(Mistake, match="use stop, skip or rollback"):
+    with pytest.raises(UserError, match="use stop, skip or rollback"):
         Settings(nan="ignore")  # type: ignore[arg-type]
 
 
 def test_moments_lie_where_their_parameters_lie() -> None:
     chained = optax.chain(optax.clip_by_global_norm(1.0), optax.adafactor(1e-3), optax.adamw(1e-3))
     made = replace(toy(), optimizer=chained)
-    places = layout(made, make_mesh(made.mesh))
+    places = abstract_state(made, make_mesh(made.mesh))
     sharded = places.params["body"].sharding
     assert not sharded.is_fully_replicated
     adam = places.opt_state[2][0]

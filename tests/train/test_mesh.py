@@ -11,8 +11,8 @@ import pytest
 
 import drumline.train
 from drumline.chips import Slice, links, slice_of, slices
-from drumline.train import Mistake
-from drumline.train.mesh import closes, make_mesh
+from drumline.errors import UserError
+from drumline.train.mesh import is_ring, make_mesh
 
 KINDS = {
     "v2": "TPU v2",
@@ -71,8 +71,8 @@ def test_a_ring_over_a_whole_slice_has_hops_of_one_link(name: str, having: Any) 
     having(pretended(one))
     mesh = make_mesh({"data": 1, "model": -1})
     assert set(apart(one, mesh.devices[0])) == {1}
-    assert closes(mesh, "model")
-    assert closes(mesh, "data")
+    assert is_ring(mesh, "model")
+    assert is_ring(mesh, "data")
 
 
 def test_an_axis_that_jax_refuses_is_a_ring_too(having: Any) -> None:
@@ -84,15 +84,15 @@ def test_an_axis_that_jax_refuses_is_a_ring_too(having: Any) -> None:
     assert {device.id for device in mesh.devices.flat} == set(range(64))
     for line in mesh.devices:
         assert apart(one, line) == [1, 1, 1, 1]
-    assert closes(mesh, "model")
+    assert is_ring(mesh, "model")
 
 
 def test_a_snake_is_told_from_a_circle(having: Any) -> None:
     having(pretended(slice_of("v5litepod-8")))
     mesh = make_mesh({"data": 4, "model": 2})
-    assert closes(mesh, "model")
-    assert not closes(mesh, "data")
-    assert closes(make_mesh({"data": 2, "model": 4}), "model")
+    assert is_ring(mesh, "model")
+    assert not is_ring(mesh, "data")
+    assert is_ring(make_mesh({"data": 2, "model": 4}), "model")
 
 
 def test_two_cores_of_a_chip_are_neighbours(having: Any) -> None:
@@ -101,7 +101,7 @@ def test_two_cores_of_a_chip_are_neighbours(having: Any) -> None:
     mesh = make_mesh({"model": 8})
     assert apart(one, mesh.devices) == [0, 1] * 4
     assert [device.core_on_chip for device in mesh.devices] == [0, 1] * 4
-    assert closes(mesh, "model")
+    assert is_ring(mesh, "model")
 
 
 def test_sides_that_wrap_around_are_used(having: Any) -> None:
@@ -170,11 +170,11 @@ def test_the_first_axes_run_across_slices(count: int, axes: dict[str, int], havi
 
 def test_axes_that_do_not_divide_by_the_slices_are_refused(having: Any) -> None:
     having(pretended(slice_of("v5litepod-4"), slices=6), hosts=6)
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         make_mesh({"data": 4, "model": 6})
     assert str(refused.value) == (
-        "mesh: data=4 × model=6: the first axes run across the 6 slices, and data=4 does not "
-        "divide by 6; put an axis first that does"
+        "mesh: data=4 × model=6: the first axes run across the 6 slices, and data=4 "
+        "is not divisible by 6; put an axis first that is"
     )
     assert make_mesh({"model": 6, "data": 4}).size == 24
 
@@ -183,7 +183,7 @@ def test_slices_of_two_sizes_are_refused(having: Any) -> None:
     large = pretended(slice_of("v5litepod-8"), slices=2)
     having([device for device in large if device.slice_index == 0 or device.coords[1] < 2], hosts=2)
     with pytest.raises(
-        Mistake, match="the slices have 4 and 8 devices; a mesh needs slices of one"
+        UserError, match="the slices have 4 and 8 devices; a mesh needs slices of one"
     ):
         make_mesh({"data": -1})
 
@@ -194,7 +194,7 @@ def test_slices_of_two_sizes_are_refused(having: Any) -> None:
 def test_elsewhere_jax_orders_the_devices() -> None:
     mesh = drumline.train.make_mesh({"data": -1})
     assert mesh == jax.make_mesh((jax.device_count(),), ("data",), mesh.axis_types)
-    assert closes(mesh, "data"), "a switch joins them, as far as anybody knows"
+    assert is_ring(mesh, "data"), "a switch joins them, as far as anybody knows"
 
 
 def test_devices_that_fill_no_box_are_jax_s_to_order(
@@ -206,9 +206,9 @@ def test_devices_that_fill_no_box_are_jax_s_to_order(
 
     having(pretended(slice_of("v5litepod-8")))
     monkeypatch.setattr(jax, "make_mesh", refuse)
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         make_mesh({"data": 3})
     assert str(refused.value) == (
-        "mesh: data=3: these 3 devices fill no box of chips, and JAX finds no order of them; use "
+        "mesh: data=3: these 3 devices do not form a box of chips, and JAX cannot order them; use "
         "all devices, with -1 for one axis"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from drumline.train import Ending, Functions, Recipe, data, fingerprint, fit
-from drumline.train.steps.finite import find_host
+from drumline.train.steps.bad_batches import find_host
 from tests.train.toy import ROWS, toy
 
 BATCH, BAD = 16, 5
@@ -77,8 +77,8 @@ def test_rollback_goes_on_as_if_the_batch_had_never_been_there(
     result = fit(with_rows(poisoned(), 8, nan="rollback"), checkpoint=tmp_path)
     said = capsys.readouterr().out
     assert result.ending is Ending.DONE
-    assert "going on from step 4" in said
-    assert "passing over batch 5" in said
+    assert "resuming from step 4" in said
+    assert "leaving out batch 5" in said
     assert fingerprint(result.state) == fingerprint(expected)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 9))
@@ -100,8 +100,8 @@ def test_rollback_gives_up_when_it_does_not_get_past_a_step(
     assert result.ending is Ending.NOT_FINITE
     assert result.step == 4
     said = capsys.readouterr().out
-    assert said.count("passing over batch") == 3
-    assert "went back 3 times without getting past step 5" in said
+    assert said.count("leaving out batch") == 3
+    assert "rolled back 3 times without getting past step 5" in said
 
 
 def test_a_gradient_alone_is_enough_and_its_group_is_named() -> None:

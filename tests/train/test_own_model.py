@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from drumline.train import Evaluation, Functions, Mistake, Recipe, data, fit
+from drumline.errors import UserError
+from drumline.train import Evaluation, Functions, Recipe, data, fit
 from tests.train.toy import ROWS, init, toy
 
 
@@ -38,7 +39,7 @@ def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
     [
         (
             lambda params, batch: loss_alone(params, batch, None),
-            "loss: it takes (params, batch) and is called with (params, batch, key)",
+            "loss: it takes (params, batch) but is called with (params, batch, key)",
         ),
         (
             lambda params, batch, _: predicted(params, batch),
@@ -54,13 +55,13 @@ def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
         ),
         (
             lambda params, batch, _: jnp.argmax(predicted(params, batch)),
-            "loss: it is no floating-point number",
+            "loss: it is not a floating-point number",
         ),
-        (lambda *_: None, "loss: it is no floating-point number"),
+        (lambda *_: None, "loss: it is not a floating-point number"),
     ],
 )
 def test_what_is_no_loss_is_told_in_a_sentence(loss: Any, told: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         fit(own(loss))
     assert str(caught.value).startswith(told)
     assert "\n" not in str(caught.value)
@@ -88,10 +89,10 @@ def test_a_loss_that_cannot_do_without_its_key_is_told_before_anything_runs() ->
         kept = jax.random.bernoulli(key, 0.5, batch["x"].shape)
         return loss_alone(params, {**batch, "x": jnp.where(kept, batch["x"], 0)}, None)
 
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         fit(own(always_drops, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
     assert str(caught.value) == (
-        "evaluation: the model's loss draws from its key, and an evaluation has key=None; leave "
+        "evaluation: the model's loss uses its key, and an evaluation has key=None; leave "
         "out dropout and noise there, or give Evaluation a function"
     )
     assert fit(own(always_drops)).step == 2
@@ -122,9 +123,11 @@ def test_what_is_measured_does_not_depend_on_the_batch(capsys: pytest.CaptureFix
         assert small[name] == pytest.approx(large[name], rel=1e-5), name
     assert small["eval_mean"] == pytest.approx(small["eval_by_row"], rel=1e-6)
     # What cannot be right is said once, and only where there is more than one batch.
-    told = "evaluation: largest is no mean over rows, so it depends on the batch of 7; return one "
+    told = (
+        "evaluation: largest is not a mean over rows, so it depends on the batch of 7; return one "
+    )
     assert said.count(told) == 1
-    assert said.count("is no mean over rows") == 1
+    assert said.count("is not a mean over rows") == 1
 
 
 def test_a_model_may_say_what_an_evaluation_measures() -> None:
@@ -136,12 +139,12 @@ def test_a_model_may_say_what_an_evaluation_measures() -> None:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (lambda _, batch: batch["y"].mean(), "the function returns no dict"),
+        (lambda _, batch: batch["y"].mean(), "the function must return a dict"),
         (lambda _, batch: {"x": batch["x"]}, "x has shape (7, 16); return one number"),
-        (lambda _, batch: {"x": (batch["y"], 3.0)}, "x is a pair of other things"),
+        (lambda _, batch: {"x": (batch["y"], 3.0)}, "x is not a pair of two numbers"),
     ],
 )
 def test_what_cannot_be_measured_is_told_in_a_sentence(function: Any, told: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         measured(7, function=function)
     assert told in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 from drumline.jobs.spec import parse
 from drumline.train import Evaluation, fit
 from drumline.train.__main__ import main
-from drumline.train.checkpoints.provenance import changes
+from drumline.train.checkpoints.provenance import find_changes
 from tests.train.checkpoints.test_changed_recipe import origin
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,7 +26,7 @@ def test_the_config_trains_is_evaluated_and_goes_on(
     assert main([*words, "--set", "steps=10"]) == 0
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "going on from step 10" in said
+    assert "resuming from step 10" in said
     (accuracy,) = re.findall(r"done: step 300 .* eval accuracy (\S+)", said)
     assert float(accuracy) > 0.95
 
@@ -51,7 +51,7 @@ def test_what_comes_after_it_runs_too(page: dict[str, Any]) -> None:
 def test_the_page_tells_of_a_change_as_the_run_does(page: dict[str, Any]) -> None:
     recipe = page["recipe"]
     before, now = origin(recipe()), origin(recipe(batch=32, learning_rate=0.003))
-    assert f"({'; '.join(change.told for change in changes(before, now))})" in PAGE
+    assert f"({'; '.join(change.text for change in find_changes(before, now))})" in PAGE
 
 
 def test_the_job_file_is_one(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from drumline.heartbeat import flush
 from drumline.train import Evaluation, Result, fit
-from drumline.train.checkpoints.files import grow
-from drumline.train.reporting.goodput import Clock, History, begin_attempt
-from drumline.train.reporting.throughput import mfu, peak_flops
+from drumline.train.checkpoints.files import open_append
+from drumline.train.goodput import RunHistory, StepClock, start_attempt
+from drumline.train.reporting import mfu, peak_flops
 from tests.train.toy import COUNT, ROWS, toy
 
 pulse = sys.modules["drumline.heartbeat"]
@@ -157,35 +157,35 @@ def test_a_line_that_was_cut_short_is_dropped_before_the_next(tmp_path: Path) ->
     path = tmp_path / "metrics.jsonl"
     for whole in (b"", b'{"step": 1}\n', b'{"step": 1}\n{"step": 2}\n' + b"#" * 200_000 + b"\n"):
         path.write_bytes(whole + b'{"step": 3, "lo' + b"x" * 100_000)
-        file = grow(str(path), lines=True)
+        file = open_append(str(path), lines=True)
         file.add(b'{"step": 3}\n')
         file.close()
         assert path.read_bytes() == whole + b'{"step": 3}\n'
 
 
 def test_goodput_counts_only_steps_that_led_somewhere() -> None:
-    first = begin_attempt(None, attempt=None, now=1000.0)
-    assert first == History(1000.0, 1)
+    first = start_attempt(None, attempt=None, now=1000.0)
+    assert first == RunHistory(1000.0, 1)
     assert first.goodput(30.0, now=1040.0) == 0.75
-    saved = first.at_checkpoint(10, 20.0).at_checkpoint(20, 40.0)
+    saved = first.with_checkpoint(10, 20.0).with_checkpoint(20, 40.0)
     # Killed after 55 seconds of steps and away for a while: the 15 since the checkpoint are lost.
-    again = begin_attempt(json.loads(json.dumps(saved.as_json())), attempt=None, now=1100.0)
+    again = start_attempt(json.loads(json.dumps(saved.as_json())), attempt=None, now=1100.0)
     assert again.attempt == 2
     assert again.goodput(again.seconds[20] + 10.0, now=1120.0) == pytest.approx(50 / 120)
     # Back to step 10, because 20 was damaged: what was known of it is void.
-    assert again.at_checkpoint(15, 30.0).seconds == {10: 20.0, 15: 30.0}
-    assert begin_attempt({"first_start": "?"}, attempt=7, now=5.0) == History(5.0, 7)
+    assert again.with_checkpoint(15, 30.0).seconds == {10: 20.0, 15: 30.0}
+    assert start_attempt({"first_start": "?"}, attempt=7, now=5.0) == RunHistory(5.0, 7)
 
 
 def test_the_clock_counts_steps_and_nothing_else() -> None:
     # compiled, step, step, (pause) step, asked
     times = iter([10.0, 12.0, 14.0, 50.0, 53.0])
-    clock = Clock(lambda: next(times))
+    clock = StepClock(lambda: next(times))
     for _ in range(3):
-        clock.tick()
+        clock.end_step()
     assert (clock.seconds, clock.steps_per_second()) == (4.0, 0.5)
-    clock.go_on()
-    clock.tick()
+    clock.end_pause()
+    clock.end_step()
     assert clock.seconds == 7.0
     assert clock.steps_per_second() == pytest.approx(1 / 3)
     assert clock.steps_per_second() == pytest.approx(1 / 3)

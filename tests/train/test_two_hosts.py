@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drumline.train import Ending, fit
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train.checkpoints.files import COMMITTED
 from tests.compiling import quick_flags
 from tests.ports import free_port
 from tests.train.checkpoints.test_resume import LOSSES_ON_ANOTHER_MESH
@@ -68,7 +68,7 @@ def test_two_hosts_train_as_one_blame_the_right_one_and_stop_together(tmp_path: 
     assert (saved / COMMITTED).exists()
     assert [beat(tmp_path, host)["step"] for host in (0, 1)] == [int(saved.name)] * 2
     assert [beat(tmp_path, host)["checkpoint"] for host in (0, 1)] == [int(saved.name)] * 2
-    assert f"told to stop at step {saved.name}" in outputs[0]
+    assert f"stopped by SIGTERM at step {saved.name}" in outputs[0]
 
     # Not a number: both halted before the same step and blame the host whose row it was.
     assert results[0] == results[1]

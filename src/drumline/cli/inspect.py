@@ -77,8 +77,8 @@ def program(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the communication and cost of a function."""
-    require_jax()
+    """Show the communication and cost of MODULE:FUNCTION."""
+    need_jax()
     if list_examples == (target is not None or example is not None):
         raise UserError(
             "name a function as MODULE:FUNCTION, or an example with --example NAME; --list lists "
@@ -368,7 +368,7 @@ class _InspectGroup(TyperGroup):
 
 
 app = typer.Typer(
-    help="Analyse the communication and cost of a program.",
+    help="Show a program's communication and cost.",
     cls=_InspectGroup,
     add_completion=False,
     rich_markup_mode=None,

@@ -7,6 +7,7 @@ Drumline's own package may be in it too (companion.py), in a folder without file
 
 import gzip
 import hashlib
+import os
 import tarfile
 import tempfile
 from contextlib import ExitStack
@@ -131,10 +132,22 @@ class ArchiveWriter:
 
 
 def _files_of(package: Path) -> list[str]:
-    """The files of an installed package, relative to its parent folder."""
-    files = (path for path in package.rglob("*") if path.is_file())
-    return sorted(
-        path.relative_to(package.parent).as_posix()
-        for path in files
-        if "__pycache__" not in path.parts
-    )
+    """The source files of a package, relative to its parent folder.
+
+    A checkout may hold other files too, such as an `.env`, and links to files elsewhere.
+    """
+    files: list[str] = []
+    for folder, folders, names in os.walk(package):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        paths = (Path(folder) / name for name in names if is_source(name))
+        files += (
+            path.relative_to(package.parent).as_posix()
+            for path in paths
+            if path.is_file() and not path.is_symlink()
+        )
+    return sorted(files)
+
+
+def is_source(name: str) -> bool:
+    """Return True for the name of a file of Drumline's own package."""
+    return name.endswith(".py") or name == "py.typed"

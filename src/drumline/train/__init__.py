@@ -1,4 +1,4 @@
-"""Training that loses nothing: stopped at any instant, a run still ends with the same bits.
+"""Train JAX models. A run that is killed at any time resumes and ends with the same bits.
 
     from drumline.train import Functions, Recipe, data, fit
 
@@ -11,19 +11,20 @@
     )
     result = fit(recipe, checkpoint="/data/run")
 
-`python -m drumline.train CONFIG.py` runs a file that defines `recipe`.
+`python -m drumline.train CONFIG.py` trains the recipe that a config file defines.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from drumline.train.mistakes import Mistake, missing
+from drumline.deprecated import lookup
 
 if TYPE_CHECKING:
     from drumline.train import data
-    from drumline.train.checkpoints.digest import fingerprint
+    from drumline.train.checksums import fingerprint
     from drumline.train.data import Data
-    from drumline.train.loop import fit
+    from drumline.train.loop import Ending, Result, fit
     from drumline.train.mesh import make_mesh
     from drumline.train.recipe import (
         Batch,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         Recipe,
         Settings,
     )
-    from drumline.train.result import Ending, Result
     from drumline.train.state import State
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "Evaluation",
     "Functions",
     "Metrics",
-    "Mistake",
     "Model",
     "Params",
     "Recipe",
@@ -58,33 +57,43 @@ __all__ = [
     "make_mesh",
 ]
 
-_HOMES = {
-    "data": ("Data",),
-    "checkpoints.digest": ("fingerprint",),
-    "loop": ("fit",),
-    "mesh": ("make_mesh",),
-    "recipe": (
-        "Batch",
-        "Evaluation",
-        "Functions",
-        "Metrics",
-        "Model",
-        "Params",
-        "Recipe",
-        "Settings",
-    ),
-    "result": ("Ending", "Result"),
-    "state": ("State",),
+REQUIRED_PACKAGES = ("jax", "optax", "orbax", "grain")
+"""The packages of `drumline[jax]`, which training needs. The base install does not have them."""
+
+_MODULES = {
+    "Batch": "recipe",
+    "Data": "data",
+    "Ending": "loop",
+    "Evaluation": "recipe",
+    "Functions": "recipe",
+    "Metrics": "recipe",
+    "Model": "recipe",
+    "Params": "recipe",
+    "Recipe": "recipe",
+    "Result": "loop",
+    "Settings": "recipe",
+    "State": "state",
+    "fingerprint": "checksums",
+    "fit": "loop",
+    "make_mesh": "mesh",
 }
+_RENAMED = {"Mistake": "drumline.errors:UserError"}
+
+
+def missing_packages_message() -> str | None:
+    """Return a message that names the missing packages, or None if all are installed."""
+    missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
+    if not missing:
+        return None
+    return f"training needs {', '.join(missing)}: pip install 'drumline[jax]'"
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is: without JAX this still says in a sentence what lacks."""
+    """Import a public name on first use, so that a missing JAX gives a clear message."""
     if name == "data":
         return import_module("drumline.train.data")
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if lacking := missing():
-        raise ImportError(lacking)
-    return getattr(import_module(f"drumline.train.{home}"), name)
+    if name not in _MODULES:
+        return lookup(__name__, name, _RENAMED)
+    if message := missing_packages_message():
+        raise ImportError(message)
+    return getattr(import_module(f"drumline.train.{_MODULES[name]}"), name)

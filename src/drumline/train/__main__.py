@@ -1,9 +1,9 @@
-"""`python -m drumline.train CONFIG.py`: train what a config file describes.
+"""`python -m drumline.train CONFIG.py`: train the recipe of a config file.
 
     python -m drumline.train examples/digits.py --set steps=100 --checkpoint /tmp/digits
 
-Exit codes: 0 when done; 75 when told to stop, with everything saved; 1 when the run failed; 2 when
-something on the command line or in the recipe is wrong.
+Exit codes: 0 if the run is done, 75 if it was stopped by SIGTERM and is saved, 1 if it failed, and
+2 for an error in the command line or the recipe.
 """
 
 # mypy: allow-untyped-calls
@@ -15,101 +15,107 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from drumline.errors import StorageError, UserError
 from drumline.health.fault_report import HardwareFault
-from drumline.train.mistakes import Mistake, Unwritable, missing
+from drumline.train import missing_packages_message
 
 
-class _Words(argparse.ArgumentParser):
+class _ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise Mistake(f"{message}; see python -m drumline.train --help")
+        raise UserError(f"{message}; see python -m drumline.train --help")
 
 
-def parser() -> argparse.ArgumentParser:
-    """What the command takes."""
-    words = _Words(prog="python -m drumline.train", add_help=False, allow_abbrev=False)
-    words.add_argument("config", nargs="?", metavar="CONFIG.py", help="defines recipe(*, …)")
-    words.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting")
-    words.add_argument(
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = _ArgumentParser(prog="python -m drumline.train", add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG.py", help="a file that defines recipe(*, …)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting"
+    )
+    parser.add_argument(
         "--checkpoint",
         default=os.environ.get("DRUMLINE_CHECKPOINT"),
         metavar="FOLDER",
-        help="where checkpoints are kept, a folder or gs://…; by default $DRUMLINE_CHECKPOINT",
+        help="folder for checkpoints, or gs://… (default: $DRUMLINE_CHECKPOINT)",
     )
-    words.add_argument(
+    parser.add_argument(
         "--allow-changes",
         action="store_true",
-        help="go on from a checkpoint that another recipe or other data led to",
+        help="resume from a checkpoint of another recipe or other data",
     )
-    words.add_argument("--help", "-h", action="store_true", help="this; of a config, its settings")
-    return words
+    parser.add_argument(
+        "--help", "-h", action="store_true", help="show this, or the settings of a config"
+    )
+    return parser
 
 
-def main(words: list[str]) -> int:
-    """Do what the words say, and return the exit code."""
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code."""
     try:
-        asked = parser().parse_args(words)
-        if asked.help and asked.config is None:
-            print(parser().format_help())
+        options = make_parser().parse_args(arguments)
+        if options.help and options.config is None:
+            print(make_parser().format_help())
             return 0
-        if asked.config is None:
-            raise Mistake("CONFIG.py is missing; see python -m drumline.train --help")
-        if lacking := missing():
-            raise Mistake(lacking)
-        return _with_config(asked)
+        if options.config is None:
+            raise UserError("CONFIG.py is missing; see python -m drumline.train --help")
+        if message := missing_packages_message():
+            raise UserError(message)
+        return _run_config(options)
     except ValueError as error:
-        if not _is_a_sentence(error):
+        if not _is_user_error(error):
             raise
         print(error, file=sys.stderr)
         return 2
-    except (Unwritable, HardwareFault) as error:
-        # Every host says it: whoever reads one host's log learns which chip it was.
+    except (StorageError, HardwareFault) as error:
+        # Every host prints the fault, so that the log of any host names the chip.
         print(error, file=sys.stderr, flush=True)
         return 1
 
 
-def _with_config(asked: argparse.Namespace) -> int:
+def _run_config(options: argparse.Namespace) -> int:
     from drumline.train.config import load_config
-    from drumline.train.notice import listening
+    from drumline.train.multihost import catch_sigterm
 
-    if asked.help:
-        print(load_config(asked.config).help())
+    if options.help:
+        print(load_config(options.config).help())
         return 0
-    with listening():
-        return _train(asked)
+    with catch_sigterm():
+        return _train(options)
 
 
-def _train(asked: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace) -> int:
     import jax
 
     import drumline.distributed
-    from drumline.train.checkpoints.digest import fingerprint
+    from drumline.train.checksums import fingerprint
     from drumline.train.config import load_config
-    from drumline.train.loop import fit
-    from drumline.train.reporting.report import described
-    from drumline.train.result import Ending
+    from drumline.train.loop import Ending, fit
+    from drumline.train.reporting import format_metrics
 
-    # JAX's own handler of SIGTERM would take ours' place and only remember that it came.
+    # JAX's own SIGTERM handler would replace `catch_sigterm`.
     with suppress(AttributeError):
         jax.config.update("jax_enable_preemption_service", False)
     drumline.distributed.initialize()
-    recipe = load_config(asked.config).make(asked.set)
-    result = fit(recipe, checkpoint=asked.checkpoint, allow_changes=asked.allow_changes)
+    recipe = load_config(options.config).make_recipe(options.set)
+    result = fit(recipe, checkpoint=options.checkpoint, allow_changes=options.allow_changes)
     if result.ending is not Ending.DONE:
         return result.ending.exit_code
-    same = fingerprint(result.state.params)
+    parameters = fingerprint(result.state.params)
     if jax.process_index() == 0:
-        print(f"done: step {result.step:,}  {'  '.join(described(result.metrics))}")
-        print(f"parameters {same}", flush=True)
+        print(f"done: step {result.step:,}  {'  '.join(format_metrics(result.metrics))}")
+        print(f"parameters {parameters}", flush=True)
     return result.ending.exit_code
 
 
-def _is_a_sentence(error: ValueError) -> bool:
-    """Whether its text is meant for the user: a mistake, or what a model or a ring refuses."""
-    if isinstance(error, Mistake):
+def _is_user_error(error: ValueError) -> bool:
+    """Return True if the message is for the user, as are all ValueErrors of models and parallel."""
+    if isinstance(error, UserError):
         return True
     raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    home = Path(__file__).parents[1]
-    return any(raised_in.is_relative_to(home / room) for room in ("models", "parallel"))
+    package = Path(__file__).parents[1]
+    return any(raised_in.is_relative_to(package / name) for name in ("models", "parallel"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Global batches on the devices: each host reads the rows its own devices hold, ahead of time.
+"""Global batches on the devices. Each host reads the rows of its own devices, ahead of time.
 
-`grain` does the reading ahead, in threads, from a `MapDataset` with one element for each batch.
+`grain` reads ahead in threads, from a `MapDataset` with an element per batch. The *position* of a
+run in its data is the number of records that it has consumed.
 """
 
 # mypy: allow-untyped-calls
@@ -17,147 +18,152 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from drumline.errors import UserError
 from drumline.train.data import Data, Rows
-from drumline.train.mistakes import Mistake
 
-AHEAD = 4
-"""Batches that wait on the devices: enough for a slow read, few enough for their memory."""
+PREFETCH = 4
+"""The number of batches that wait on the devices. More would take too much of their memory."""
 
-Numbers = Callable[[int, np.ndarray], np.ndarray]
-"""Records taken before it and rows of the global batch → numbers of records."""
+RecordIndices = Callable[[int, np.ndarray], np.ndarray]
+"""Map a position and rows of the global batch to the indices of their records."""
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Puts any batch of a data set where the model wants it."""
+class BatchLoader:
+    """Loads any batch of a data set with the sharding that the model requires."""
 
     data: Data
     mesh: Mesh
     spec: PartitionSpec
 
     def __post_init__(self) -> None:
-        """Refuse rows that do not divide."""
-        over = _axes_of_rows(self.spec)
-        unknown = [axis for axis in over if axis not in self.mesh.shape]
+        """Reject a batch that the mesh does not divide."""
+        axes = _row_axes(self.spec)
+        unknown = [axis for axis in axes if axis not in self.mesh.shape]
         if unknown:
-            axes = ", ".join(self.mesh.shape)
-            raise Mistake(f"mesh: the batch lies over axis {unknown[0]!r}, the mesh has {axes}")
-        parts = prod(self.mesh.shape[axis] for axis in over)
-        if self.data.batch % parts:
-            raise Mistake(f"data: a batch of {self.data.batch} rows does not divide by {parts}")
+            names = ", ".join(self.mesh.shape)
+            raise UserError(
+                f"mesh: the batch is sharded over axis {unknown[0]!r}, but the mesh has {names}"
+            )
+        shards = prod(self.mesh.shape[axis] for axis in axes)
+        if self.data.batch % shards:
+            raise UserError(
+                f"data: a batch of {self.data.batch} rows is not divisible by {shards} devices"
+            )
 
-    def load(self, taken: int, numbers: Numbers) -> dict[str, jax.Array]:
-        """The global batch after so many records, of which this host reads what it needs."""
-        mine = self.rows_of_hosts[jax.process_index()]
-        block = self.data.records.rows(numbers(taken, mine))
-        start_of = {int(row): place for place, row in enumerate(mine)}
-        return {name: self._place(array, start_of) for name, array in block.items()}
+    def load(self, position: int, record_indices: RecordIndices) -> dict[str, jax.Array]:
+        """Return the global batch at a position. This host reads only the rows that it needs."""
+        local_rows = self.rows_by_host[jax.process_index()]
+        columns = self.data.records.rows(record_indices(position, local_rows))
+        starts = {int(row): index for index, row in enumerate(local_rows)}
+        return {name: self._shard(column, starts) for name, column in columns.items()}
+
+    def load_training(self, position: int) -> dict[str, jax.Array]:
+        """Return the batch of the training run at a position, read now and by the caller."""
+        return self.load(position, self.data.numbers)
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The arrays of a global batch and their places, without reading one."""
+        """Return the shapes and shardings of a global batch. This reads a record."""
 
         def shape(row: np.ndarray) -> jax.ShapeDtypeStruct:
-            whole = (self.data.batch, *row.shape[1:])
-            # As on the devices, where there are no doubles unless they are asked for.
+            # JAX arrays have no 64-bit types by default.
             dtype = jax.dtypes.canonicalize_dtype(row.dtype)
-            return jax.ShapeDtypeStruct(whole, dtype, sharding=self._sharding(row.ndim))
+            global_shape = (self.data.batch, *row.shape[1:])
+            return jax.ShapeDtypeStruct(global_shape, dtype, sharding=self._sharding(row.ndim))
 
-        one: Rows = self.data.records.rows(np.zeros(1, np.int64))
-        return {name: shape(row) for name, row in one.items()}
+        first: Rows = self.data.records.rows(np.zeros(1, np.int64))
+        return {name: shape(row) for name, row in first.items()}
 
     @cached_property
-    def rows_of_hosts(self) -> dict[int, np.ndarray]:
-        """Which rows of the global batch each host's devices hold."""
-        held: dict[int, set[range]] = {}
-        sharding = self._sharding(1)
-        places: Any = sharding.devices_indices_map((self.data.batch,))
-        for device, (index,) in places.items():
-            rows = range(*index.indices(self.data.batch))
-            held.setdefault(device.process_index, set()).add(rows)
-        return {host: _sorted(held[host]) for host in sorted(held)}
+    def rows_by_host(self) -> dict[int, np.ndarray]:
+        """The rows of the global batch that the devices of each host have."""
+        rows: dict[int, set[range]] = {}
+        indices: Any = self._sharding(1).devices_indices_map((self.data.batch,))
+        for device, (index,) in indices.items():
+            shard = range(*index.indices(self.data.batch))
+            rows.setdefault(device.process_index, set()).add(shard)
+        return {host: _sorted(rows[host]) for host in sorted(rows)}
 
-    def next_to(self, taken: int) -> dict[str, jax.Array]:
-        """The batch of a training run after so many records, read now and by whoever asks."""
-        return self.load(taken, self.data.numbers)
+    def _shard(self, column: np.ndarray, starts: dict[int, int]) -> jax.Array:
+        """Make a global array from the rows of this host. `starts` maps global to local rows."""
 
-    def _place(self, block: np.ndarray, start_of: dict[int, int]) -> jax.Array:
-        def piece(index: tuple[slice, ...] | None) -> np.ndarray:
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None
             rows = range(*index[0].indices(self.data.batch))
-            start = start_of[rows.start]
-            found: np.ndarray = block[(slice(start, start + len(rows)), *index[1:])]
-            return found
+            start = starts[rows.start]
+            values: np.ndarray = column[(slice(start, start + len(rows)), *index[1:])]
+            return values
 
-        shape = (self.data.batch, *block.shape[1:])
-        return jax.make_array_from_callback(shape, self._sharding(block.ndim), piece)
+        shape = (self.data.batch, *column.shape[1:])
+        return jax.make_array_from_callback(shape, self._sharding(column.ndim), shard)
 
     def _sharding(self, dimensions: int) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*self.spec[:dimensions]))
 
 
-class Batches:
-    """The batches of a training run, in order from any record on."""
+class Prefetcher:
+    """Reads the batches of a training run ahead, in order from any position."""
 
-    def __init__(self, placed: Placed) -> None:
-        """Read nothing yet."""
-        self.placed = placed
-        self._ahead: Any = None
-        self._next = -1
+    def __init__(self, loader: BatchLoader) -> None:
+        """Do not read anything yet."""
+        self.loader = loader
+        self._iterator: Any = None
+        self._next_position = -1
 
-    def take(self, taken: int) -> dict[str, jax.Array]:
-        """The batch after so many records; in order it is there already, elsewhere it is read."""
-        if taken != self._next:
+    def next_batch(self, position: int) -> dict[str, jax.Array]:
+        """Return the batch at a position. Any position but the next restarts the reading."""
+        if position != self._next_position:
             self.close()
-            data = self.placed.data
-            reading = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=AHEAD)
-            source = grain.MapDataset.source(_From(self.placed, taken))
-            self._ahead = iter(source.to_iter_dataset(reading))
-        batch: dict[str, jax.Array] = next(self._ahead)
-        self._next = taken + self.placed.data.batch
+            data = self.loader.data
+            options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=PREFETCH)
+            source = grain.MapDataset.source(_BatchSource(self.loader, position))
+            self._iterator = iter(source.to_iter_dataset(options))
+        batch: dict[str, jax.Array] = next(self._iterator)
+        self._next_position = position + self.loader.data.batch
         return batch
 
     def close(self) -> None:
         """Stop reading ahead."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._iterator is not None:
+            self._iterator.close()
 
 
 @dataclass(frozen=True)
-class _From:
-    """What grain reads from: element i is batch number i, counted from some record on."""
+class _BatchSource:
+    """The data source of grain. Element i is the batch i batches after the first position."""
 
-    placed: Placed
-    first: int
+    loader: BatchLoader
+    first_position: int
 
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, number: Any) -> dict[str, jax.Array]:
-        return self.placed.next_to(self.first + int(number) * self.placed.data.batch)
+    def __getitem__(self, index: Any) -> dict[str, jax.Array]:
+        return self.loader.load_training(self.first_position + int(index) * self.loader.data.batch)
 
 
-def once_through(placed: Placed) -> Iterator[tuple[dict[str, jax.Array], int]]:
-    """All records once, in order: batches, and how many of their rows count.
+def iterate_once(loader: BatchLoader) -> Iterator[tuple[dict[str, jax.Array], int]]:
+    """Yield all records once, in order, as batches with the number of rows that count.
 
-    The last batch is filled up with the first record, and then one batch of nothing else follows,
-    which counts for minus the filling: a sum of means over rows is exact with every batch of one
-    shape.
+    The last batch is padded with the first record. Then comes a batch of only this record, with
+    minus the number of padding rows. All batches have the same shape, and a sum of means over rows,
+    weighted by these numbers, is exact.
     """
-    count, size = len(placed.data.records), placed.data.batch
+    count, size = len(loader.data.records), loader.data.batch
 
-    def numbers(taken: int, rows: np.ndarray) -> np.ndarray:
-        in_order = taken + rows
+    def record_indices(position: int, rows: np.ndarray) -> np.ndarray:
+        in_order = position + rows
         return np.where(in_order < count, in_order, 0)
 
-    whole = -(-count // size) * size
-    for taken in range(0, whole, size):
-        yield placed.load(taken, numbers), size
-    filling = whole - count
-    if filling:
-        yield placed.load(whole, numbers), -filling
+    padded_count = -(-count // size) * size
+    for position in range(0, padded_count, size):
+        yield loader.load(position, record_indices), size
+    padding = padded_count - count
+    if padding:
+        yield loader.load(padded_count, record_indices), -padding
 
 
-def _axes_of_rows(spec: PartitionSpec) -> tuple[str, ...]:
+def _row_axes(spec: PartitionSpec) -> tuple[str, ...]:
     first = spec[0] if len(spec) else None
     return () if first is None else (first,) if isinstance(first, str) else tuple(first)
 

@@ -1,7 +1,7 @@
 """Config files: a Python file with `def recipe(*, steps: int = 300, …) -> Recipe`.
 
-Its keyword arguments are the settings that `--set name=value` can change; their annotations say how
-a value is read.
+The keyword arguments of `recipe` are the settings that `--set name=value` changes. Their
+annotations determine how the text of a value is parsed.
 """
 
 import importlib.util
@@ -15,131 +15,142 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from drumline.chips.names import nearest
-from drumline.train.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.train.recipe import Recipe, check_steps
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A config file that has been read."""
+    """A config file, loaded."""
 
     path: Path
-    about: str
+    description: str
     recipe: Callable[..., Recipe]
-    kinds: Mapping[str, Any]
-    """Setting → its annotation."""
+    types: Mapping[str, Any]
+    """The annotation of each setting."""
     defaults: Mapping[str, Any]
-    """Setting → its default; settings without one are missing here."""
+    """The defaults of the settings. Settings without a default are missing."""
 
-    def make(self, assignments: Sequence[str]) -> Recipe:
-        """The recipe with these settings, each `name=value`."""
-        given = dict(self._read(assignment) for assignment in assignments)
-        missing = [name for name in self.kinds if name not in {**self.defaults, **given}]
+    def make_recipe(self, assignments: Sequence[str]) -> Recipe:
+        """Return the recipe with these settings, each given as `name=value`."""
+        values = dict(self._parse(assignment) for assignment in assignments)
+        missing = [name for name in self.types if name not in {**self.defaults, **values}]
         if missing:
-            raise Mistake(f"{self.path}: {missing[0]} has no default; --set {missing[0]}=…")
-        # Most files make a schedule of them, which divides by them before there is a recipe.
-        if self.kinds.get("steps") is int and "steps" in given:
-            check_steps(given["steps"])
-        made = self.recipe(**given)
-        if not isinstance(made, Recipe):
-            raise Mistake(f"{self.path}: recipe returns {type(made).__name__}, not a Recipe")
-        return made
+            raise UserError(f"{self.path}: {missing[0]} has no default; --set {missing[0]}=…")
+        # Check now, because most configs divide by the steps in a learning rate schedule.
+        if self.types.get("steps") is int and "steps" in values:
+            check_steps(values["steps"])
+        recipe = self.recipe(**values)
+        if not isinstance(recipe, Recipe):
+            raise UserError(f"{self.path}: recipe returns {type(recipe).__name__}, not a Recipe")
+        return recipe
 
     def help(self) -> str:
-        """What the file says about itself, and what can be set."""
+        """Return the docstring of the file and a list of its settings."""
         lines = [
-            f"  {name}: {_named(kind)}" + self._default(name) for name, kind in self.kinds.items()
+            f"  {name}: {_type_name(type_)}" + self._default(name)
+            for name, type_ in self.types.items()
         ]
         settings = "\n".join(lines) or "  none"
-        return f"{self.about}\n\nsettings (--set name=value):\n{settings}\n"
+        return f"{self.description}\n\nsettings (--set name=value):\n{settings}\n"
 
     def _default(self, name: str) -> str:
         return f" = {self.defaults[name]!r}" if name in self.defaults else ""
 
-    def _read(self, assignment: str) -> tuple[str, Any]:
+    def _parse(self, assignment: str) -> tuple[str, Any]:
         name, equals, text = assignment.partition("=")
         name = name.strip()
         if not equals:
-            raise Mistake(f"--set {assignment}: write it as name=value")
-        if name not in self.kinds:
-            near = nearest(name, self.kinds)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.kinds)}"
-            raise Mistake(f"--set {name}: {self.path.name} has no such setting; {hint}")
-        return name, read_value(name, text.strip(), self.kinds[name])
+            raise UserError(f"--set {assignment}: write it as name=value")
+        if name not in self.types:
+            suggestions = nearest(name, self.types)
+            settings = ", ".join(self.types)
+            hint = f"did you mean {suggestions[0]}?" if suggestions else f"it has {settings}"
+            raise UserError(f"--set {name}: {self.path.name} has no such setting; {hint}")
+        return name, parse_value(name, text.strip(), self.types[name])
 
 
 def load_config(path: str) -> ConfigFile:
-    """Run a config file and find its recipe."""
+    """Run a config file and return its recipe function with its settings."""
     file = Path(path)
     if not file.is_file():
-        raise Mistake(f"{path}: there is no such file")
+        raise UserError(f"{path}: the file does not exist")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
-        raise Mistake(f"{path}: not a Python file; its name must end in .py")
+        raise UserError(f"{path}: not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    # As Python does for a script: what lies beside it can be imported, and finds it by name.
+    # As for a script, modules in the same folder can be imported, and they can import the config.
     sys.path.insert(0, str(file.parent.resolve()))
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)
     recipe = getattr(module, "recipe", None)
     if not callable(recipe):
-        raise Mistake(f"{path}: it defines no function recipe(*, …) -> Recipe")
+        raise UserError(f"{path}: the file does not define a function recipe(*, …) -> Recipe")
     hints = typing.get_type_hints(recipe)
-    settings = inspect.signature(recipe).parameters
-    for name, setting in settings.items():
-        if setting.kind is not inspect.Parameter.KEYWORD_ONLY:
-            raise Mistake(f"{path}: write def recipe(*, {name}, …): settings go by name")
+    parameters = inspect.signature(recipe).parameters
+    for name, parameter in parameters.items():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            raise UserError(f"{path}: write def recipe(*, {name}, …): settings are keyword-only")
     return ConfigFile(
         path=file,
-        about=(module.__doc__ or str(file)).strip(),
+        description=(module.__doc__ or str(file)).strip(),
         recipe=recipe,
-        kinds={name: hints.get(name, str) for name in settings},
+        types={name: hints.get(name, str) for name in parameters},
         defaults={
-            name: setting.default
-            for name, setting in settings.items()
-            if setting.default is not inspect.Parameter.empty
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not inspect.Parameter.empty
         },
     )
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "text", Path: "a path"}
-_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_DESCRIPTIONS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "yes or no",
+    str: "text",
+    Path: "a path",
+}
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def read_value(name: str, text: str, kind: Any) -> Any:
-    """A value from the command line, as its annotation wants it."""
-    if get_origin(kind) in (typing.Union, types.UnionType):
-        if text.lower() == "none" and type(None) in get_args(kind):
+def parse_value(name: str, text: str, annotation: Any) -> Any:
+    """Parse the text of a setting as its annotation requires."""
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        if text.lower() == "none" and type(None) in get_args(annotation):
             return None
-        kinds = [one for one in get_args(kind) if one is not type(None)]
-        for one in kinds:
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        for member in members:
             try:
-                return read_value(name, text, one)
-            except Mistake as mistake:
-                if one is kinds[-1]:
-                    raise mistake from None
-    if get_origin(kind) is Literal:
-        found = [value for value in get_args(kind) if str(value) == text]
-        if not found:
-            words = [str(value) for value in get_args(kind)]
-            near = nearest(text, words)
-            hint = f"did you mean {near[0]}?" if near else f"use {' or '.join(words)}"
-            raise Mistake(f"--set {name}={text}: no such choice; {hint}")
-        return found[0]
+                return parse_value(name, text, member)
+            except UserError as error:
+                if member is members[-1]:
+                    raise error from None
+    if get_origin(annotation) is Literal:
+        choices = get_args(annotation)
+        matches = [value for value in choices if str(value) == text]
+        if not matches:
+            texts = [str(value) for value in choices]
+            suggestions = nearest(text, texts)
+            hint = f"did you mean {suggestions[0]}?" if suggestions else f"use {' or '.join(texts)}"
+            raise UserError(f"--set {name}={text}: the value is not allowed; {hint}")
+        return matches[0]
     try:
-        if kind is bool:
-            return _WORDS[text.lower()]
-        if kind is int:
-            return _whole(text)
-        if kind in _KINDS:
-            return kind(text)
+        if annotation is bool:
+            return _BOOLEANS[text.lower()]
+        if annotation is int:
+            return _parse_int(text)
+        if annotation in _DESCRIPTIONS:
+            return annotation(text)
     except (ValueError, KeyError):
-        raise Mistake(f"--set {name}={text}: {text!r} is not {_KINDS[kind]}") from None
-    raise Mistake(f"--set {name}: a {_named(kind)} cannot be set here; change it in the file")
+        expected = _DESCRIPTIONS[annotation]
+        raise UserError(f"--set {name}={text}: {text!r} is not {expected}") from None
+    type_name = _type_name(annotation)
+    raise UserError(f"--set {name}: a {type_name} cannot be set here; change it in the file")
 
 
-def _whole(text: str) -> int:
-    """`1000`, `1_000` or `1e3`."""
+def _parse_int(text: str) -> int:
+    """Parse `1000`, `1_000` or `1e3`."""
     try:
         return int(text)
     except ValueError:
@@ -149,5 +160,7 @@ def _whole(text: str) -> int:
         return int(number)
 
 
-def _named(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "")

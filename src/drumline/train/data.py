@@ -1,8 +1,8 @@
-"""Where rows come from, and which rows make up a global batch.
+"""Data sources, and the order in which their records form global batches.
 
-Records are found by number, so the position of a run in its data is one number: how many records
-have been taken. Which records come next depends on the seed alone, never on how many hosts read
-them or how many make up a batch. A new epoch is a new order.
+Records are read by index, so the position of a run in its data is one integer: the number of
+records that it has consumed. The order of the records depends only on the seed. It does not depend
+on the number of hosts or on the batch size. Every epoch has a different order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,82 +12,85 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from drumline.train.mistakes import Mistake
+from drumline.deprecated import renamed_keywords
+from drumline.errors import UserError
 
 Rows = dict[str, np.ndarray]
-"""Arrays by name, one row for each record."""
+"""Arrays by name, with a row per record."""
 
 
 class Records(Protocol):
-    """A set of records, read by number, many at a time."""
+    """A set of records that are read by index, many at a time."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of records."""
         ...
 
-    def rows(self, numbers: np.ndarray) -> Rows:
-        """These records, in this order."""
+    def rows(self, indices: np.ndarray, /) -> Rows:
+        """Return the records with these indices, in this order."""
         ...
 
 
 @dataclass(frozen=True)
 class Data:
-    """Records and how they are cut into batches."""
+    """Records and the way they form batches."""
 
     records: Records
     batch: int
-    """Rows of a global batch, over all hosts."""
+    """The rows of a global batch, over all hosts."""
     shuffle: bool = True
     seed: int = 0
     threads: int = 2
-    """How many threads of each host read ahead."""
+    """The number of threads on each host that read ahead."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Reject an empty batch or an empty data set."""
         if self.batch < 1:
-            raise Mistake(f"data: a batch of {self.batch} rows is empty; use 1 or more")
+            raise UserError(f"data: a batch of {self.batch} rows is empty; use 1 or more")
         if len(self.records) < 1:
-            raise Mistake("data: there are no records")
+            raise UserError("data: there are no records")
 
-    def numbers(self, taken: int, rows: np.ndarray) -> np.ndarray:
-        """Which records stand in these rows of the batch that comes after so many records."""
+    @renamed_keywords(taken="position")
+    def numbers(self, position: int, rows: np.ndarray) -> np.ndarray:
+        """Return the indices of the records in these rows of the batch at a position."""
         count = len(self.records)
-        epochs, offsets = np.divmod(taken + rows.astype(np.int64), count)
+        epochs, offsets = np.divmod(position + rows.astype(np.int64), count)
         if not self.shuffle:
             return offsets
-        found = np.empty_like(offsets)
+        indices = np.empty_like(offsets)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            found[here] = shuffled(offsets[here], count, (self.seed, int(epoch)))
-        return found
+            in_epoch = epochs == epoch
+            indices[in_epoch] = shuffled(offsets[in_epoch], count, (self.seed, int(epoch)))
+        return indices
 
 
 def shuffled(offsets: np.ndarray, count: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Where each offset goes in a random order of `count` things, without writing the order down.
+    """Map offsets to their values in a random permutation of `count` numbers.
 
-    A Feistel network permutes the numbers below a power of four; one that lands beyond `count` is
-    sent through again until it does not, which leaves a permutation of those below.
+    The permutation is computed and never stored. A Feistel network permutes the numbers below a
+    power of four. A result of `count` or more passes through the network until it is smaller, so
+    the numbers below `count` are permuted among themselves.
     """
     half = np.uint64(max(1, -(-max(count - 1, 1).bit_length() // 2)))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = np.random.SeedSequence(seed).generate_state(6, np.uint64)
-    found = offsets.astype(np.uint64)
-    beyond = np.arange(len(found))
-    while beyond.size:
-        left, right = found[beyond] >> half, found[beyond] & mask
+    values = offsets.astype(np.uint64)
+    pending = np.arange(len(values))
+    while pending.size:
+        left, right = values[pending] >> half, values[pending] & mask
         for key in keys:
-            left, right = right, left ^ (_mixed(right + key) & mask)
-        found[beyond] = left << half | right
-        beyond = beyond[found[beyond] >= count]
-    return found.astype(np.int64)
+            left, right = right, left ^ (_hash(right + key) & mask)
+        values[pending] = left << half | right
+        pending = pending[values[pending] >= count]
+    return values.astype(np.int64)
 
 
-def _mixed(words: np.ndarray) -> np.ndarray:
-    """Every bit of a word spread over all of it (the finalizer of splitmix64)."""
+def _hash(words: np.ndarray) -> np.ndarray:
+    """Hash 64-bit words with the finalizer of splitmix64."""
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = words ^ words >> np.uint64(31)
-    return mixed
+    hashed: np.ndarray = words ^ words >> np.uint64(31)
+    return hashed
 
 
 # Sources ------------------------------------------------------------------------------------------
@@ -100,80 +103,84 @@ class Arrays:
     columns: Mapping[str, np.ndarray]
 
     def __post_init__(self) -> None:
-        """Refuse columns that do not belong together."""
+        """Reject columns of different lengths."""
         if not self.columns:
-            raise Mistake("data: there are no arrays")
+            raise UserError("data: there are no arrays")
         lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            raise Mistake(f"data: all arrays need the same number of rows, and {told}")
+            text = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise UserError(f"data: all arrays need the same number of rows, but {text}")
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         return len(next(iter(self.columns.values())))
 
-    def rows(self, numbers: np.ndarray) -> Rows:
-        """These rows."""
-        return {name: column[numbers] for name, column in self.columns.items()}
+    def rows(self, indices: np.ndarray, /) -> Rows:
+        """Return these rows."""
+        return {name: column[indices] for name, column in self.columns.items()}
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Windows of a long text of token ids; the last of one is the first of the next."""
+    """Windows of a long sequence of token ids. The last id of a window starts the next window."""
 
     ids: np.ndarray
     length: int
 
     def __len__(self) -> int:
-        """How many windows."""
+        """Return the number of windows."""
         return (len(self.ids) - 1) // self.length
 
-    def rows(self, numbers: np.ndarray) -> Rows:
-        """These windows as `tokens`, each one longer than `length`: all but the last predict."""
-        places = numbers[:, None] * self.length + np.arange(self.length + 1)
-        return {"tokens": self.ids[places].astype(np.int32)}
+    def rows(self, indices: np.ndarray, /) -> Rows:
+        """Return these windows as `tokens`, with `length` inputs and a last id to predict."""
+        offsets = indices[:, None] * self.length + np.arange(self.length + 1)
+        return {"tokens": self.ids[offsets].astype(np.int32)}
 
 
 @dataclass(frozen=True)
-class OneByOne:
-    """Records of anything that is indexed by number, such as a `grain.MapDataset`."""
+class IndexedRecords:
+    """Records of any object that is indexed by integers, such as a `grain.MapDataset`."""
 
     source: Any
     parse: Callable[[Any], Mapping[str, Any]] | None = None
 
     def __len__(self) -> int:
-        """How many records."""
+        """Return the number of records."""
         return len(self.source)
 
-    def rows(self, numbers: np.ndarray) -> Rows:
-        """These records, stacked."""
-        found = [self.source[int(number)] for number in numbers]
-        parsed = [self.parse(one) for one in found] if self.parse else found
-        return {name: np.stack([one[name] for one in parsed]) for name in parsed[0]}
+    def rows(self, indices: np.ndarray, /) -> Rows:
+        """Return these records, stacked."""
+        items = [self.source[int(index)] for index in indices]
+        return _stack([self.parse(item) for item in items] if self.parse else items)
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Records that are made up when they are asked for, each from its own number."""
+    """Records that are generated on demand, each from its index."""
 
     make: Callable[[np.random.Generator], Mapping[str, Any]]
     count: int
     seed: int
 
     def __len__(self) -> int:
-        """How many there are before they repeat."""
+        """Return the number of records before they repeat."""
         return self.count
 
-    def rows(self, numbers: np.ndarray) -> Rows:
-        """These records, stacked."""
-        made = [self.make(np.random.default_rng((self.seed, int(n)))) for n in numbers]
-        return {name: np.stack([one[name] for one in made]) for name in made[0]}
+    def rows(self, indices: np.ndarray, /) -> Rows:
+        """Return these records, stacked."""
+        return _stack(
+            [self.make(np.random.default_rng((self.seed, int(index)))) for index in indices]
+        )
+
+
+def _stack(records: Sequence[Mapping[str, Any]]) -> Rows:
+    return {name: np.stack([record[name] for record in records]) for name in records[0]}
 
 
 def arrays(
     columns: Mapping[str, np.ndarray], *, batch: int, shuffle: bool = True, seed: int = 0
 ) -> Data:
-    """Batches of arrays in memory: `arrays({"image": images, "label": labels}, batch=64)`."""
+    """Read arrays in memory: `arrays({"image": images, "label": labels}, batch=64)`."""
     return Data(Arrays(columns), batch, shuffle, seed)
 
 
@@ -186,26 +193,28 @@ def tokens(
     shuffle: bool = True,
     seed: int = 0,
 ) -> Data:
-    """Batches of windows of a file of token ids, which stays on disk: `tokens[B, length + 1]`."""
+    """Read windows of a file of token ids, as `tokens[B, length + 1]`. The file stays on disk."""
     file = Path(path)
     if not file.is_file():
-        raise Mistake(f"data: there is no file {file}")
+        raise UserError(f"data: the file {file} does not exist")
     if dtype not in ("uint16", "uint32"):
-        raise Mistake(f"data: token ids of type {dtype!r} cannot be read; use uint16 or uint32")
-    size, width = file.stat().st_size, np.dtype(dtype).itemsize
-    if size % width:
-        raise Mistake(f"data: {file} has {size} bytes, which are no whole number of {dtype} ids")
-    if length < 1 or size // width < length + 1:
-        raise Mistake(
-            f"data: {file} holds {size // width} token ids, too few for a window of {length} and "
-            "the one that follows; use a shorter length"
+        raise UserError(
+            f"data: token ids of type {dtype!r} are not supported; use uint16 or uint32"
+        )
+    size, item_size = file.stat().st_size, np.dtype(dtype).itemsize
+    if size % item_size:
+        raise UserError(f"data: the {size} bytes of {file} are not a whole number of {dtype} ids")
+    if length < 1 or size // item_size < length + 1:
+        raise UserError(
+            f"data: {file} has {size // item_size} token ids, too few for a window of {length} and "
+            "the id after it; use a shorter length"
         )
     return Data(Tokens(np.memmap(file, dtype=dtype, mode="r"), length), batch, shuffle, seed)
 
 
 def records(source: Any, *, batch: int, shuffle: bool = True, seed: int = 0) -> Data:
-    """Batches of anything indexed by number whose records are dicts: any `grain.MapDataset`."""
-    return Data(OneByOne(source), batch, shuffle, seed, threads=8)
+    """Read any indexed object whose records are dicts of arrays, such as a `grain.MapDataset`."""
+    return Data(IndexedRecords(source), batch, shuffle, seed, threads=8)
 
 
 def array_records(
@@ -216,24 +225,24 @@ def array_records(
     shuffle: bool = True,
     seed: int = 0,
 ) -> Data:
-    """Batches of ArrayRecord files; `parse` makes arrays by name of a record's bytes."""
+    """Read ArrayRecord files. `parse` returns the arrays of a record by name from its bytes."""
     import grain.sources  # type: ignore[import-untyped]
 
     files = [paths] if isinstance(paths, str) else [str(path) for path in paths]
     for file in files:
         if "://" not in file and not Path(file).is_file():
-            raise Mistake(f"data: there is no file {file}")
+            raise UserError(f"data: the file {file} does not exist")
     try:
         source = grain.sources.ArrayRecordDataSource(files)
         count = len(source)
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise Mistake(
-            f"data: {', '.join(files)} cannot be read as ArrayRecord: {said[0]}"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"data: {', '.join(files)} cannot be read as ArrayRecord: {lines[0]}"
         ) from None
     if count == 0:
-        raise Mistake(f"data: there are no records in {', '.join(files)}")
-    return Data(OneByOne(source, parse), batch, shuffle, seed, threads=8)
+        raise UserError(f"data: there are no records in {', '.join(files)}")
+    return Data(IndexedRecords(source, parse), batch, shuffle, seed, threads=8)
 
 
 def synthetic(
@@ -243,5 +252,5 @@ def synthetic(
     count: int = 1 << 30,
     seed: int = 0,
 ) -> Data:
-    """Batches made up row by row: `make` gets a generator that is the same for the same record."""
+    """Generate records. `make` gets a random generator that is the same for the same record."""
     return Data(Synthetic(make, count, seed), batch, shuffle=False)

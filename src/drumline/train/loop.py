@@ -1,16 +1,18 @@
-"""The training loop, from top to bottom.
+"""The training loop.
 
     result = fit(recipe, checkpoint="/data/run")
 
-A run can be stopped at any instant, on any host, and goes on with the same bits: all that a step
-depends on is the state, its number and the position in the data, and those are in every checkpoint.
-The host never waits for a step it has just started (pipeline.py). What a step tells is read `LAG`
-steps later, in the same order on every host, and every decision is made from that alone: all make
-the same one.
+A run can be killed at any time on any host and resumes bit-exactly, because each checkpoint holds
+everything a step depends on: the state, the step number and the data position. The host does not
+wait for the step it has just dispatched (steps/pipeline.py). It reads a step's metrics `LAG` steps
+later. Every host reads the same metrics in the same order and decides from them alone, so all hosts
+take the same decisions.
 """
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
 import jax
@@ -19,243 +21,286 @@ from jax.sharding import Mesh
 from drumline.health.fault_report import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
 from drumline.train.checkpoints.claim import claim
-from drumline.train.checkpoints.files import usable
-from drumline.train.checkpoints.saving import Saving, open_checkpoints
+from drumline.train.checkpoints.files import raise_user_errors
+from drumline.train.checkpoints.saving import (
+    RunCheckpoints,
+    make_provenance,
+    open_checkpoints,
+    refuse_folder_in_use,
+)
+from drumline.train.goodput import Goodput, StepClock, open_history
+from drumline.train.hardware import HardwareChecks
 from drumline.train.mesh import make_mesh
-from drumline.train.notice import listening
+from drumline.train.multihost import catch_sigterm
 from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
-from drumline.train.reporting.goodput import Clock, Goodput, open_history
-from drumline.train.reporting.progress import Progress
-from drumline.train.reporting.report import Reports
-from drumline.train.result import Ending, Result
-from drumline.train.state import steps_taken
+from drumline.train.reporting import RunLog, RunProgress
+from drumline.train.state import State, step_number
 from drumline.train.steps.bad_batches import BadBatches
-from drumline.train.steps.evaluate import Measure
-from drumline.train.steps.pipeline import Pipeline, StepInFlight
-from drumline.train.watch.watch import Watch
+from drumline.train.steps.evaluation import Evaluator
+from drumline.train.steps.pipeline import DispatchedStep, Pipeline
 
 LAG = 2
-"""Steps between starting one and reading what it told. The devices always have the next at hand,
-and a stop on notice comes this many steps late."""
+"""The number of steps between dispatching a step and reading its metrics. With two, the devices
+always have a next step to run. A run stops this many steps after SIGTERM."""
+
+
+class Ending(Enum):
+    """The reason why a run has ended."""
+
+    DONE = "done"
+    STOPPED = "stopped on notice"
+    NOT_FINITE = "not a number"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the program. 75 asks the job manager for a restart."""
+        return {Ending.DONE: 0, Ending.STOPPED: os.EX_TEMPFAIL, Ending.NOT_FINITE: 1}[self]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run."""
+
+    state: State
+    """The state after the last finite step."""
+    step: int
+    metrics: dict[str, float]
+    """The last metrics of training, and of the evaluation with `eval_` before each name."""
+    ending: Ending
+    report: str = ""
+    """The source of the last non-finite value; empty if there was none."""
 
 
 def fit(
     recipe: Recipe, *, checkpoint: str | Path | None = None, allow_changes: bool = False
 ) -> Result:
-    """Train to the recipe's last step, from the newest checkpoint in the folder if there is one.
+    """Train to the recipe's last step. Resume from the newest checkpoint in the folder, if any.
 
-    All hosts call it alike. The folder (or `gs://…`) is one that all of them see; without one,
-    nothing is saved. A checkpoint that another recipe or other data led to is refused, unless
-    `allow_changes` says that this is meant.
+    Every host must call this with the same arguments. All hosts must share the folder (or
+    `gs://…`). Without a folder there are no checkpoints. A checkpoint of a different recipe or of
+    different data is refused unless `allow_changes` is set.
 
     Raises:
-        HardwareFault: a chip computes wrong. The next attempt, on other hardware, goes on from the
-            last checkpoint that was checked.
+        UserError: the recipe or the folder cannot be used.
+        HardwareFault: a chip computes wrong results. The next attempt, on other hardware, resumes
+            from the last checkpoint that was verified.
     """
     mesh = make_mesh(recipe.mesh)
-    with listening(), jax.set_mesh(mesh), ExitStack() as closing:
-        run = _open(recipe, mesh, None if checkpoint is None else str(checkpoint), closing)
+    with catch_sigterm(), jax.set_mesh(mesh), ExitStack() as cleanup:
+        folder = None if checkpoint is None else str(checkpoint)
+        run = _open_run(recipe, mesh, folder, allow_changes, cleanup)
         try:
             return _train(run, recipe, allow_changes)
         except HardwareFault as fault:
-            run.end_on(fault)
+            run.report_fault(fault)
             raise
 
 
 def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
-    """The steps, from where the run stands to where it ends."""
+    """Restore the state and take the remaining steps."""
     plan, pipeline = run.plan, run.pipeline
     run.restore(allow_changes)
     while pipeline.step < recipe.steps:
-        pipeline.start_step()
-        # A pause is the time to know everything; otherwise what is LAG steps old will do.
-        heard = run.report(behind=0 if plan.pauses_at(pipeline.step) else LAG)
-        if heard.stop and not plan.ends_at(pipeline.step):
-            # The steps that were started since are all hosts' last.
-            heard = run.report(behind=0)
-            if heard.bad is None or run.go_past(heard.bad):
+        pipeline.dispatch_step()
+        # Before a checkpoint, an evaluation or a check, read the metrics of all steps.
+        event = run.read_steps(lag=0 if plan.pauses_after(pipeline.step) else LAG)
+        if event.stop and not plan.is_last(pipeline.step):
+            # All hosts have dispatched the same steps. Read the rest of them, save and stop.
+            event = run.read_steps(lag=0)
+            if event.nonfinite is None or run.skip_batch(event.nonfinite):
                 run.save()
             return run.finish(Ending.STOPPED)
-        if heard.bad is not None and not run.go_past(heard.bad):
-            if not run.go_back(heard.bad):
+        if event.nonfinite is not None and not run.skip_batch(event.nonfinite):
+            if not run.roll_back(event.nonfinite):
                 return run.finish(Ending.NOT_FINITE)
             continue
-        if heard.again:
-            continue  # what was due after the step before it has been done
-        # Past a bad batch the run may stand at an earlier step than it had come to.
-        if plan.checks_at(pipeline.step) and pipeline.idle:
+        if event.retry:
+            continue  # Everything due after the step before it has been done.
+        # Skipping a batch returns to an earlier step, so look at the current step number.
+        if plan.checks_after(pipeline.step) and pipeline.idle:
             run.check()
-        if plan.saves_at(pipeline.step) and pipeline.idle:
+        if plan.saves_after(pipeline.step) and pipeline.idle:
             run.save()
-        if plan.evaluates_at(pipeline.step) and pipeline.idle:
+        if plan.evaluates_after(pipeline.step) and pipeline.idle:
             run.evaluate()
     if not run.progress.metrics:
-        run.evaluate()  # there was nothing left to train
+        run.evaluate()  # The restored checkpoint was that of the last step.
     return run.finish(Ending.DONE)
 
 
-# The run around it --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class _Heard:
-    """What the steps told that asks for something to be done."""
+class _Event:
+    """The event in the steps that were read to which the loop must react."""
 
     stop: bool = False
-    """Whether a host was told to stop."""
-    bad: StepInFlight | None = None
-    """A step whose loss or gradients are not finite, at which the run halted."""
-    again: bool = False
-    """Whether the run stands before a step that spiked, which is to be taken once more."""
-
-
-_NOTHING, _STOP = _Heard(), _Heard(stop=True)
+    """True if a host got SIGTERM."""
+    nonfinite: DispatchedStep | None = None
+    """A step with a non-finite loss or gradient, at which the run has halted."""
+    retry: bool = False
+    """True if the next step is the repetition of a step that spiked."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One attempt: each of its parts has one purpose, and what takes several is done here."""
+    """The parts of an attempt, and the operations that need several of them."""
 
     plan: Plan
     pipeline: Pipeline
-    measure: Measure | None
+    evaluator: Evaluator | None
     goodput: Goodput
-    saving: Saving
-    progress: Progress
-    reports: Reports
+    checkpoints: RunCheckpoints
+    progress: RunProgress
+    log: RunLog
     bad_batches: BadBatches
-    watch: Watch
+    hardware: HardwareChecks
 
     def restore(self, allow_changes: bool) -> None:
-        """Take the newest checkpoint, if it is of this very recipe or that does not matter."""
-        found = self._resume()
+        """Restore the newest checkpoint and compare its recipe with the current recipe."""
+        saved = self._resume()
         if self.pipeline.step:
-            said = self.saving.check(found, allow_changes)
-            for sentence in (self._whence, *said):
-                self.reports.say(sentence)
+            changes = self.checkpoints.compare_recipe(saved, allow_changes)
+            for message in (self._resume_message, *changes):
+                self.log.message(message)
 
-    def report(self, behind: int) -> _Heard:
-        """Read and tell of the steps, all but the last few, or up to one that is not finite."""
-        heard = _NOTHING
-        for ended, outcome in self.pipeline.read(behind):
-            self.goodput.clock.tick()
+    def read_steps(self, lag: int) -> _Event:
+        """Read and report all but the last `lag` steps. Stop at a step that has halted the run."""
+        event = _Event()
+        for step, outcome in self.pipeline.read(lag):
+            self.goodput.clock.end_step()
             if outcome.spiked:
-                # It is told when it is taken; a stop that it told, every later step tells too.
-                self.watch.inquire(ended, outcome)
-                self.pipeline.accept(ended)
-                self.goodput.clock.go_on()
-                return replace(heard, again=True)
-            if outcome.finite or not self.bad_batches.rolled_back:
-                self.progress.step_ended(ended.step, outcome.metrics)
+                # It is reported once it is repeated. If it has a stop flag, so have later steps.
+                self.hardware.investigate(step, outcome)
+                self.pipeline.accept_spike(step)
+                self.goodput.clock.end_pause()
+                return replace(event, retry=True)
+            if outcome.finite or not self.bad_batches.rolls_back:
+                self.progress.end_step(step.step, outcome.metrics)
             if outcome.finite:
-                self.watch.accepted(outcome)
-            elif self.bad_batches.halting:
-                self.watch.inquire(ended, outcome)
-                self.bad_batches.inquire(ended, outcome.bad_groups, self.pipeline.state)
-                return _Heard(bad=ended)
+                self.hardware.accept_step(outcome)
+            elif self.bad_batches.halts:
+                self.hardware.investigate(step, outcome)
+                groups = outcome.nonfinite_groups
+                self.bad_batches.investigate(step, groups, self.pipeline.state)
+                return _Event(nonfinite=step)
             else:
-                self.bad_batches.mention(ended)
+                self.bad_batches.log_skipped(step)
             if outcome.stop:
-                heard = _STOP
-        return heard
+                event = _Event(stop=True)
+        return event
 
-    def go_past(self, bad: StepInFlight) -> bool:
-        """With `skip`, take up the run again after the bad batch, its state as it was before."""
-        if not self.bad_batches.skipped:
+    def skip_batch(self, nonfinite: DispatchedStep) -> bool:
+        """Continue after a bad batch if the policy is to skip. Return False if it is not."""
+        if not self.bad_batches.skips:
             return False
-        self.pipeline.go_past(bad, halting=self.bad_batches.halting)
+        self.pipeline.continue_after(nonfinite, halts=self.bad_batches.halts)
         return True
 
-    def go_back(self, bad: StepInFlight) -> bool:
-        """Return to the last checkpoint and pass over the bad batch; False where that is no use."""
-        if not self.bad_batches.may_roll_back(bad):
+    def roll_back(self, nonfinite: DispatchedStep) -> bool:
+        """Return to the last checkpoint and leave out the bad batch, if the policy allows it."""
+        if not self.bad_batches.may_roll_back(nonfinite):
             return False
-        self.pipeline.pass_over(bad)
+        self.pipeline.exclude_batch(nonfinite)
         self._resume()
         if self.pipeline.step:
-            self.reports.say(self._whence)
-        self.reports.say(f"passing over {self.bad_batches.name(bad)}")
+            self.log.message(self._resume_message)
+        self.log.message(f"leaving out {self.bad_batches.batch_name(nonfinite)}")
         return True
 
     def check(self) -> bool:
-        """Compare the devices; whether they prove the state."""
-        proven = self.watch.check()
-        self.goodput.clock.go_on()
-        return proven
+        """Compare the devices. Return True if this verifies the whole state."""
+        verified = self.hardware.check()
+        self.goodput.clock.end_pause()
+        return verified
 
     def save(self) -> None:
-        """Begin a checkpoint, unless this very state is in one."""
+        """Check the state and start to save it, unless it has been saved."""
         step = self.pipeline.step
-        if self.saving.is_due(step):
-            proven = self.check()
-            self.saving.save(step, self.pipeline.state, self.pipeline.taken, checked=proven)
+        if self.checkpoints.needs_save(step):
+            verified = self.check()
+            state, position = self.pipeline.state, self.pipeline.position
+            self.checkpoints.save(step, state, position, checked=verified)
 
     def evaluate(self) -> None:
-        """Measure the parameters on the evaluation data, and tell it."""
-        if self.measure is not None:
-            self.progress.evaluated(self.pipeline.step, self.measure(self.pipeline.state.params))
-            self.goodput.clock.go_on()
+        """Evaluate the parameters and report the metrics."""
+        if self.evaluator is not None:
+            metrics = self.evaluator(self.pipeline.state.params)
+            self.progress.end_evaluation(self.pipeline.step, metrics)
+            self.goodput.clock.end_pause()
 
-    def end_on(self, fault: HardwareFault) -> None:
-        """Say whom it accuses, and see to it that nobody goes on from what it may have spoiled."""
-        self.reports.say(str(fault))
-        # What a compiler's checker found, one host knows alone.
-        together = fault.__cause__ is None or jax.process_count() == 1
-        for step in self.saving.condemn(fault.reason, wait=together):
-            self.reports.say(f"checkpoint {step} is suspect: nobody will go on from it")
+    def report_fault(self, fault: HardwareFault) -> None:
+        """Log a hardware fault and mark the checkpoints that it may have corrupted."""
+        self.log.message(str(fault))
+        # Only a single host knows of a fault from the compiler's checker.
+        on_all_hosts = fault.__cause__ is None or jax.process_count() == 1
+        for step in self.checkpoints.mark_suspect(fault.reason, wait=on_all_hosts):
+            self.log.message(f"checkpoint {step} is marked suspect: no run will resume from it")
 
     def finish(self, ending: Ending) -> Result:
-        """Wait until all that was saved is safe, and tell the end."""
-        self.saving.close()
+        """Wait until the last checkpoint is complete, report the end and return the result."""
+        self.checkpoints.close()
         state = self.pipeline.state
-        step = steps_taken(state)
-        metrics = self.progress.ended(step, ending)
+        step = step_number(state)
+        if ending is Ending.STOPPED:
+            newest = self.checkpoints.committed
+            text = (
+                "there is no checkpoint" if newest is None else f"the checkpoint is step {newest:,}"
+            )
+            self.log.message(f"stopped by SIGTERM at step {step:,}; {text}")
+        metrics = self.progress.end_run(step, done=ending is Ending.DONE)
         return Result(state, step, metrics, ending, self.bad_batches.report)
 
     def _resume(self) -> Saved:
-        """Take the newest checkpoint, or begin at the beginning."""
-        found = self.saving.restore()
-        self.pipeline.restart(found)
-        self.watch.begin_again()
+        """Set the state to the newest checkpoint, or to the initial state."""
+        saved = self.checkpoints.restore()
+        self.pipeline.restart(saved)
+        self.hardware.restart()
         self.goodput.resume(self.pipeline.step)
-        self.progress.show(self.pipeline.step, {})
-        return found
+        self.progress.send_heartbeat(self.pipeline.step, {})
+        return saved
 
     @property
-    def _whence(self) -> str:
-        return f"going on from step {self.pipeline.step:,}"
+    def _resume_message(self) -> str:
+        return f"resuming from step {self.pipeline.step:,}"
 
 
-def _open(recipe: Recipe, mesh: Mesh, path: str | None, closing: ExitStack) -> _Run:
-    """Make everything ready for the first step; `closing` puts it away again."""
-    # What cannot be is refused before anything is opened.
+def _open_run(
+    recipe: Recipe, mesh: Mesh, folder: str | None, allow_changes: bool, cleanup: ExitStack
+) -> _Run:
+    """Compile the step and open the folder. `cleanup` closes everything."""
+    # The plan comes first, so that an invalid recipe is rejected before a folder is touched.
     plan = make_plan(recipe, mesh)
-    reports = Reports(recipe.steps, item=recipe.model.item)
-    measure = None
+    log = RunLog(recipe.steps, item=recipe.model.item)
+    evaluator = None
     if recipe.evaluation:
-        measure = Measure(recipe, mesh, plan.places.params, plan.loss, reports.say)
+        evaluator = Evaluator(recipe, mesh, plan.state.params, plan.loss, log.message)
     pipeline = Pipeline(plan)
-    folder = None
-    if path is None:
+    checkpoint_folder = None
+    if folder is None:
         history = open_history(None)
-        reports.open(None, history.attempt)
+        log.open(None, history.attempt)
     else:
-        claimed = claim(path)
-        closing.callback(claimed.release)
-        with usable(path):
-            # This first: on a full disk it makes room, of what an earlier attempt left.
-            folder = open_checkpoints(plan, path, reports.say, claimed.fence)
-            history = open_history(path)
-            reports.open(path, history.attempt, claimed.check)
-    closing.callback(reports.close)
-    goodput = Goodput(history, Clock())
-    saving = Saving(plan, folder, goodput)
-    closing.push(saving.finish_after_failure)
-    closing.callback(pipeline.close)
-    progress = Progress(plan, reports, goodput, lambda: saving.committed)
-    bad_batches = BadBatches(plan, reports.say)
-    watch = Watch(plan, pipeline, saving, reports.say)
-    if pipeline.ignored:
-        reports.say(pipeline.ignored)
-    return _Run(plan, pipeline, measure, goodput, saving, progress, reports, bad_batches, watch)
+        provenance = make_provenance(plan)
+        refuse_folder_in_use(folder, provenance, allow_changes)
+        folder_claim = claim(folder)
+        cleanup.callback(folder_claim.release)
+        with raise_user_errors(folder):
+            # This removes incomplete checkpoints, which frees space on a full disk.
+            checkpoint_folder = open_checkpoints(
+                plan, folder, provenance, log.message, folder_claim.fence
+            )
+            history = open_history(folder)
+            log.open(folder, history.attempt, folder_claim.check)
+    cleanup.callback(log.close)
+    goodput = Goodput(history, StepClock())
+    checkpoints = RunCheckpoints(plan, checkpoint_folder, goodput)
+    cleanup.push(checkpoints.finish_after_error)
+    cleanup.callback(pipeline.close)
+    progress = RunProgress(plan, log, goodput, lambda: checkpoints.committed)
+    bad_batches = BadBatches(plan, log.message)
+    hardware = HardwareChecks(plan, pipeline, checkpoints, log.message)
+    if pipeline.warning:
+        log.message(pipeline.warning)
+    return _Run(
+        plan, pipeline, evaluator, goodput, checkpoints, progress, log, bad_batches, hardware
+    )

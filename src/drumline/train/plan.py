@@ -1,7 +1,6 @@
-"""What is settled before the first step: where all lies, what a step tells, and what is due when.
+"""The plan of a run, made before the first step: shardings, the traced loss, and the schedule.
 
-Nothing here changes while a run goes on, and nothing is opened for it: a recipe that cannot be is
-refused before a folder is touched.
+A plan opens no files, so an invalid recipe is rejected before a checkpoint folder is touched.
 """
 
 from collections.abc import Mapping
@@ -11,11 +10,10 @@ from functools import cached_property
 import jax
 from jax.sharding import Mesh
 
-from drumline.train.batches import Placed
+from drumline.train.batches import BatchLoader
 from drumline.train.recipe import Recipe
-from drumline.train.state import State, layout
-from drumline.train.steps.finite import groups_of
-from drumline.train.steps.loss import TracedLoss, trace_loss
+from drumline.train.state import State, abstract_state
+from drumline.train.steps.step import TracedLoss, group_names, trace_loss
 
 
 @dataclass(frozen=True)
@@ -24,55 +22,55 @@ class Plan:
 
     recipe: Recipe
     mesh: Mesh
-    places: State
-    """The state as shapes, each with its place."""
-    placed: Placed
-    """The training data."""
-    shapes: Mapping[str, jax.ShapeDtypeStruct]
-    """A global batch."""
+    state: State
+    """The state as shapes with their shardings."""
+    loader: BatchLoader
+    """The loader of the training data."""
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    """A global batch as shapes with their shardings."""
     loss: TracedLoss
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The metrics of a step, in the order it tells them."""
-        return ("loss", "grad_norm", *self.loss.metrics)
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics that a step returns, in order."""
+        return ("loss", "grad_norm", *self.loss.metric_names)
 
     @cached_property
-    def groups(self) -> tuple[str, ...]:
-        """The parameter groups, in the order a step tells of them."""
-        return groups_of(self.places.params)
+    def group_names(self) -> tuple[str, ...]:
+        """The names of the parameter groups, in the order in which a step returns their flags."""
+        return group_names(self.state.params)
 
-    def ends_at(self, step: int) -> bool:
-        """Whether this step is the last."""
+    def is_last(self, step: int) -> bool:
+        """Return True if this is the last step of the run."""
         return step == self.recipe.steps
 
-    def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint follows this step."""
-        return self.ends_at(step) or step % self.recipe.settings.save_every == 0
+    def saves_after(self, step: int) -> bool:
+        """Return True if a checkpoint is written after this step."""
+        return self.is_last(step) or step % self.recipe.settings.save_every == 0
 
-    def evaluates_at(self, step: int) -> bool:
-        """Whether an evaluation follows this step."""
-        every = self.recipe.settings.evaluate_every
-        return self.ends_at(step) or (every is not None and step % every == 0)
+    def evaluates_after(self, step: int) -> bool:
+        """Return True if an evaluation runs after this step."""
+        interval = self.recipe.settings.evaluate_every
+        return self.is_last(step) or (interval is not None and step % interval == 0)
 
-    def checks_at(self, step: int) -> bool:
-        """Whether devices are compared after this step."""
-        every = self.recipe.settings.check_every
-        return every is not None and (self.ends_at(step) or step % every == 0)
+    def checks_after(self, step: int) -> bool:
+        """Return True if devices are compared after this step."""
+        interval = self.recipe.settings.check_every
+        return interval is not None and (self.is_last(step) or step % interval == 0)
 
-    def pauses_at(self, step: int) -> bool:
-        """Whether something follows this step that needs to know all about it."""
-        return self.saves_at(step) or self.evaluates_at(step) or self.checks_at(step)
+    def pauses_after(self, step: int) -> bool:
+        """Return True if the run must read all metrics before it continues after this step."""
+        return self.saves_after(step) or self.evaluates_after(step) or self.checks_after(step)
 
-    def logs_at(self, step: int) -> bool:
-        """Whether the metrics of this step are written down."""
-        return self.ends_at(step) or step % self.recipe.settings.log_every == 0
+    def logs(self, step: int) -> bool:
+        """Return True if the metrics of this step are logged."""
+        return self.is_last(step) or step % self.recipe.settings.log_every == 0
 
 
 def make_plan(recipe: Recipe, mesh: Mesh) -> Plan:
-    """Lay everything out; raises Mistake where that cannot be."""
-    places = layout(recipe, mesh)
-    placed = Placed(recipe.data, mesh, recipe.model.batch_spec())
-    shapes = placed.shapes()
-    loss = trace_loss(recipe.model, places.params, shapes)
-    return Plan(recipe, mesh, places, placed, shapes, loss)
+    """Return the plan of a recipe. Raises UserError if it does not fit the mesh."""
+    state = abstract_state(recipe, mesh)
+    loader = BatchLoader(recipe.data, mesh, recipe.model.batch_spec())
+    batch = loader.shapes()
+    loss = trace_loss(recipe.model, state.params, batch)
+    return Plan(recipe, mesh, state, loader, batch, loss)

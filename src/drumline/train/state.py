@@ -1,4 +1,4 @@
-"""What a run carries from step to step, and on which device each piece of it lies."""
+"""The state of a training run, and the sharding of its arrays."""
 
 # mypy: allow-untyped-calls
 
@@ -11,44 +11,44 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from drumline.train.mistakes import Mistake
+from drumline.errors import UserError
 from drumline.train.recipe import Recipe
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """All that a step changes."""
+    """Everything that a step changes."""
 
     params: Any
     opt_state: Any
     step: jax.Array
-    """How many steps have been taken."""
+    """The number of steps taken."""
     key: jax.Array
-    """The run's random key, as plain words; the key of a step is this one with its number in."""
+    """The random key of the run, as raw data. A step folds its number into this key."""
 
 
-def begin(recipe: Recipe) -> State:
-    """The first state. Pure: the same recipe gives the same bits on any mesh."""
-    draw, run = jax.random.split(jax.random.key(recipe.settings.seed))
-    params = recipe.model.init(draw)
+def initial_state(recipe: Recipe) -> State:
+    """Return the first state. The same recipe gives the same bits on any mesh."""
+    init_key, run_key = jax.random.split(jax.random.key(recipe.settings.seed))
+    params = recipe.model.init(init_key)
     return State(
         params=params,
         opt_state=recipe.optimizer.init(params),
         step=jnp.zeros((), jnp.int32),
-        key=jax.random.key_data(run),
+        key=jax.random.key_data(run_key),
     )
 
 
-def layout(recipe: Recipe, mesh: Mesh | AbstractMesh) -> State:
-    """A state of shapes, each with its place: parameters as the model says, their moments beside.
+def abstract_state(recipe: Recipe, mesh: Mesh | AbstractMesh) -> State:
+    """Return the state as shapes with their shardings.
 
-    Whatever in the optimizer's state has the name and the shape of a parameter lies like it; the
-    rest is small and everywhere.
+    An array of the optimizer with the name and the shape of a parameter is sharded like it. All
+    other arrays of the optimizer are small, and replicated.
     """
-    shapes = jax.eval_shape(lambda: begin(recipe))
-    specs = _like(recipe.model.specs(), shapes.params)
-    by_name = {
+    shapes = jax.eval_shape(lambda: initial_state(recipe))
+    specs = _expand_prefix(recipe.model.specs(), shapes.params)
+    by_path = {
         path: (leaf.shape, spec)
         for (path, leaf), spec in zip(
             jax.tree_util.tree_flatten_with_path(shapes.params)[0],
@@ -57,71 +57,77 @@ def layout(recipe: Recipe, mesh: Mesh | AbstractMesh) -> State:
         )
     }
 
-    def beside(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        ends = (path[start:] for start in range(len(path)))
-        named = (by_name[end] for end in ends if end in by_name)
-        spec = next((spec for shape, spec in named if shape == leaf.shape), PartitionSpec())
+    def shard(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        suffixes = (path[start:] for start in range(len(path)))
+        candidates = (by_path[suffix] for suffix in suffixes if suffix in by_path)
+        spec = next((spec for shape, spec in candidates if shape == leaf.shape), PartitionSpec())
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    for path, (shape, spec) in by_name.items():
-        _check(dotted(path), shape, spec, mesh)
-    placed: State = jax.tree_util.tree_map_with_path(beside, shapes)
-    return placed
+    for path, (shape, spec) in by_path.items():
+        _check_spec(path_name(path), shape, spec, mesh)
+    state: State = jax.tree_util.tree_map_with_path(shard, shapes)
+    return state
 
 
-def steps_taken(state: State) -> int:
-    """Its number, as the devices know it: this waits for them."""
+def step_number(state: State) -> int:
+    """Return the number of steps taken. This waits for the devices."""
     return int(state.step.addressable_data(0))
 
 
-def dotted(path: tuple[Any, ...]) -> str:
-    """The place of a leaf in a tree, as a user writes it: `params.layer0.weight`."""
+def path_name(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf in a tree, as in `params.layer0.weight`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def on_all(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The place of what every device has whole."""
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Return the sharding of an array that every device has in full."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def everywhere(mesh: Mesh, value: np.ndarray) -> jax.Array:
-    """The same value on every device of every host."""
-    return jax.make_array_from_callback(value.shape, on_all(mesh), lambda _: value)
+def replicate(mesh: Mesh, value: np.ndarray) -> jax.Array:
+    """Put a value on every device of every host."""
+    return jax.make_array_from_callback(value.shape, replicated(mesh), lambda _: value)
 
 
-def shardings(placed: Any) -> Any:
-    """The places alone, in a tree like the shapes'."""
-    return jax.tree.map(lambda leaf: leaf.sharding, placed)
+def shardings(abstract: Any) -> Any:
+    """Return the shardings of a tree of shapes."""
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, PartitionSpec)
 
 
-def _like(specs: Any, shapes: Any) -> Any:
-    """Specs for every leaf, from a tree of them or a prefix of one."""
+def _expand_prefix(specs: Any, shapes: Any) -> Any:
+    """Return a spec for every leaf, from a tree of specs or its prefix."""
     try:
         return jax.tree.map(
-            lambda spec, below: jax.tree.map(lambda _: spec, below), specs, shapes, is_leaf=_is_spec
+            lambda spec, subtree: jax.tree.map(lambda _: spec, subtree),
+            specs,
+            shapes,
+            is_leaf=_is_spec,
         )
     except ValueError as error:
-        said = str(error).splitlines()[0]
-        raise Mistake(f"specs: not a tree like the parameters: {said}") from None
+        message = str(error).splitlines()[0]
+        raise UserError(f"specs: the tree does not match the parameters: {message}") from None
 
 
-def _check(
+def _check_spec(
     name: str, shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh | AbstractMesh
 ) -> None:
     if len(spec) > len(shape):
-        raise Mistake(f"specs: {name} has shape {shape} and {spec} names more dimensions")
-    for dimension, axes in enumerate(spec):
-        over = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        unknown = [axis for axis in over if axis not in mesh.shape]
+        raise UserError(f"specs: {name} has shape {shape}, but {spec} has more dimensions")
+    for dimension, entry in enumerate(spec):
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        unknown = [axis for axis in axes if axis not in mesh.shape]
         if unknown:
-            there = ", ".join(mesh.shape)
-            raise Mistake(f"specs: {name} lies over axis {unknown[0]!r}, the mesh has {there}")
-        parts = prod(mesh.shape[axis] for axis in over)
-        if shape[dimension] % parts:
-            raise Mistake(
-                f"specs: dimension {dimension} of {name} {shape} does not divide by {parts} devices"
+            names = ", ".join(mesh.shape)
+            raise UserError(
+                f"specs: {name} is sharded over axis {unknown[0]!r}, but the mesh has {names}"
+            )
+        shards = prod(mesh.shape[axis] for axis in axes)
+        if shape[dimension] % shards:
+            raise UserError(
+                f"specs: dimension {dimension} of {name} {shape} is not divisible by {shards} "
+                "devices"
             )

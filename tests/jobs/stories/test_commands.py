@@ -315,7 +315,8 @@ def test_a_new_job_begins_with_the_checkpoints_of_another(shell: Shell) -> None:
     assert shell("wait", first).code == 1
     path.write_text(path.read_text().replace("exit 3", "exit 0"))
     plan = shell("create", str(path), "--from", first, "--dry-run")
-    assert f"would start from the checkpoints of {first} in gs://counts/runs/{first}" in plan.out
+    folder = shell("show", first, "--json").json["checkpoint"]
+    assert f"would start from the checkpoints of {first} in {folder}" in plan.out
     second = shell("create", str(path), "--from", first, "--json").json["id"]
     assert second != first
     assert shell("wait", second).code == 0

@@ -64,7 +64,9 @@ def jobs(town: World) -> dict[str, str]:
 
 def starts(town: World, name: str, job: str) -> int:
     """How often the program of a job was started."""
-    path = town.home / "emulator" / "buckets" / "counts" / name / job / "starts"
+    folder = town.client.show(job)["checkpoint"].removeprefix("gs://")
+    assert folder.startswith(f"counts/{name}/")
+    path = town.home / "emulator" / "buckets" / folder / "starts"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 

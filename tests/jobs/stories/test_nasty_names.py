@@ -121,7 +121,8 @@ def test_places_and_commands_are_taken_to_the_letter(town: World, touch: str) ->
     )
     town.until(lambda: "saved" in log(town, job), what="the program")
     buckets = town.home / "emulator" / "buckets" / "counts"
-    assert (buckets / f"saved $({inside})" / job).is_dir()
+    saved = Path(town.client.show(job)["checkpoint"]).name
+    assert (buckets / f"saved $({inside})" / saved).is_dir()
     town.until(lambda: (buckets / f"it's $({inside}) `{inside}`" / "here").exists())
     [told] = town.client.exec(job, ["printf", "%s|", f"$({touch})", "a  b", "it's", "two\nlines"])
     assert told["stdout"] == f"$({touch})|a  b|it's|two\nlines|"

@@ -16,11 +16,14 @@ SLOW = """
 import time
 class Slow:
     def __init__(self, columns):
-        self.columns = columns
+        self.columns, self.count = columns, 0
     def __len__(self):
         return 256
     def rows(self, numbers):
-        time.sleep(float(os.environ["PAUSE"]))
+        self.count += 1
+        while self.count > 25 and not os.path.exists(os.environ["GATE"]):
+            time.sleep(0.05)
+        time.sleep(0.05)
         return {name: column[numbers] for name, column in self.columns.items()}
 """
 WHERE = """
@@ -39,8 +42,9 @@ PROGRAM = (
 )
 
 
-def train(world: World, seed: int, checkpoint: str | None, pause: float, **more: str) -> str:
-    environment = {"SEED": str(seed), "PAUSE": str(pause)} | more
+def train(world: World, seed: int, checkpoint: str | None, gate: Path, **more: str) -> str:
+    """Create a job whose program stops after 25 batches until the gate is there."""
+    environment = {"SEED": str(seed), "GATE": str(gate)} | more
     file = world.write_job(
         "python train.py", accelerator="v4-8", checkpoint=checkpoint, environment=environment
     )
@@ -79,17 +83,19 @@ def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
         shared = request.getfixturevalue("bucket_folder")
         more = {**client_environment(server.url), "BUCKET": f"gs://{shared.name}"}
     with a_world(tmp_path / "ada") as ada, a_world(tmp_path / "bob") as bob:
-        undisturbed = [ada.end(train(ada, seed, None, 0.0)) for seed in (1, 2)]
+        undisturbed = [ada.end(train(ada, seed, None, tmp_path)) for seed in (1, 2)]
         alone = [learnt(ada, shown) for shown in undisturbed]
         assert alone[0] != alone[1]
         # So that both homes give the next job the same number.
         for _ in alone:
             bob.end(bob.create("true"))
         homes = ((ada, 1), (bob, 2))
-        jobs = [train(home, seed, str(tmp_path / "shared"), 0.15, **more) for home, seed in homes]
+        place, gate = str(tmp_path / "shared"), tmp_path / "gate"
+        jobs = [train(home, seed, place, gate, **more) for home, seed in homes]
         assert jobs[0] == jobs[1]
         for (home, _), job in zip(homes, jobs, strict=True):
             taken_away(home, job, 2)
+        gate.touch()
         ended = [home.end(job) for (home, _), job in zip(homes, jobs, strict=True)]
         for (home, _), shown, expected in zip(homes, ended, alone, strict=True):
             assert shown["status"] == "SUCCEEDED"

@@ -20,7 +20,7 @@ import numpy as np
 
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved
 from drumline.train.mesh import make_mesh
-from drumline.train.state import State, everywhere
+from drumline.train.state import State, replicate
 from tests.compiling import quick_flags
 from tests.train.checkpoints.fences import fence_of
 
@@ -37,8 +37,8 @@ def saved(step: int) -> Saved:
     """The same on the devices."""
     mesh = make_mesh({"data": 1})
     arrays, position = state_of(step)
-    params = {k: everywhere(mesh, array.astype(np.float32)) for k, array in arrays.items()}
-    number, key = (everywhere(mesh, np.array(n, np.uint32)) for n in (step, [0, step]))
+    params = {k: replicate(mesh, array.astype(np.float32)) for k, array in arrays.items()}
+    number, key = (replicate(mesh, np.array(n, np.uint32)) for n in (step, [0, step]))
     return Saved(State(params, (), number, key), position)
 
 

@@ -21,8 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from drumline.train import Ending, fingerprint, fit
 from drumline.train.checkpoints.claim import claim
-from drumline.train.checkpoints.files import children
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.train.checkpoints.files import COMMITTED, list_folder
 from tests.train.conftest import FOR_CHILDREN
 from tests.train.toy import spec, toy
 
@@ -54,12 +53,12 @@ def test_a_run_sees_what_another_host_writes(bucket: str, bucket_folder: Path) -
     run = f"{bucket}/run"
     backend.fsspec_backend.fs(run).dircache.use_listings_cache = True  # gcsfs's default
     claimed = claim(run)
-    assert [path.name for path in children(epath.Path(run))] == ["drumline"]
+    assert [path.name for path in list_folder(epath.Path(run))] == ["drumline"]
     for step in ("7", "8"):
         (bucket_folder / "run" / step).mkdir(parents=True)
         (bucket_folder / "run" / step / COMMITTED).touch()
         assert (epath.Path(run) / step / COMMITTED).exists()
-        assert step in {path.name for path in children(epath.Path(run))}
+        assert step in {path.name for path in list_folder(epath.Path(run))}
     claimed.release()
 
 

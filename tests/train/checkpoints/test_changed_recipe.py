@@ -14,14 +14,15 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 import pytest
 
+from drumline.errors import UserError
 from drumline.models import MLP
-from drumline.train import Data, Mistake, Recipe, data, fingerprint, fit
-from drumline.train.batches import Placed
+from drumline.train import Data, Recipe, data, fingerprint, fit
+from drumline.train.batches import BatchLoader
 from drumline.train.checkpoints import checkpoint
-from drumline.train.checkpoints.provenance import changes, provenance, sampled
+from drumline.train.checkpoints.provenance import find_changes, hash_records, provenance
 from drumline.train.mesh import make_mesh
-from drumline.train.state import layout
-from drumline.train.steps.loss import trace_loss
+from drumline.train.state import abstract_state
+from drumline.train.steps.step import trace_loss
 from tests.train import toy as toys
 from tests.train.toy import ROWS, SHARDED
 
@@ -76,29 +77,31 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
 def test_what_breaks_the_promise_is_told_in_the_recipes_words(
     change: Callable[[], Recipe], told: str
 ) -> None:
-    (found,) = (change for change in changes(origin(toy(8)), origin(change())) if change.breaks)
-    assert told in found.told
+    (found,) = (
+        change for change in find_changes(origin(toy(8)), origin(change())) if change.breaking
+    )
+    assert told in found.text
 
 
 def origin(recipe: Recipe) -> dict[str, Any]:
     """Where the checkpoints of a run would come from, without running it."""
     mesh = make_mesh(recipe.mesh)
     with jax.set_mesh(mesh):
-        places = layout(recipe, mesh)
-        batch = Placed(recipe.data, mesh, recipe.model.batch_spec()).shapes()
-        traced = trace_loss(recipe.model, places.params, batch).traced
-        found = provenance(recipe, mesh, places, traced)
+        state = abstract_state(recipe, mesh)
+        batch = BatchLoader(recipe.data, mesh, recipe.model.batch_spec()).shapes()
+        traced = trace_loss(recipe.model, state.params, batch).jaxpr
+        found = provenance(recipe, mesh, state, traced)
     assert json.loads(json.dumps(found)) == found
     return found
 
 
 def test_a_changed_recipe_is_refused_and_nothing_is_touched(six_steps: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")}
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         fit(replace(toy(8, seed=1), optimizer=optax.adam(0.01)), checkpoint=six_steps)
     assert str(caught.value) == (
         f"checkpoint: step 6 in {six_steps} comes from another recipe (seed 0 → 1; the "
-        "optimizer's numbers 0.02 → 0.01), and going on would give the result of neither; change "
+        "optimizer's numbers 0.02 → 0.01), and resuming would give the result of neither; change "
         "it back, name another folder, or allow it with --allow-changes or "
         "fit(…, allow_changes=True)"
     )
@@ -113,23 +116,23 @@ def little_mlp(**sizes: Any) -> Recipe:
 
 def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
     before = origin(little_mlp())
-    (wider,) = changes(before, origin(little_mlp(hidden_sizes=(16,))))
-    assert wider.told == "model hidden_sizes (8,) → (16,)"
-    assert wider.breaks
-    (elsewhere,) = changes(before, origin(little_mlp(layout="fsdp")))
-    assert elsewhere.told == "model layout data → fsdp"
-    assert not elsewhere.breaks
+    (wider,) = find_changes(before, origin(little_mlp(hidden_sizes=(16,))))
+    assert wider.text == "model hidden_sizes (8,) → (16,)"
+    assert wider.breaking
+    (elsewhere,) = find_changes(before, origin(little_mlp(layout="fsdp")))
+    assert elsewhere.text == "model layout data → fsdp"
+    assert not elsewhere.breaking
 
 
 def test_an_option_that_a_model_has_gained_changes_nothing_until_it_is_used() -> None:
     now, before = origin(little_mlp()), origin(little_mlp())
     # As a version wrote it that knew neither the option nor what options are by default.
     del before["model"]["sizes"]["compute_dtype"], before["model"]["defaults"]
-    assert changes(before, now) == ()
-    assert changes(now, before) == (), "nor where that version goes on"
+    assert find_changes(before, now) == ()
+    assert find_changes(now, before) == (), "nor where that version goes on"
     now["model"]["sizes"]["compute_dtype"] = "bfloat16"
-    (used,) = changes(before, now)
-    assert (used.told, used.breaks) == ("model compute_dtype float32 → bfloat16", True)
+    (used,) = find_changes(before, now)
+    assert (used.text, used.breaking) == ("model compute_dtype float32 → bfloat16", True)
 
 
 def test_on_other_chips_the_same_recipe_goes_on() -> None:
@@ -137,21 +140,21 @@ def test_on_other_chips_the_same_recipe_goes_on() -> None:
     # A model may be traced otherwise for other chips, and is no other for that.
     model = {**now["model"], "loss": "as traced for a TPU"}
     before = {**now, "devices": "TPU v4", "hosts": 2, "model": model}
-    told = [change.told for change in changes(before, now) if not change.breaks]
+    told = [change.text for change in find_changes(before, now) if not change.breaking]
     assert told == [
         f"devices TPU v4 → {now['devices']}, so losses agree to rounding",
         "hosts 2 → 1, so losses agree to rounding",
     ]
-    assert not any(change.breaks for change in changes(before, now))
+    assert not any(change.breaking for change in find_changes(before, now))
 
 
 def test_across_versions_of_jax_programs_are_not_compared() -> None:
     before, now = origin(toy(8)), origin(replace(toy(8), optimizer=optax.adam(0.01)))
     old = {**before, "versions": {**before["versions"], "jax": "0.9.0"}}
-    found = changes(old, now)
-    assert not any(change.breaks for change in found)
-    assert "the optimizer, which cannot be compared across versions" in [c.told for c in found]
-    assert any(change.told.startswith("jax 0.9.0 → ") for change in found)
+    found = find_changes(old, now)
+    assert not any(change.breaking for change in found)
+    assert "the optimizer, which cannot be compared across versions" in [c.text for c in found]
+    assert any(change.text.startswith("jax 0.9.0 → ") for change in found)
 
 
 def test_what_does_not_matter_is_said_and_not_refused(
@@ -181,7 +184,7 @@ def test_with_another_batch_size_no_record_is_skipped_or_taken_twice(
     taken_by(with_data(3, **ordered), tmp_path)
     capsys.readouterr()
     sums = taken_by(with_data(7, batch=8, **ordered), tmp_path, allow_changes=True)
-    assert "with another recipe from here on, as allowed: batch 16 → 8" in capsys.readouterr().out
+    assert "the recipe changes here, as allowed: batch 16 → 8" in capsys.readouterr().out
     starts = [(0, 16), (16, 16), (32, 16), (48, 8), (56, 8), (64, 8), (72, 8)]
     assert sums == [sum(range(start, start + size)) for start, size in starts]
     # A batch that does not begin at a multiple of its size; and the change has become the recipe.
@@ -189,7 +192,7 @@ def test_with_another_batch_size_no_record_is_skipped_or_taken_twice(
     assert sums[7:] == [sum(range(80, 112)), sum(range(112, 144))]
     capsys.readouterr()
     fit(with_data(9, batch=32, **ordered), checkpoint=tmp_path)
-    assert "another recipe" not in capsys.readouterr().out
+    assert "the recipe changes" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_an_older_version_goes_on_with_a_note(
@@ -197,15 +200,15 @@ def test_a_checkpoint_of_an_older_version_goes_on_with_a_note(
 ) -> None:
     undisturbed = fit(toy(5), checkpoint=None)
     # As version 0.1 wrote them: the position counted in batches, and no mark beside.
-    monkeypatch.setattr(checkpoint, "RECORDS", checkpoint.OF_OLD)
-    monkeypatch.setattr(checkpoint, "_words", lambda taken: np.asarray(taken // 16, np.int32))
+    monkeypatch.setattr(checkpoint, "RECORDS", checkpoint.OLD_POSITION)
+    monkeypatch.setattr(checkpoint, "_to_words", lambda taken: np.asarray(taken // 16, np.int32))
     fit(toy(3), checkpoint=tmp_path)
     monkeypatch.undo()
     shutil.rmtree(tmp_path / "drumline")
     capsys.readouterr()
     result = fit(toy(5), checkpoint=tmp_path)
     said = capsys.readouterr().out
-    assert "this checkpoint does not say which recipe and data led to it; taken to be these" in said
+    assert "this checkpoint does not record its recipe and data; no changes are assumed" in said
     assert fingerprint(result.state) == fingerprint(undisturbed.state)
 
 
@@ -217,7 +220,7 @@ def test_a_flipped_bit_in_the_note_on_the_recipe_is_no_change_of_it(
     mark.write_text(mark.read_text().replace('"batch": 16', '"batch": 17'))
     capsys.readouterr()
     assert fit(toy(3), checkpoint=tmp_path).step == 3
-    assert "does not say which recipe" in capsys.readouterr().out
+    assert "does not record its recipe" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -229,15 +232,15 @@ def test_a_flipped_bit_in_the_note_on_the_recipe_is_no_change_of_it(
         ),
         (
             optax.sgd(0.02, momentum=0.9),
-            "it is of another optimizer: opt_state.0.count and 4 more in it alone and "
-            "opt_state.0.trace.body and 1 more in the recipe alone",
+            "it is of another optimizer: only it has opt_state.0.count and 4 more and only the "
+            "recipe has opt_state.0.trace.body and 1 more",
         ),
     ],
 )
 def test_another_optimizer_is_told_in_its_own_words(
     six_steps: Path, optimizer: optax.GradientTransformation, told: str
 ) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         fit(replace(toy(8), optimizer=optimizer), checkpoint=six_steps)
     assert f"checkpoint 6 does not fit the recipe ({told})" in str(caught.value)
     assert "damaged" not in str(caught.value)
@@ -253,10 +256,10 @@ def test_records_that_differ_each_time_say_nothing_about_the_data() -> None:
         def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
             return {"x": chance.normal(size=len(numbers))}
 
-    assert sampled(Data(Augmented(), batch=1)) is None
-    steady = sampled(data.arrays(ROWS, batch=16))
-    assert steady == sampled(data.arrays(ROWS, batch=8, shuffle=False))
-    assert steady != sampled(data.arrays(OTHER_ROWS, batch=16))
+    assert hash_records(Data(Augmented(), batch=1)) is None
+    steady = hash_records(data.arrays(ROWS, batch=16))
+    assert steady == hash_records(data.arrays(ROWS, batch=8, shuffle=False))
+    assert steady != hash_records(data.arrays(OTHER_ROWS, batch=16))
 
 
 def test_a_schedule_that_ends_elsewhere_is_another_optimizer() -> None:
@@ -264,10 +267,10 @@ def test_a_schedule_that_ends_elsewhere_is_another_optimizer() -> None:
         optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps))
         return replace(toy(steps), optimizer=optimizer)
 
-    first, second = changes(origin(made(2)), origin(made(4)))
-    assert first.told == "the optimizer's numbers 2 → 4"
-    assert first.breaks
-    assert second.told == "steps 2 → 4"
+    first, second = find_changes(origin(made(2)), origin(made(4)))
+    assert first.text == "the optimizer's numbers 2 → 4"
+    assert first.breaking
+    assert second.text == "steps 2 → 4"
 
 
 def test_a_rate_that_lives_in_the_optimizers_state_is_compared_too() -> None:
@@ -275,5 +278,5 @@ def test_a_rate_that_lives_in_the_optimizers_state_is_compared_too() -> None:
         injected = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
         return replace(toy(8), optimizer=injected)
 
-    (found,) = changes(origin(made(0.1)), origin(made(0.2)))
-    assert found.told == "the optimizer's numbers 0.1 → 0.2"
+    (found,) = find_changes(origin(made(0.1)), origin(made(0.2)))
+    assert found.text == "the optimizer's numbers 0.1 → 0.2"

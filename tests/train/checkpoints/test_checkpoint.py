@@ -15,9 +15,10 @@ import jax
 import numpy as np
 import pytest
 
-from drumline.train import Functions, Mistake, Settings, fit
-from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
-from drumline.train.checkpoints.marks import COMMITTED
+from drumline.errors import UserError
+from drumline.train import Functions, Settings, fit
+from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_keep
+from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State
 from tests.train.checkpoints.dying_writer import saved, state_of, write
@@ -43,7 +44,7 @@ class Found:
         assert isinstance(found, Saved)
         step = int(found.state.step)
         arrays, position = state_of(step)
-        assert found.taken == position
+        assert found.position == position
         assert found.state.key.tolist() == [0, step]
         for name, array in arrays.items():
             assert np.array_equal(found.state.params[name], array.astype(np.float32)), name
@@ -115,7 +116,7 @@ def test_a_damaged_checkpoint_is_never_restored_wrongly(two: Path, tmp_path: Pat
                 assert re.match(
                     r"checkpoint 2 (is damaged|does not fit the recipe) \(", found.said[0]
                 )
-                assert found.said[0].endswith("; trying the one before")
+                assert found.said[0].endswith("; trying the previous checkpoint")
                 assert "\n" not in found.said[0]
             fell_back[file, damage] = step == 1
             shutil.rmtree(folder)
@@ -161,14 +162,16 @@ def test_without_any_good_checkpoint_nothing_begins_anew_unasked(two: Path, tmp_
         shutil.copytree(two / step, tmp_path / step)
         for file in (tmp_path / step).rglob("d/*"):
             file.write_bytes(b"")
-    with pytest.raises(Mistake, match=r"none of the 2 in .* can be used: checkpoint 2 is damaged"):
+    with pytest.raises(
+        UserError, match=r"none of the 2 in .* can be used: checkpoint 2 is damaged"
+    ):
         Found(tmp_path).step()
 
 
 def test_a_recipe_that_changed_is_told_what_differs(tmp_path: Path) -> None:
     fit(toy(2), checkpoint=tmp_path)
     model = replace(SHARDED, init=_wider)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         fit(toy(4, model=model), checkpoint=tmp_path)
     assert "checkpoint 2 does not fit the recipe (" in str(caught.value)
     assert "body has shape (16, 8) there and (16, 24) in the recipe" in str(caught.value)
@@ -192,7 +195,7 @@ def _wider(key: jax.Array) -> dict[str, jax.Array]:
 def test_which_checkpoints_stay(
     steps: Iterable[int], last: int, every: int | None, stay: set[int]
 ) -> None:
-    assert kept(steps, last, every) == stay
+    assert steps_to_keep(steps, last, every) == stay
 
 
 def test_a_run_keeps_the_last_ones_and_every_so_many_for_good(tmp_path: Path) -> None:
@@ -211,19 +214,19 @@ def test_what_a_damaged_one_left_is_written_anew_and_does_not_crowd_out_good_one
     result = fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
     said = capsys.readouterr().out
     assert "checkpoint 6 is damaged" in said
-    assert "going on from step 4" in said
+    assert "resuming from step 4" in said
     assert result.step == 6
     fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
     said = capsys.readouterr().out
-    assert "going on from step 6" in said
+    assert "resuming from step 6" in said
     assert "damaged" not in said
     assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"4", "6"}
 
 
 def test_intervals_count_from_one() -> None:
-    with pytest.raises(Mistake, match="save_every: 0 is not a number of steps; use 1 or more"):
+    with pytest.raises(UserError, match="save_every: 0 is not a number of steps; use 1 or more"):
         Settings(save_every=0)
-    with pytest.raises(Mistake, match="keep_every: -1 is not a number of steps"):
+    with pytest.raises(UserError, match="keep_every: -1 is not a number of steps"):
         Settings(keep_every=-1)
 
 
@@ -248,11 +251,11 @@ def test_a_folder_that_stands_where_a_checkpoint_would_go_is_told_before_anythin
 ) -> None:
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / "photo.txt").write_text("mine")
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         fit(toy(6), checkpoint=tmp_path)
     assert str(caught.value) == (
-        f"checkpoint: {tmp_path / '4'} is no checkpoint of this program, and stands where step 4 "
-        "would be saved; move it away, or name another folder"
+        f"checkpoint: {tmp_path / '4'} was not written by Drumline, and step 4 would be saved "
+        "there; move it away, or name another folder"
     )
     assert (tmp_path / "4" / "photo.txt").read_text() == "mine"
 

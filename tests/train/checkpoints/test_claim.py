@@ -1,5 +1,6 @@
 """One training for a checkpoint folder at a time, and none that a dead one hinders."""
 
+import errno
 import json
 import os
 import shutil
@@ -7,13 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import optax  # type: ignore[import-untyped]
 import pytest
 
-from drumline.train import Ending, Mistake, fit
+from drumline.errors import UserError
+from drumline.train import Ending, fit
 from drumline.train.checkpoints import claim
 from drumline.train.checkpoints.fence import FencedOff
+from drumline.train.checkpoints.marks import Marks
 from tests.train.checkpoints.test_resume import start, wait_for_step
 from tests.train.toy import toy
 
@@ -32,7 +37,13 @@ os.waitpid(reader, 0)
 
 @pytest.fixture(autouse=True)
 def _of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DRUMLINE_OWNER", "DRUMLINE_JOB_ID", "DRUMLINE_ATTEMPT", "DRUMLINE_FENCE"):
+    for name in (
+        "DRUMLINE_OWNER",
+        "DRUMLINE_JOB_ID",
+        "DRUMLINE_ATTEMPT",
+        "DRUMLINE_FENCE",
+        "DRUMLINE_CHECKPOINT",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -47,7 +58,7 @@ def test_a_second_training_is_refused_while_the_first_lives_and_not_once_it_is_k
     first = start(tmp_path, compiled, "--set", "pause=0.02", "--set", "steps=100000")
     try:
         wait_for_step(first, tmp_path, 12)
-        with pytest.raises(Mistake) as refusal:
+        with pytest.raises(UserError) as refusal:
             fit(toy(20), checkpoint=tmp_path)
         assert str(refusal.value) == (
             f"checkpoint: process {first.pid} on {os.uname().nodename} is training into "
@@ -73,7 +84,7 @@ def test_a_child_that_outlives_a_killed_training_does_not_hold_the_folder(tmp_pa
     assert held.stdout is not None
     with held:
         child = int(held.stdout.readline())
-        with pytest.raises(Mistake, match=f"process {held.pid} on "):
+        with pytest.raises(UserError, match=f"process {held.pid} on "):
             claim.claim(str(tmp_path))
         held.send_signal(signal.SIGKILL)
         held.wait()
@@ -95,7 +106,7 @@ def test_a_later_attempt_of_a_job_goes_on_without_an_earlier_one_that_is_cut_off
     monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
     attempt(monkeypatch, "aaaa", "000001", 1)
     first = claim.claim(str(tmp_path))
-    with pytest.raises(Mistake, match="is training into"):
+    with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
     said: list[str] = []
     attempt(monkeypatch, "aaaa", "000001", 2)
@@ -104,13 +115,15 @@ def test_a_later_attempt_of_a_job_goes_on_without_an_earlier_one_that_is_cut_off
     with pytest.raises(FencedOff, match=r"attempt 2 of job 000001 .* has taken over"):
         first.check()
     attempt(monkeypatch, "bbbb", "000001", 3)
-    with pytest.raises(Mistake, match="is training into"):
+    with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
     first.release()
-    with pytest.raises(Mistake, match="of job 000001 of another home"):
+    with pytest.raises(UserError, match="of job 000001 of another home"):
         claim.claim(str(tmp_path))
     attempt(monkeypatch, "aaaa", "000001", 1)
-    with pytest.raises(Mistake, match=r"a later attempt has claimed it \(attempt 2 of job 000001"):
+    with pytest.raises(
+        UserError, match=r"a later attempt has claimed it \(attempt 2 of job 000001"
+    ):
         claim.claim(str(tmp_path))
 
 
@@ -147,7 +160,7 @@ def test_what_an_attempt_on_another_machine_has_claimed_is_refused_with_the_way_
         killed = claim.claim(str(tmp_path))
     assert killed.lock is not None
     claim._unlock(killed.lock)
-    with pytest.raises(Mistake, match=f"remove {tmp_path}/drumline/claims$"):
+    with pytest.raises(UserError, match=f"remove {tmp_path}/drumline/claims$"):
         claim.claim(str(tmp_path))
     shutil.rmtree(tmp_path / "drumline" / "claims")
     claim.claim(str(tmp_path)).release()
@@ -162,8 +175,77 @@ def test_a_lock_that_a_machine_left_on_a_file_server_can_be_removed(
         elsewhere.setattr(socket, "gethostname", lambda: "host-of-old")
         left = claim.claim(str(tmp_path))
     lock = tmp_path / "drumline" / "lock"
-    with pytest.raises(Mistake, match=f"if that machine is gone, remove {lock}$"):
+    with pytest.raises(UserError, match=f"if that machine is gone, remove {lock}$"):
         claim.claim(str(tmp_path))
     lock.unlink()
     claim.claim(str(tmp_path)).release()
     left.release()
+
+
+def test_two_jobs_whose_programs_name_one_folder_do_not_take_it_from_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(monkeypatch, "aaaa", "000001", 1)
+    first = claim.claim(str(tmp_path))
+    attempt(monkeypatch, "aaaa", "000002", 2)
+    with pytest.raises(UserError, match="is training into"):
+        claim.claim(str(tmp_path))
+    first.check()
+    # A job that was made with `create --from` has the folder assigned.
+    monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
+    monkeypatch.setenv("DRUMLINE_CHECKPOINT", str(tmp_path))
+    claim.claim(str(tmp_path)).release()
+    first.release()
+
+
+def test_a_file_system_without_locks_does_not_prove_that_a_job_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with monkeypatch.context() as in_a_job:
+        attempt(in_a_job, "aaaa", "000001", 1)
+        claim.claim(str(tmp_path))
+    with pytest.raises(UserError, match="it is claimed by attempt 1 of job 000001"):
+        claim.claim(str(tmp_path))
+
+
+def test_a_run_that_is_refused_for_its_recipe_does_not_take_the_folder(tmp_path: Path) -> None:
+    fit(toy(4), checkpoint=tmp_path)
+    holder = claim.claim(str(tmp_path))
+    assert holder.lock is not None
+    claim._unlock(holder.lock)  # as in a bucket, where nothing but the fence protects it
+    with pytest.raises(UserError, match="comes from another recipe"):
+        fit(replace(toy(8), optimizer=optax.adam(0.5)), checkpoint=tmp_path)
+    holder.check()
+
+
+def test_one_checkpoint_of_a_run_is_no_folder_for_another_run(tmp_path: Path) -> None:
+    fit(toy(4), checkpoint=tmp_path)
+    with pytest.raises(UserError, match="4 is one checkpoint of a run; name its parent folder"):
+        fit(toy(4), checkpoint=tmp_path / "4")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_copy_of_a_checkpoint_under_another_step_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(toy(4), checkpoint=tmp_path)
+    shutil.copytree(tmp_path / "4", tmp_path / "70")
+    fit(toy(6), checkpoint=tmp_path)
+    said = capsys.readouterr().out
+    assert "checkpoint 70 is damaged (it holds step 4); trying the previous checkpoint" in said
+    assert "resuming from step 4" in said
+
+
+def test_a_late_report_of_bad_hardware_does_not_mark_what_another_writer_wrote(
+    tmp_path: Path,
+) -> None:
+    marks = Marks(str(tmp_path))
+    marks.put("10", {}, claim=5)
+    marks.mark_suspect("10", "a chip lies", claim=3)
+    assert marks.names_with("suspect") == set()
+    marks.mark_suspect("10", "a chip lies", claim=5)
+    assert marks.names_with("suspect") == {"10"}

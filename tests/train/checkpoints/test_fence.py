@@ -4,12 +4,13 @@ import random
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.train import Mistake
+from drumline.errors import UserError
 from drumline.train.checkpoints.claim import BucketRecords, DiskRecords
 from drumline.train.checkpoints.fence import (
     Claim,
@@ -46,7 +47,9 @@ def claimed(records: ClaimRecords, writer: Writer, complete: tuple[str, ...] = (
     ("holder", "released", "writer", "is_over", "reason"),
     [
         (JOB, False, replace(JOB, id="b", fence=8), False, ""),
-        (JOB, False, replace(JOB, id="b", job="000009", fence=8), False, ""),  # create --from
+        (JOB, False, replace(JOB, id="b", job="000009", fence=8, assigned=True), False, ""),
+        (JOB, False, replace(JOB, id="b", job="000009", fence=8), False, "it is claimed by"),
+        (JOB, True, replace(JOB, id="b", job="000009", fence=8), False, ""),
         (JOB, False, replace(JOB, id="b"), False, ""),  # the same attempt runs two programs
         (JOB, True, replace(JOB, id="b", fence=6), True, "a later attempt"),
         (JOB, True, replace(JOB, id="b", owner="bbbb", fence=99), True, "of another home"),
@@ -107,7 +110,9 @@ def test_what_was_complete_when_it_was_taken_over_stays(records: ClaimRecords) -
 
 def test_a_late_start_of_an_old_attempt_is_refused(records: ClaimRecords) -> None:
     claimed(records, JOB).release()
-    with pytest.raises(Mistake, match=r"a later attempt has claimed it .* remove run/drumline/cl"):
+    with pytest.raises(
+        UserError, match=r"a later attempt has claimed it .* remove run/drumline/cl"
+    ):
         claimed(records, replace(JOB, id="late", fence=6))
     found = newest(records)
     assert found is not None
@@ -125,6 +130,37 @@ def test_removing_the_claims_by_hand_stops_whoever_held_them(tmp_path: Path) -> 
     with pytest.raises(FencedOff):
         old.begin_write("20")
     new.begin_write("20")
+
+
+def test_a_number_that_the_holder_has_used_and_removed_is_no_claim(tmp_path: Path) -> None:
+    """The holder goes on between the look at its claim and the creation of the next one."""
+    records = DiskRecords(str(tmp_path))
+    old = claimed(records, JOB)
+    real = records.create
+
+    def create(number: int, record: dict[str, Any]) -> bool:
+        records.create = real  # type: ignore[method-assign]
+        for step in ("1", "2", "3"):
+            old.begin_write(step)
+        return real(number, record)
+
+    records.create = create  # type: ignore[method-assign]
+    new = claimed(records, replace(JOB, id="b", fence=8))
+    new.check()
+    assert new.number == max(records.numbers()) == 5
+    with pytest.raises(FencedOff):
+        old.begin_write("4")
+
+
+def test_claims_of_the_same_number_after_a_removal_are_told_apart(tmp_path: Path) -> None:
+    records = DiskRecords(str(tmp_path))
+    old = claimed(records, JOB)
+    old.begin_write("10")
+    for number in records.numbers():
+        records.remove(number)
+    claimed(records, BY_HAND).begin_write("20")
+    with pytest.raises(FencedOff):
+        old.begin_write("30")
 
 
 def test_the_chain_stays_short_and_its_numbers_grow(records: ClaimRecords) -> None:

@@ -81,10 +81,10 @@ def test_a_disk_that_fills_in_the_middle_ends_the_run_with_a_sentence_and_good_c
     said = capsys.readouterr()
     assert not [record for record in caplog.records if record.exc_info]
     assert said.err == (
-        f"checkpoint: {tmp_path / 'run'} can no longer be written: File too large; the "
-        "checkpoints in it are whole: mend that and start again, to go on from the newest\n"
+        f"checkpoint: {tmp_path / 'run'} can no longer be written: File too large; its "
+        "checkpoints are intact: fix the problem and start again to resume from the newest\n"
     )
     assert main(words) == 0
-    assert "going on from step " in (told := capsys.readouterr().out)
+    assert "resuming from step " in (told := capsys.readouterr().out)
     assert "damaged" not in told
     assert f"parameters {fingerprint(fit(toy(60)).state.params)}" in told

@@ -81,10 +81,10 @@ def test_killed_and_told_to_stop_it_ends_with_the_same_bits(tmp_path: Path, comp
     stopped.terminate()
     output, _ = stopped.communicate(timeout=240)
     assert stopped.returncode == 75, output
-    assert f"going on from step {newest}" in output
+    assert f"resuming from step {newest}" in output
     saved = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     assert saved >= moments[1]
-    assert f"told to stop at step {saved}; the checkpoint is step {saved}" in output
+    assert f"stopped by SIGTERM at step {saved}; the checkpoint is step {saved}" in output
 
     result = fit(toy(steps), checkpoint=folder)
     undisturbed = fit(toy(steps), checkpoint=tmp_path / "undisturbed")

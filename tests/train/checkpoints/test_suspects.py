@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.train.checkpoints import checkpoint
-from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
+from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_keep
 from drumline.train.mesh import make_mesh
 from tests.train.checkpoints.dying_writer import saved, write
 from tests.train.checkpoints.fences import fence_of
@@ -17,7 +17,9 @@ MESH = {"data": 1}
 
 def attempt(folder: Path) -> tuple[Checkpoints, Saved | None]:
     """One more attempt, which keeps one checkpoint, and what it goes on from."""
-    checkpoints = Checkpoints(str(folder), partial(kept, last=1, every=None), print, fence_of())
+    checkpoints = Checkpoints(
+        str(folder), partial(steps_to_keep, last=1, every=None), print, fence_of()
+    )
     return checkpoints, checkpoints.restore(saved(0).state, make_mesh(MESH))
 
 
@@ -46,7 +48,7 @@ def test_what_other_hardware_left_outlives_a_rollback_and_the_next_goes_on_from_
     add(bad, 3)
     assert there(tmp_path) == {1, 3}
     # Of what is gone there is nothing to say.
-    assert bad.condemn("it lies", wait=True) == [3]
+    assert bad.mark_suspect("it lies", wait=True) == [3]
     bad.close()
     assert not (tmp_path / "drumline" / "2.json").exists()
     good, found = attempt(tmp_path)
@@ -60,7 +62,7 @@ def test_killed_before_a_suspect_one_is_written_anew_it_is_not_gone_on_from(
     write(str(tmp_path), 1)
     bad, _ = attempt(tmp_path)
     add(bad, 2)
-    bad.condemn("it lies", wait=True)
+    bad.mark_suspect("it lies", wait=True)
     bad.close()
     second, _ = attempt(tmp_path)
 
@@ -84,7 +86,7 @@ def test_where_all_are_suspect_a_run_begins_anew_and_writes_over_them(tmp_path: 
     bad, found = attempt(tmp_path)
     assert found is None
     add(bad, 2)
-    bad.condemn("it lies", wait=True)
+    bad.mark_suspect("it lies", wait=True)
     bad.close()
     good, found = attempt(tmp_path)
     assert found is None
@@ -98,7 +100,7 @@ def test_a_host_that_found_it_alone_says_so_itself(
 ) -> None:
     bad, _ = attempt(tmp_path)
     add(bad, 2)
-    monkeypatch.setattr(checkpoint, "_first", lambda: False)
-    bad.condemn("it lies", wait=False)
+    monkeypatch.setattr(checkpoint, "_is_host_0", lambda: False)
+    bad.mark_suspect("it lies", wait=False)
     bad.close()
     assert json.loads((tmp_path / "drumline" / "2.json").read_text())["suspect"] == "it lies"

@@ -41,7 +41,8 @@ _PEM = re.compile(
     + _HEADERS
     + _BASE64
 )
-_PEM_IN_BASE64 = re.compile(rb"LS0tLS1CRUdJTi[A-Za-z0-9+/\s]{40,400}")
+_PEM_IN_BASE64 = {b"LS0tLS1CRUdJTi": 0, b"0tLS0tQkVHSU4g": 2, b"tLS0tLUJFR0lOI": 3}
+"""The header of a key in base64, by the number of characters of its group that stand before it."""
 _AGE = re.compile(rb"AGE-SECRET-KEY-1[0-9A-Z]{58}", re.IGNORECASE)
 _PUTTY = re.compile(rb"Private-Lines: *\d+\s+[A-Za-z0-9+/]{16}")
 _GPG_AGENT = re.compile(rb"(?:^|Key: *)\((?:\d+:)?(?:protected-|shadowed-)?private-key", re.M)
@@ -139,16 +140,21 @@ def _has_key(data: bytes) -> bool:
         return True
     if (b"AGE-SECRET-KEY-1" in data or b"age-secret-key-1" in data) and _AGE.search(data):
         return True
-    return b"LS0tLS1CRUdJTi" in data and any(map(_is_pem, _PEM_IN_BASE64.findall(data)))
+    return any(
+        _is_pem_in_base64(data[match.start() : match.start() + 400], before)
+        for header, before in _PEM_IN_BASE64.items()
+        for match in re.finditer(re.escape(header), data)
+    )
 
 
-def _is_pem(encoded: bytes) -> bool:
-    joined = b"".join(encoded.split())
+def _is_pem_in_base64(encoded: bytes, before: int) -> bool:
+    letters = re.match(rb"[A-Za-z0-9+/\s]*", encoded)
+    joined = b"A" * before + b"".join((letters[0] if letters else b"").split())
     try:
         decoded = base64.b64decode(joined[: len(joined) // 4 * 4])
     except (binascii.Error, ValueError):
         return False
-    return _PEM.match(decoded) is not None
+    return _PEM.search(decoded) is not None
 
 
 def _is_binary_key(head: bytes) -> bool:

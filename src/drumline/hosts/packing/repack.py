@@ -9,7 +9,7 @@ import tarfile
 from collections import defaultdict
 from pathlib import Path
 
-from drumline.hosts.code import COMPANION, Archive, ArchiveWriter, CodeError
+from drumline.hosts.code import COMPANION, Archive, ArchiveWriter, CodeError, is_source
 from drumline.hosts.packing.contents import SecretScan
 from drumline.hosts.packing.folder_rules import DRUMLINE_HOME
 from drumline.hosts.packing.folders import looks_like_home
@@ -56,7 +56,7 @@ def _left_out(old: tarfile.TarFile, members: list[tarfile.TarInfo]) -> dict[str,
     left_out = {}
     for member in members:
         # Drumline's own package stands in a folder that no user's file can have.
-        if member.name.startswith(f"{COMPANION}/drumline/"):
+        if member.name.startswith(f"{COMPANION}/drumline/") and is_source(member.name):
             continue
         entry = _by_folder(member.name, homes) or _by_file(old, member)
         if entry is not None:

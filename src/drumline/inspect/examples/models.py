@@ -69,7 +69,7 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Program:
 
     from drumline.train.data import Data
     from drumline.train.recipe import Functions, Recipe
-    from drumline.train.state import layout
+    from drumline.train.state import abstract_state
     from drumline.train.steps.step import make_step
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
@@ -86,14 +86,14 @@ def training_step(model: Any, batch: Batch, mesh: AbstractMesh) -> Program:
         mesh=dict(mesh.shape),
         steps=1,
     )
-    state = layout(recipe, mesh)
+    state = abstract_state(recipe, mesh)
     shape = partial(_sharded_shape, mesh)
     rows = {name: shape(dims, model.batch_spec(), dtype) for name, (dims, dtype) in batch.items()}
-    watch = shape((), P(), np.int32)
-    notice = shape((mesh.size,), P(mesh.axis_names), np.int32)
+    mode = shape((), P(), np.int32)
+    stop_flag = shape((mesh.size,), P(mesh.axis_names), np.int32)
     limits = shape((2,), P(), np.float32)
     step = _Step(partial(make_step, recipe, mesh, state))
-    return step, (state, watch, rows, notice, limits)
+    return step, (state, mode, rows, stop_flag, limits)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class ExecutionMode(Enum):
 
 
 @dataclass(frozen=True)
-class Execution:
+class ProgramInMode:
     """A traced function and the mode to run it in."""
 
     mode: ExecutionMode
@@ -67,7 +67,7 @@ class Execution:
         return [to_host(value) for value in function(*self.program.inputs)]
 
 
-def all_executions(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Execution]:
+def all_executions(function: Callable[..., Any], inputs: Sequence[Any]) -> list[ProgramInMode]:
     """Return an execution of a function for each mode, the compiled one first.
 
     The mode HIGHEST is left out if the function has other operations in it.
@@ -77,7 +77,7 @@ def all_executions(function: Callable[..., Any], inputs: Sequence[Any]) -> list[
     with jax.default_matmul_precision("highest"):
         highest = trace(function, inputs)
     return [
-        Execution(mode, highest if mode is ExecutionMode.HIGHEST else program)
+        ProgramInMode(mode, highest if mode is ExecutionMode.HIGHEST else program)
         for mode in ExecutionMode
         if mode is not ExecutionMode.HIGHEST or _primitives(program) == _primitives(highest)
     ]

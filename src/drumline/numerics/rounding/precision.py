@@ -28,9 +28,9 @@ from drumline.numerics.rounding.differences import (
     measure_difference,
 )
 from drumline.numerics.rounding.execution import (
-    Execution,
     ExecutionMode,
     Float64Unavailable,
+    ProgramInMode,
     all_executions,
     run_in_float64,
 )
@@ -190,7 +190,7 @@ class _Comparison:
     """The executions of a function and the results to compare them with."""
 
     search: DifferenceSearch
-    executions: tuple[Execution, ...]
+    executions: tuple[ProgramInMode, ...]
     compiled_outputs: list[np.ndarray]
     reference: list[np.ndarray] | None
 
@@ -221,7 +221,7 @@ class _Comparison:
             )
         return reports
 
-    def _find_first(self, execution: Execution, changed: list[int]) -> FirstDifference | None:
+    def _find_first(self, execution: ProgramInMode, changed: list[int]) -> FirstDifference | None:
         program = execution.program
         producers = [program.producer(program.closed.jaxpr.outvars[i]) for i in changed]
         first = self.search.find(execution, [index for index in producers if index is not None])
@@ -232,7 +232,7 @@ class _Comparison:
         reason = explain(program, index, execution.mode, is_excess)
         return FirstDifference(program.operation(index), difference, reason)
 
-    def _agrees_without_excess(self, execution: Execution, index: int) -> bool:
+    def _agrees_without_excess(self, execution: ProgramInMode, index: int) -> bool:
         """Return True if compiling without excess precision gives the result of op by op."""
         if execution.mode is not ExecutionMode.OP_BY_OP:
             return False

@@ -1,1 +1,1 @@
-"""Checkpoints: whole or not there, checked bit by bit, and with where they come from."""
+"""Checkpoints: complete or ignored, verified bit by bit, with the recipe that led to them."""

@@ -23,17 +23,18 @@ from typing import Any
 import jax
 from etils import epath  # type: ignore[import-untyped]
 
-from drumline.train.agree import hosts_without
+from drumline.errors import UserError
 from drumline.train.checkpoints.fence import ClaimRecords, Fence, Writer, claim_folder, newest
 from drumline.train.checkpoints.files import (
     BUCKET,
+    COMMITTED,
     disable_listing_cache,
     in_bucket,
     open_folder,
-    usable,
+    raise_user_errors,
 )
-from drumline.train.checkpoints.marks import COMMITTED, FOLDER
-from drumline.train.mistakes import Mistake
+from drumline.train.checkpoints.marks import FOLDER
+from drumline.train.multihost import failed_hosts
 
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for the lock of an earlier attempt. The job manager has given that attempt up, so
@@ -65,45 +66,47 @@ class FolderClaim:
             _unlock(self.lock)
 
 
-def claim(folder: str, say: Callable[[str], None] = print) -> FolderClaim:
-    """Claim the folder for this program. All hosts call it; if it is refused all raise Mistake."""
+def claim(folder: str, log: Callable[[str], None] = print) -> FolderClaim:
+    """Claim the folder. All hosts call this, and if it is refused all raise UserError."""
     disable_listing_cache(folder)
-    held, refusal = FolderClaim(), ""
+    folder_claim, refusal = FolderClaim(), ""
     if jax.process_index() == 0:
         try:
             open_folder(folder)
-            with usable(folder):
-                held = _claim(folder, say)
-        except Mistake as mistake:
-            refusal = str(mistake)
-    if hosts_without(not refusal):
-        held.release()
-        raise Mistake(refusal or f"checkpoint: host 0 cannot use {folder}")
-    return held
+            with raise_user_errors(folder):
+                folder_claim = _claim(folder, log)
+        except UserError as error:
+            refusal = str(error)
+    if failed_hosts(not refusal):
+        folder_claim.release()
+        raise UserError(refusal or f"checkpoint: host 0 cannot use {folder}")
+    return folder_claim
 
 
-def this_writer() -> Writer:
+def this_writer(folder: str) -> Writer:
     """Describe this program, from the environment that the agent of the job manager has set."""
     number = os.environ.get("DRUMLINE_FENCE", "")
+    assigned = os.environ.get("DRUMLINE_CHECKPOINT", "")
     return Writer(
         id=secrets.token_hex(8),
         owner=os.environ.get("DRUMLINE_OWNER", ""),
         job=os.environ.get("DRUMLINE_JOB_ID", ""),
         attempt=int(os.environ.get("DRUMLINE_ATTEMPT") or 0),
         fence=int(number) if number.isdigit() else 0,
+        assigned=bool(assigned) and f"{_path(folder)}/".startswith(f"{_path(assigned)}/"),
         machine=socket.gethostname(),
         process=os.getpid(),
     )
 
 
-def _claim(folder: str, say: Callable[[str], None]) -> FolderClaim:
-    writer = this_writer()
-    records: ClaimRecords
-    if in_bucket(folder):
-        records, lock = BucketRecords(folder), None
-    else:
-        records = DiskRecords(folder)
-        lock = _lock(folder, writer, records, say)
+def _path(folder: str) -> str:
+    return folder.rstrip("/") if in_bucket(folder) else os.path.realpath(folder)
+
+
+def _claim(folder: str, log: Callable[[str], None]) -> FolderClaim:
+    writer, records = this_writer(folder), claim_records(folder)
+    lock = None if in_bucket(folder) else _lock(folder, writer, records, log)
+    proves_end = lock is not None and _has_locks(lock)
     try:
         holder = newest(records)
         # A lock that is free on the holder's own machine proves that its process has ended.
@@ -113,13 +116,18 @@ def _claim(folder: str, say: Callable[[str], None]) -> FolderClaim:
             records,
             writer,
             is_complete=lambda name: bool((epath.Path(folder) / name / COMMITTED).exists()),
-            is_over=lock is not None and on_this_machine,
+            is_over=proves_end and on_this_machine,
         )
     except BaseException:
         if lock is not None:
             _unlock(lock)
         raise
     return FolderClaim(fence, lock)
+
+
+def claim_records(folder: str) -> ClaimRecords:
+    """Return the claims of a folder, on a disk or in a bucket."""
+    return BucketRecords(folder) if in_bucket(folder) else DiskRecords(folder)
 
 
 # Records ------------------------------------------------------------------------------------------
@@ -133,14 +141,14 @@ class DiskRecords:
         self._folder = Path(folder) / FOLDER / "claims"
 
     def numbers(self) -> list[int]:
-        """The numbers of all records."""
+        """Return the numbers of all records."""
         if not self._folder.is_dir():
             return []
         stems = (path.stem for path in self._folder.iterdir() if path.suffix == ".json")
         return [int(stem) for stem in stems if stem.isdigit()]
 
     def read(self, number: int) -> dict[str, Any] | None:
-        """One record; None if there is none of that number."""
+        """Return the record with this number, or None."""
         try:
             return _record(self._path(number).read_bytes())
         except FileNotFoundError:
@@ -189,6 +197,8 @@ def _create_without_link(path: Path, data: bytes) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            path.unlink(missing_ok=True)
         # gcsfuse creates the object when the file is closed, and finds out then.
         if error.errno != errno.ESTALE:
             raise
@@ -204,7 +214,7 @@ class BucketRecords:
         try:
             from google.cloud import storage  # type: ignore[attr-defined]
         except ImportError:
-            raise Mistake(
+            raise UserError(
                 f"checkpoint: {folder} needs google-cloud-storage: pip install 'drumline[gcs]'"
             ) from None
         name, _, path = folder.removeprefix(BUCKET).strip("/").partition("/")
@@ -214,7 +224,7 @@ class BucketRecords:
         self._prefix = f"{path}/{FOLDER}/claims/".lstrip("/")
 
     def numbers(self) -> list[int]:
-        """The numbers of all records."""
+        """Return the numbers of all records."""
         client = self._bucket.client
         with _as_os_error():
             blobs = list(client.list_blobs(self._bucket, prefix=self._prefix, delimiter="/"))
@@ -222,7 +232,7 @@ class BucketRecords:
         return [int(stem) for stem in stems if stem.isdigit()]
 
     def read(self, number: int) -> dict[str, Any] | None:
-        """One record; None if there is none of that number."""
+        """Return the record with this number, or None."""
         from google.api_core.exceptions import NotFound
 
         with _as_os_error():
@@ -287,11 +297,11 @@ def _record(data: bytes) -> dict[str, Any]:
 
 
 def _lock(
-    folder: str, writer: Writer, records: ClaimRecords, say: Callable[[str], None]
+    folder: str, writer: Writer, records: ClaimRecords, log: Callable[[str], None]
 ) -> int | None:
     """Lock the folder. Return the open file; None if an earlier attempt of this job keeps the lock.
 
-    Raises Mistake while another program holds it.
+    Raises UserError while another program holds it.
     """
     path = os.path.join(folder, FOLDER, "lock")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -301,11 +311,11 @@ def _lock(
         lock_holder = _read_lock(file)
         if not _is_earlier_attempt(lock_holder, writer, records):
             os.close(file)
-            raise Mistake(_locked_by(folder, path, lock_holder))
+            raise UserError(_locked_by(folder, path, lock_holder))
         if time.monotonic() > deadline:
             os.close(file)
             name = _process_name(lock_holder)
-            say(f"taking over {folder} from {name}, an earlier attempt that still holds its lock")
+            log(f"taking over {folder} from {name}, an earlier attempt that still holds its lock")
             return None
         time.sleep(0.05)
     _locked.add(file)
@@ -315,6 +325,15 @@ def _lock(
         text = {"process": writer.process, "machine": writer.machine, "job": writer.job or None}
         os.pwrite(file, json.dumps({**text, "attempt": str(writer.attempt)}).encode(), 0)
     return file
+
+
+def _has_locks(file: int) -> bool:
+    """Return False if the file system has no locks, so that a free lock proves nothing."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _try_lock(file: int) -> bool:
@@ -344,7 +363,8 @@ def _is_earlier_attempt(lock_holder: dict[str, Any], writer: Writer, records: Cl
         return False
     claim = newest(records)
     if claim is not None:
-        return claim.writer.owner == writer.owner and claim.writer.fence < writer.fence
+        same_owner = claim.writer.owner == writer.owner and claim.writer.fence < writer.fence
+        return same_owner and (writer.assigned or claim.writer.job == writer.job)
     # A folder of version 0.1: its programs locked it, and did not claim it.
     same_job = lock_holder.get("job") == writer.job
     return same_job and lock_holder.get("attempt") != str(writer.attempt)

@@ -7,9 +7,9 @@ that nobody has claimed the folder since its last one, and a writer that was pau
 once.
 
 A writer adds a record when it claims the folder, before and after each checkpoint that it writes,
-before anything is removed, and when it is done. The record names what is being written and removed.
-Whoever claims the folder next never uses these names, so whatever an old writer still does when it
-wakes up touches nothing that the new one reads or writes.
+before anything is removed, and when it is done. The record has the names of the checkpoints that
+are being written and removed. The next writer never uses these names, so an old writer that wakes
+up late cannot touch anything that the new one reads or writes.
 
 Standard library only. claim.py has the records on a disk and in a bucket.
 """
@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, Self
 
-from drumline.train.mistakes import Mistake, Unwritable
+from drumline.errors import StorageError, UserError
 
 TRIES = 100
 """The number of times that a claim is tried again because another writer added a record first."""
 
 
-class FencedOff(Unwritable):
+class FencedOff(StorageError):
     """Another writer has claimed the folder. This one must stop, and has changed nothing since."""
 
 
@@ -41,6 +41,8 @@ class Writer:
     attempt: int = 0
     fence: int = 0
     """The fencing number: it grows with every attempt that the owner starts, of any job."""
+    assigned: bool = False
+    """True if the owner has given the folder to this attempt, and to no other at the same time."""
     machine: str = ""
     process: int = 0
 
@@ -88,14 +90,14 @@ def _known_fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
 
 
 class ClaimRecords(Protocol):
-    """Where the chain of a folder is stored."""
+    """The storage of the chain of a folder."""
 
     def numbers(self) -> list[int]:
-        """The numbers of all records."""
+        """Return the numbers of all records."""
         ...
 
     def read(self, number: int) -> dict[str, Any] | None:
-        """One record; None if there is none of that number."""
+        """Return the record with this number, or None."""
         ...
 
     def create(self, number: int, record: dict[str, Any]) -> bool:
@@ -133,7 +135,8 @@ def refusal(holder: Claim | None, writer: Writer, *, is_over: bool = False) -> s
             return f"it holds the checkpoints of job {other.job} of another home ({other})"
         if writer.fence < other.fence:
             return f"a later attempt has claimed it ({other})"
-        return ""
+        if writer.assigned or writer.job == other.job:
+            return ""
     if other.owner and not holder.released and not is_over:
         return f"it is claimed by {other}"
     return ""
@@ -187,9 +190,8 @@ class Fence:
     def _add(self, **changes: Any) -> None:
         with self._lock:
             before = self._claim
-            # Whoever removed the claims by hand has taken the folder over, too.
-            if max(self._records.numbers(), default=0) != before.number:
-                raise self._fenced_off(newest(self._records))
+            # If somebody has removed the claims by hand, the folder is taken over, too.
+            self.check()
             after = replace(before, number=before.number + 1, **changes)
             if not self._records.create(after.number, after.as_json()):
                 raise self._fenced_off(newest(self._records))
@@ -215,15 +217,16 @@ def claim_folder(
     is_complete: Callable[[str], bool],
     is_over: bool = False,
 ) -> Fence:
-    """Claim a folder for a writer. Raises Mistake with the reason if it may not have it.
+    """Claim a folder for a writer. Raises UserError with the reason if it may not have it.
 
-    `is_complete` says whether the checkpoint of a name is whole: then nobody writes to it any more.
+    `is_complete` returns True if the checkpoint of a name is complete, so that nobody writes to it
+    any more.
     """
     for _ in range(TRIES):
         holder = newest(records)
         reason = refusal(holder, writer, is_over=is_over)
         if reason:
-            raise Mistake(
+            raise UserError(
                 f"checkpoint: {folder} cannot be used: {reason}; name another folder, or if you "
                 f"are sure that no such program runs any more, remove {folder}/drumline/claims"
             )
@@ -234,8 +237,12 @@ def claim_folder(
             abandoned = (*holder.abandoned, *unfinished, *holder.removing)
         number = holder.number + 1 if holder else 1
         claim = Claim(number, number, writer, abandoned=tuple(dict.fromkeys(abandoned)))
-        if records.create(number, claim.as_json()):
+        if not records.create(number, claim.as_json()):
+            continue
+        # The number may have been free because the holder has added records since, and removed it.
+        if max(records.numbers(), default=0) == number:
             if holder is not None and holder.number != holder.since:
                 records.remove(holder.number)
             return Fence(folder, records, claim)
-    raise Mistake(f"checkpoint: {folder} cannot be used: other programs keep claiming it")
+        records.remove(number)
+    raise UserError(f"checkpoint: {folder} cannot be used: other programs keep claiming it")

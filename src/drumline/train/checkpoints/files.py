@@ -1,7 +1,7 @@
-"""Small files beside the checkpoints, in a folder or in Cloud Storage, never left half-written.
+"""Files in a checkpoint folder, on a disk or in Cloud Storage. A reader never sees a partial write.
 
-A local file grows by whole writes. An object in a bucket cannot grow: it is written anew, now and
-then and at the end.
+A local file grows by complete writes. An object in a bucket cannot grow, so it is replaced at
+intervals and at the end.
 """
 
 import errno
@@ -16,24 +16,34 @@ from typing import Any, Protocol
 from etils import epath  # type: ignore[import-untyped]
 from etils.epath import backend  # type: ignore[import-untyped]
 
-from drumline.train.mistakes import Mistake, Unwritable
+from drumline.errors import StorageError, UserError
 
-REWRITE_EVERY = 30.0
-"""Seconds. An object may be replaced once a second at most; nobody watches it that closely."""
-
+REWRITE_SECONDS = 30.0
+"""The interval at which an object is replaced. Cloud Storage allows one per second."""
 
 BUCKET = "gs://"
+COMMITTED = "commit_success.txt"
+"""Orbax writes this file last, into the folder of a checkpoint."""
+
+
+def in_bucket(path: str) -> bool:
+    """Return True for the URL of an object, False for a path on a disk."""
+    return "://" in path
 
 
 def open_folder(folder: str) -> None:
-    """Create the folder. Raises Mistake with the reason if that is not possible."""
+    """Create the folder. Raises UserError with the reason if that is not possible."""
     if in_bucket(folder) and not folder.startswith(BUCKET):
-        raise Mistake(f"checkpoint: {folder} is neither a folder nor {BUCKET}BUCKET/FOLDER")
+        raise UserError(f"checkpoint: {folder} is neither a folder nor {BUCKET}BUCKET/FOLDER")
     try:
-        with usable(folder):
-            epath.Path(folder).mkdir(parents=True, exist_ok=True)
+        with raise_user_errors(folder):
+            path = epath.Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            is_checkpoint = path.name.isdigit() and (path / COMMITTED).exists()
     except (ImportError, RuntimeError):
-        raise Mistake(f"checkpoint: {folder} needs gcsfs: pip install 'drumline[gcs]'") from None
+        raise UserError(f"checkpoint: {folder} needs gcsfs: pip install 'drumline[gcs]'") from None
+    if is_checkpoint:
+        raise UserError(f"checkpoint: {folder} is one checkpoint of a run; name its parent folder")
 
 
 def disable_listing_cache(folder: str) -> None:
@@ -49,8 +59,8 @@ def disable_listing_cache(folder: str) -> None:
             cache.clear()
 
 
-def children(folder: epath.Path) -> list[epath.Path]:
-    """Return what is in a folder. In a bucket, a folder with nothing in it does not exist."""
+def list_folder(folder: epath.Path) -> list[epath.Path]:
+    """Return the contents of a folder. In a bucket an empty folder does not exist."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:
@@ -59,53 +69,55 @@ def children(folder: epath.Path) -> list[epath.Path]:
         return []
 
 
+# Errors -------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def usable(folder: str) -> Iterator[None]:
-    """At the start of a run: what the disk refuses is told before anything is computed."""
+def raise_user_errors(folder: str) -> Iterator[None]:
+    """At the start of a run, turn an error of the file system into a UserError."""
     try:
         yield
     except OSError as error:
-        raise Mistake(f"checkpoint: {folder} cannot be used: {why_unwritable(error)}") from None
+        reason = file_system_error(error)
+        raise UserError(f"checkpoint: {folder} cannot be used: {reason}") from None
 
 
 @contextmanager
-def still_writable(folder: str) -> Iterator[None]:
-    """In the middle of a run: a disk that is full or gone ends it, with a sentence."""
+def raise_storage_errors(folder: str) -> Iterator[None]:
+    """During a run, turn an error of the file system into a StorageError, which ends the run."""
     try:
         yield
-    except Unwritable:
+    except StorageError:
         raise
     except Exception as error:
-        why = why_unwritable(error)
-        if not why:
+        reason = file_system_error(error)
+        if not reason:
             raise
-        raise Unwritable(
-            f"checkpoint: {folder} can no longer be written: {why}; the checkpoints in it are "
-            "whole: mend that and start again, to go on from the newest"
+        raise StorageError(
+            f"checkpoint: {folder} can no longer be written: {reason}; its checkpoints are intact: "
+            "fix the problem and start again to resume from the newest"
         ) from error
 
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
-def why_unwritable(error: BaseException) -> str:
-    """What a disk refused, in the system's words; empty where it was something else.
+def file_system_error(error: BaseException) -> str:
+    """Return the system's message for an error of the file system; empty for any other error.
 
-    Tensorstore's errors are of no kind of their own, but they quote the system's.
+    TensorStore has no error types for this, but it quotes the system's message.
     """
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
-    quoted = [os.strerror(number) for number in _OF_THE_DISK if os.strerror(number) in str(error)]
-    return quoted[0] if quoted else ""
+    messages = map(os.strerror, _DISK_ERRORS)
+    return next((message for message in messages if message in str(error)), "")
 
 
-def exists(path: str) -> bool:
-    """Whether there is such a file."""
-    return bool(epath.Path(path).exists())
+# JSON files ---------------------------------------------------------------------------------------
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """The object in a file; None where there is none or it is not whole."""
+    """Return the object in a JSON file, or None if the file is missing or incomplete."""
     try:
         value = json.loads(epath.Path(path).read_text())
     except (OSError, ValueError):
@@ -114,7 +126,7 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
-    """Replace a file all at once."""
+    """Replace a JSON file atomically."""
     text = json.dumps(value)
     if in_bucket(path):
         epath.Path(path).write_text(text)
@@ -124,41 +136,47 @@ def write_json(path: str, value: dict[str, Any]) -> None:
         Path(draft).write_text(text)
         os.replace(draft, path)
     except OSError:
-        # Where the disk is full, the room it takes is wanted.
+        # On a full disk, free the space of the draft.
         with suppress(OSError):
             os.unlink(draft)
         raise
 
 
-class Growing(Protocol):
-    """A file that only gets longer."""
+# Files that grow ----------------------------------------------------------------------------------
+
+
+class AppendFile(Protocol):
+    """A file that only grows."""
 
     def add(self, data: bytes) -> None:
-        """Put this at its end, all of it or nothing."""
+        """Append these bytes, all or none of them."""
         ...
 
     def close(self) -> None:
-        """See to it that everything is there."""
+        """Write the rest and close the file."""
         ...
 
 
-def grow(path: str, lines: bool = False, check: Callable[[], None] = lambda: None) -> Growing:
-    """Open a file to add to it. Of a file of lines, one that was cut short is dropped first.
+def open_append(
+    path: str, lines: bool = False, check: Callable[[], None] = lambda: None
+) -> AppendFile:
+    """Open a file to append to it. In a file of lines, remove an incomplete last line.
 
-    `check` is called before an object is replaced, and raises if another program may have done so.
+    `check` is called before an object is replaced, and raises if a different program may have
+    replaced it.
     """
-    return _Object(path, lines, check) if in_bucket(path) else _Local(path, lines)
+    return _Object(path, lines, check) if in_bucket(path) else _LocalFile(path, lines)
 
 
-class _Local:
+class _LocalFile:
     def __init__(self, path: str, lines: bool) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         if lines:
-            os.ftruncate(self._file, _whole_lines(self._file))
+            os.ftruncate(self._file, _complete_lines_size(self._file))
 
     def add(self, data: bytes) -> None:
-        # A disk that is nearly full takes a part, and refuses the rest.
+        # A disk that is nearly full writes a part, and the next call fails.
         while data:
             data = data[os.write(self._file, data) :]
 
@@ -172,11 +190,11 @@ class _Object:
         self._data = self._path.read_bytes() if self._path.exists() else b""
         if lines:
             self._data = self._data[: self._data.rfind(b"\n") + 1]
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
 
     def add(self, data: bytes) -> None:
         self._data += data
-        if time.monotonic() - self._written > REWRITE_EVERY:
+        if time.monotonic() - self._written_at > REWRITE_SECONDS:
             self._write()
 
     def close(self) -> None:
@@ -184,22 +202,17 @@ class _Object:
 
     def _write(self) -> None:
         self._check()
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
         self._path.write_bytes(self._data)
 
 
-def _whole_lines(file: int) -> int:
-    """How much of a file is lines that ended."""
+def _complete_lines_size(file: int) -> int:
+    """Return the size of a file up to the end of its last complete line."""
     end = os.fstat(file).st_size
     while end:
         start = max(0, end - 65536)
-        cut = os.pread(file, end - start, start).rfind(b"\n")
-        if cut >= 0:
-            return start + cut + 1
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0
-
-
-def in_bucket(path: str) -> bool:
-    """Whether it is the address of an object, and no path."""
-    return "://" in path

@@ -1,10 +1,10 @@
 """The marks of the checkpoints that Drumline wrote: a small file each, `drumline/<name>.json`.
 
 A mark is written before its checkpoint and removed after it, so every checkpoint that Drumline
-began to write or to remove has one. A folder without a mark belongs to somebody else and is left
-alone. The mark also has the recipe and the data that led to the checkpoint; whether the replicas on
-several devices were compared before it was written, and agreed (`checked`); and whether the
-hardware that wrote it was found to compute wrong results (`suspect`).
+started to write or to remove has one. A folder without a mark was not written by Drumline and is
+left alone. The mark also has the recipe and the data that led to the checkpoint, and two flags:
+`checked` if the replicas on several devices were compared before it was written and agreed, and
+`suspect` if the hardware that wrote it was found to compute wrong results.
 """
 
 import hashlib
@@ -18,45 +18,50 @@ from etils import epath  # type: ignore[import-untyped]
 from drumline.train.checkpoints.files import read_json, write_json
 
 FOLDER = "drumline"
-COMMITTED = "commit_success.txt"
-"""Orbax writes this file last, into the folder of a checkpoint."""
 _MARK = re.compile(r"\d+(\.\d+)?\.json")
 
 
 class Marks:
-    """The marks of one checkpoint folder."""
+    """The marks in a checkpoint folder."""
 
     def __init__(self, folder: str) -> None:
         """Nothing is written yet."""
         self._folder = epath.Path(folder) / FOLDER
 
-    def put(self, name: str, contents: Mapping[str, Any], *, checked: bool = False) -> None:
-        """Mark a checkpoint as ours, with the recipe and the data that led to it."""
+    def put(
+        self, name: str, contents: Mapping[str, Any], *, checked: bool = False, claim: int = 0
+    ) -> None:
+        """Mark a checkpoint as written by Drumline, with the recipe and the data that led to it.
+
+        `claim` is the number of the writer's claim on the folder.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
-        mark = {"contents": contents, "sum": _sum(contents), "checked": checked}
+        mark = {"contents": contents, "sum": _sum(contents), "checked": checked, "claim": claim}
         write_json(self._file(name), mark)
 
-    def suspect(self, name: str, why: str) -> None:
-        """Mark a checkpoint as one that no run may go on from."""
-        write_json(self._file(name), {**(read_json(self._file(name)) or {}), "suspect": why})
+    def mark_suspect(self, name: str, reason: str, claim: int) -> None:
+        """Mark a checkpoint from which no run may resume, unless a later writer has replaced it."""
+        mark = read_json(self._file(name)) or {}
+        if mark.get("claim", claim) == claim:
+            write_json(self._file(name), {**mark, "suspect": reason})
 
-    def said(self, word: str) -> set[str]:
-        """The names of the checkpoints whose mark says `checked`, or `suspect`."""
-        return {name for name in self.names() if (read_json(self._file(name)) or {}).get(word)}
+    def names_with(self, flag: str) -> set[str]:
+        """Return the names of the checkpoints whose mark has the flag `checked` or `suspect`."""
+        return {name for name in self.names() if (read_json(self._file(name)) or {}).get(flag)}
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The recipe and the data that led to a checkpoint; None if they are unknown.
+        """Return the recipe and the data that led to a checkpoint, or None if they are unknown.
 
         A flipped bit must not look like a change of the recipe, so a mark whose checksum is wrong
         counts as unknown.
         """
-        found = read_json(self._file(name)) or {}
-        contents = found.get("contents")
-        good = isinstance(contents, dict) and found.get("sum") == _sum(contents)
-        return contents if good else None
+        mark = read_json(self._file(name)) or {}
+        contents = mark.get("contents")
+        valid = isinstance(contents, dict) and mark.get("sum") == _sum(contents)
+        return contents if valid else None
 
     def names(self) -> set[str]:
-        """The names of the checkpoints that have a mark."""
+        """Return the names of the checkpoints that have a mark."""
         if not self._folder.exists():
             return set()
         names = [path.name for path in self._folder.iterdir()]
@@ -67,7 +72,7 @@ class Marks:
         epath.Path(self._file(name)).unlink(missing_ok=True)
 
     def clear_drafts(self) -> None:
-        """Remove what a process that died left of a mark."""
+        """Remove the drafts of marks that a process left when it died."""
         if self._folder.exists():
             for path in list(self._folder.iterdir()):
                 if path.name.endswith(".draft"):

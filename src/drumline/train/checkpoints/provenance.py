@@ -1,62 +1,60 @@
-"""Where a checkpoint comes from, and what has changed since.
+"""The provenance of a checkpoint: the recipe and the data that led to it, and what has changed.
 
-A run that goes on with another batch, learning rate or data set than it began with ends with the
-result of neither recipe. So every checkpoint says what led to it: the data, by their number and a
-few of the records; the model, by its sizes and by what its loss computes; the optimizer, by what
-it computes and with which numbers. A run that goes on compares, says what is new, and is refused
-where the promise of the same bits would be broken, unless the user says that this is meant.
+A run that resumes with a different batch size, learning rate or data set has the result of neither
+recipe. So every checkpoint records its provenance: of the data, the number of records and a hash of
+a few; of the model, its sizes and a hash of its loss; of the optimizer, a hash of its computation
+and the numbers in it. A run that resumes compares and logs the changes. It is refused if a change
+would break the promise of the same bits, unless the user allows it.
 """
 
 # mypy: allow-untyped-calls
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum
 from importlib.metadata import version
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import Mesh
 
 from drumline import __version__
-from drumline.train.checkpoints.program import program
 from drumline.train.data import Data
 from drumline.train.recipe import Recipe
 from drumline.train.state import State
 
 FORMAT = 1
 SAMPLE = 8
-"""Records that stand for the whole data set: enough to notice another one, few enough to read at
-every start."""
+"""The number of records that are hashed for the whole data set. They are read at every start."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is not as it was when a checkpoint was written."""
+    """A difference between the provenance of a checkpoint and the current recipe."""
 
-    told: str
+    text: str
     """`batch 128 → 64`."""
-    breaks: bool
-    """Whether what comes after it is no longer the run that was begun."""
+    breaking: bool
+    """True if the run that resumes is no longer the run that started."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What a run that goes on has to say, and whether it may."""
+class ProvenanceComparison:
+    """The messages about the changes, and whether the run may resume."""
 
-    said: tuple[str, ...]
-    """Sentences for whoever watches."""
-    refused: str = ""
-    """What has changed and must not; empty where the run may go on."""
+    messages: tuple[str, ...]
+    breaking: str = ""
+    """The changes for which the run is refused; empty if it may resume."""
 
 
-def provenance(recipe: Recipe, mesh: Mesh, places: State, loss: ClosedJaxpr) -> dict[str, Any]:
-    """What leads to the checkpoints of a run, as plain values for a file."""
-    params, moments = _bare(places.params), _bare(places.opt_state)
-    begin = program(jax.make_jaxpr(recipe.optimizer.init)(params))
-    update = program(jax.make_jaxpr(recipe.optimizer.update)(params, moments, params))
+def provenance(recipe: Recipe, mesh: Mesh, state: State, loss: ClosedJaxpr) -> dict[str, Any]:
+    """Return the provenance of a run's checkpoints, as values for a JSON file."""
+    params, moments = _without_shardings(state.params), _without_shardings(state.opt_state)
+    init = summarize_program(jax.make_jaxpr(recipe.optimizer.init)(params))
+    update = summarize_program(jax.make_jaxpr(recipe.optimizer.update)(params, moments, params))
     data = recipe.data
     return {
         "format": FORMAT,
@@ -72,168 +70,171 @@ def provenance(recipe: Recipe, mesh: Mesh, places: State, loss: ClosedJaxpr) -> 
         "seed": recipe.settings.seed,
         "data": {
             "records": len(data.records),
-            "content": sampled(data),
+            "content": hash_records(data),
             "batch": data.batch,
             "shuffle": data.shuffle,
             "seed": data.seed,
         },
         "model": {
             "kind": type(recipe.model).__name__,
-            "sizes": dict(_plain_fields(recipe.model)),
-            "defaults": dict(_plain_defaults(recipe.model)),
-            "loss": _with_numbers(loss),
+            "sizes": dict(_model_sizes(recipe.model)),
+            "defaults": dict(_model_defaults(recipe.model)),
+            "loss": _hash_program(loss),
         },
         "optimizer": {
-            "equations": f"{begin.equations} {update.equations}",
-            "numbers": [*begin.numbers, *update.numbers],
+            "equations": f"{init.equations} {update.equations}",
+            "numbers": [*init.numbers, *update.numbers],
         },
     }
 
 
-def sampled(data: Data) -> str | None:
-    """A few letters that stand for the records; None where they cannot tell.
+def hash_records(data: Data) -> str | None:
+    """Return a hash of a few records, or None if it would not identify the data set.
 
-    Records that differ from one reading to the next, as with an augmentation that has no seed, say
-    nothing about the data set; one that cannot be read is the run's business when it comes to it.
+    That is the case if records differ from one reading to the next, as with an augmentation without
+    a seed. A record that cannot be read fails the run when its turn comes, not here.
     """
-    numbers = np.unique(np.linspace(0, len(data.records) - 1, SAMPLE).astype(np.int64))
+    indices = np.unique(np.linspace(0, len(data.records) - 1, SAMPLE).astype(np.int64))
 
-    def read() -> str:
-        sums = hashlib.sha256()
-        for name, rows in sorted(data.records.rows(numbers).items()):
+    def hash_rows() -> str:
+        sha = hashlib.sha256()
+        for name, rows in sorted(data.records.rows(indices).items()):
             array = np.ascontiguousarray(rows)
-            sums.update(repr((name, array.shape, str(array.dtype))).encode() + array.tobytes())
-        return sums.hexdigest()[:16]
+            sha.update(repr((name, array.shape, str(array.dtype))).encode() + array.tobytes())
+        return sha.hexdigest()[:16]
 
     try:
-        first = read()
-        return first if read() == first else None
+        first = hash_rows()
+        return first if hash_rows() == first else None
     except Exception:
         return None
 
 
-def compare(before: Mapping[str, Any], now: Mapping[str, Any], allow_changes: bool) -> Comparison:
-    """Compare what led to a checkpoint with the recipe that is to go on from it."""
-    if before.get("format") != now["format"]:
-        told = "this checkpoint does not say which recipe and data led to it; taken to be these"
-        return Comparison((told,))
-    found = changes(before, now)
-    breaking = "; ".join(change.told for change in found if change.breaks)
-    others = "; ".join(change.told for change in found if not change.breaks)
+def compare_provenance(
+    saved: Mapping[str, Any], current: Mapping[str, Any], allow_changes: bool
+) -> ProvenanceComparison:
+    """Compare the provenance of a checkpoint with that of the run that resumes from it."""
+    if saved.get("format") != current["format"]:
+        message = "this checkpoint does not record its recipe and data; no changes are assumed"
+        return ProvenanceComparison((message,))
+    changes = find_changes(saved, current)
+    breaking = "; ".join(change.text for change in changes if change.breaking)
+    others = "; ".join(change.text for change in changes if not change.breaking)
     if breaking and not allow_changes:
-        return Comparison((), refused=breaking)
-    said = [f"with another recipe from here on, as allowed: {breaking}"] if breaking else []
-    return Comparison((*said, f"since that checkpoint: {others}") if others else tuple(said))
+        return ProvenanceComparison((), breaking)
+    messages = [f"the recipe changes here, as allowed: {breaking}"] if breaking else []
+    if others:
+        messages.append(f"changes since that checkpoint: {others}")
+    return ProvenanceComparison(tuple(messages))
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Change, ...]:
-    """What is new, those that break the promise first."""
-    found = [*_of_the_data(before["data"], now["data"])]
-    if before["seed"] != now["seed"]:
-        found.append(Change(f"seed {before['seed']} → {now['seed']}", breaks=True))
+def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Return the changes, those that are breaking first."""
+    changes = [*_data_changes(saved["data"], current["data"])]
+    if saved["seed"] != current["seed"]:
+        changes.append(Change(f"seed {saved['seed']} → {current['seed']}", breaking=True))
     versions = [
-        Change(f"{name} {old} → {now['versions'][name]}", breaks=False)
-        for name, old in before["versions"].items()
-        if old != now["versions"].get(name)
+        Change(f"{name} {saved_version} → {current['versions'][name]}", breaking=False)
+        for name, saved_version in saved["versions"].items()
+        if saved_version != current["versions"].get(name)
     ]
-    sizes = [*_of_the_sizes(before["model"], now["model"])]
-    places = [*_of_the_places(before, now)]
-    found += sizes
-    # Other shapes, other places or another JAX give another text of the same loss.
-    if not (found or places or versions) and before["model"]["loss"] != now["model"]["loss"]:
-        found.append(Change("the model's loss computes something else", breaks=True))
-    # Parameters of other shapes are updated by other equations, whatever the optimizer.
-    if not any(change.breaks for change in sizes):
-        found += _of_the_optimizer(before["optimizer"], now["optimizer"], same_text=not versions)
-    found += [*places, *versions]
-    found += [
-        Change(f"{name} {before[name]} → {now[name]}", breaks=False)
+    sizes = [*_size_changes(saved["model"], current["model"])]
+    devices = [*_device_changes(saved, current)]
+    changes += sizes
+    # With other shapes, shardings or versions of JAX the same loss has a different program.
+    if not (changes or devices or versions) and saved["model"]["loss"] != current["model"]["loss"]:
+        changes.append(Change("the model's loss computes something else", breaking=True))
+    # The optimizer's equations depend on the shapes of the parameters.
+    if not any(change.breaking for change in sizes):
+        same_versions = not versions
+        changes += _optimizer_changes(saved["optimizer"], current["optimizer"], same_versions)
+    changes += [*devices, *versions]
+    changes += [
+        Change(f"{name} {saved[name]} → {current[name]}", breaking=False)
         for name in ("steps", "nan")
-        if before[name] != now[name]
+        if saved[name] != current[name]
     ]
-    return tuple(sorted(found, key=lambda change: not change.breaks))
+    return tuple(sorted(changes, key=lambda change: not change.breaking))
 
 
-def _of_the_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    if before["batch"] != now["batch"]:
-        yield Change(f"batch {before['batch']} → {now['batch']}", breaks=True)
-    if before["records"] != now["records"]:
-        yield Change(f"data of {before['records']:,} → {now['records']:,} records", breaks=True)
-    elif before["content"] and now["content"] and before["content"] != now["content"]:
-        yield Change(f"other records in the data, of {now['records']:,} as before", breaks=True)
-    if before["shuffle"] != now["shuffle"]:
-        yield Change(f"data shuffle {before['shuffle']} → {now['shuffle']}", breaks=True)
-    elif before["seed"] != now["seed"] and now["shuffle"]:
-        yield Change(f"data seed {before['seed']} → {now['seed']}", breaks=True)
+def _data_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
+    if saved["batch"] != current["batch"]:
+        yield Change(f"batch {saved['batch']} → {current['batch']}", breaking=True)
+    if saved["records"] != current["records"]:
+        yield Change(
+            f"data of {saved['records']:,} → {current['records']:,} records", breaking=True
+        )
+    elif saved["content"] and current["content"] and saved["content"] != current["content"]:
+        yield Change(f"other records in the data, {current['records']:,} as before", breaking=True)
+    if saved["shuffle"] != current["shuffle"]:
+        yield Change(f"data shuffle {saved['shuffle']} → {current['shuffle']}", breaking=True)
+    elif saved["seed"] != current["seed"] and current["shuffle"]:
+        yield Change(f"data seed {saved['seed']} → {current['seed']}", breaking=True)
 
 
-def _of_the_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    if before["kind"] != now["kind"]:
-        yield Change(f"model {before['kind']} → {now['kind']}", breaks=True)
+def _size_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
+    if saved["kind"] != current["kind"]:
+        yield Change(f"model {saved['kind']} → {current['kind']}", breaking=True)
         return
-    # A version that lacks an option computed what a later one does by default.
-    unsaid = {**before.get("defaults", {}), **now.get("defaults", {})}
-    for name in sorted({*before["sizes"], *now["sizes"]}):
-        old, new = (model["sizes"].get(name, unsaid.get(name, "none")) for model in (before, now))
-        if old != new:
-            # As with the mesh: the same sums in another order.
-            yield Change(f"model {name} {old} → {new}", breaks=name != "layout")
+    # A version without an option computed the same as the default of a later version.
+    defaults = {**saved.get("defaults", {}), **current.get("defaults", {})}
+    for name in sorted({*saved["sizes"], *current["sizes"]}):
+        before, after = (
+            model["sizes"].get(name, defaults.get(name, "none")) for model in (saved, current)
+        )
+        if before != after:
+            # A different layout, like a different mesh, only changes the order of additions.
+            yield Change(f"model {name} {before} → {after}", breaking=name != "layout")
 
 
-def _of_the_places(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Another slice: the same sums in another order, or by other chips."""
-    rounding = "losses agree to rounding"
-    if before["mesh"] != now["mesh"]:
-        meshes = (before["mesh"].items(), now["mesh"].items())
-        old, new = (" × ".join(f"{axis}={size}" for axis, size in mesh) for mesh in meshes)
-        yield Change(f"mesh {old} → {new}, so {rounding}", breaks=False)
+def _device_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the changes of the slice. They change the order of additions, or the chips."""
+    effect = "so losses agree to rounding"
+    if saved["mesh"] != current["mesh"]:
+        meshes = (saved["mesh"].items(), current["mesh"].items())
+        before, after = (" × ".join(f"{axis}={size}" for axis, size in mesh) for mesh in meshes)
+        yield Change(f"mesh {before} → {after}, {effect}", breaking=False)
     for name in ("devices", "hosts"):
-        if before[name] != now[name]:
-            yield Change(f"{name} {before[name]} → {now[name]}, so {rounding}", breaks=False)
+        if saved[name] != current[name]:
+            yield Change(f"{name} {saved[name]} → {current[name]}, {effect}", breaking=False)
 
 
-def _of_the_optimizer(
-    before: Mapping[str, Any], now: Mapping[str, Any], *, same_text: bool
+def _optimizer_changes(
+    saved: Mapping[str, Any], current: Mapping[str, Any], same_versions: bool
 ) -> list[Change]:
-    if before == now:
+    if saved == current:
         return []
-    if not same_text:
-        return [Change("the optimizer, which cannot be compared across versions", breaks=False)]
-    if before["equations"] != now["equations"]:
-        return [Change("the optimizer computes something else", breaks=True)]
-    pairs = zip(before["numbers"], now["numbers"], strict=True)
-    differ = dict.fromkeys((abs(old), abs(new)) for old, new in pairs if old != new)
-    told = ", ".join(f"{old:.6g} → {new:.6g}" for old, new in [*differ][:3])
-    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-    return [Change(f"the optimizer's numbers {told}{more}", breaks=True)]
+    if not same_versions:
+        return [Change("the optimizer, which cannot be compared across versions", breaking=False)]
+    if saved["equations"] != current["equations"]:
+        return [Change("the optimizer computes something else", breaking=True)]
+    pairs = zip(saved["numbers"], current["numbers"], strict=True)
+    changed = [
+        *dict.fromkeys((abs(before), abs(after)) for before, after in pairs if before != after)
+    ]
+    text = ", ".join(f"{before:.6g} → {after:.6g}" for before, after in changed[:3])
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return [Change(f"the optimizer's numbers {text}{more}", breaking=True)]
 
 
-def _bare(shapes: Any) -> Any:
-    """Without their places: the program must not depend on the mesh."""
+def _without_shardings(shapes: Any) -> Any:
+    """Remove the shardings, because the program must not depend on the mesh."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
 
 
-def _with_numbers(traced: ClosedJaxpr) -> str:
-    found = program(traced)
-    text = repr((found.equations, found.numbers))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _plain_fields(model: object) -> Iterator[tuple[str, str]]:
-    """The sizes of a model that is a dataclass; its functions are told by what they compute."""
-    if not is_dataclass(model):
-        return
-    for each in fields(model):
-        value = getattr(model, each.name)
+def _model_sizes(model: object) -> Iterator[tuple[str, str]]:
+    """Yield the sizes of a model that is a dataclass. Its functions are part of the loss."""
+    for item in fields(model) if is_dataclass(model) else ():
+        value = getattr(model, item.name)
         if _is_plain(value):
-            yield each.name, str(value)
+            yield item.name, str(value)
 
 
-def _plain_defaults(model: object) -> Iterator[tuple[str, str]]:
-    """What the sizes of a model that is a dataclass are where nobody says."""
-    for each in fields(model) if is_dataclass(model) else ():
-        if each.default is not MISSING and _is_plain(each.default):
-            yield each.name, str(each.default)
+def _model_defaults(model: object) -> Iterator[tuple[str, str]]:
+    """Yield the default sizes of a model that is a dataclass."""
+    for item in fields(model) if is_dataclass(model) else ():
+        if item.default is not MISSING and _is_plain(item.default):
+            yield item.name, str(item.default)
 
 
 def _is_plain(value: object) -> bool:
@@ -242,3 +243,111 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+# Programs -----------------------------------------------------------------------------------------
+
+MAX_NUMBERS = 5000
+"""If a program has more numbers, they become part of the hash. Such a list would help nobody."""
+_LABELS = ("name", "debug_info")
+"""The parameters of equations that are only for people to read."""
+
+
+@dataclass(frozen=True)
+class ProgramSummary:
+    """A traced program, in a form that can be compared across processes.
+
+    Two optimizers that differ only in a number, such as a learning rate or the length of a
+    schedule, have the same equations and different numbers.
+    """
+
+    equations: str
+    """A hash of the equations without names, source lines, addresses and numbers: 16 hex digits."""
+    numbers: tuple[float, ...]
+    """The numbers in the program, in order."""
+
+
+def summarize_program(traced: ClosedJaxpr) -> ProgramSummary:
+    """Return the summary of a traced function."""
+    hasher = _ProgramHasher()
+    for const in traced.consts:
+        hasher.add_constant(const)
+    hasher.add_jaxpr(traced.jaxpr)
+    if len(hasher.numbers) > MAX_NUMBERS:
+        hasher.add(*hasher.numbers)
+        hasher.numbers.clear()
+    return ProgramSummary(hasher.equations.hexdigest()[:16], tuple(hasher.numbers))
+
+
+def _hash_program(traced: ClosedJaxpr) -> str:
+    """Return a hash of a program with its numbers."""
+    summary = summarize_program(traced)
+    text = repr((summary.equations, summary.numbers))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass
+class _ProgramHasher:
+    """Walks through a program. The text that it hashes is the same in all versions."""
+
+    equations: Any = field(default_factory=hashlib.sha256)
+    numbers: list[float] = field(default_factory=list)
+
+    def add(self, *values: object) -> None:
+        self.equations.update(repr(values).encode())
+
+    def add_jaxpr(self, jaxpr: Jaxpr) -> None:
+        variable_numbers: dict[Any, int] = {}
+
+        def describe(atoms: Any) -> Iterator[object]:
+            for atom in atoms:
+                if isinstance(atom, Literal):
+                    self.add_constant(atom.val)
+                    yield "literal"
+                else:
+                    number = variable_numbers.setdefault(atom, len(variable_numbers))
+                    yield number, _type_of(atom)
+
+        self.add("takes", *describe([*jaxpr.constvars, *jaxpr.invars]))
+        for equation in jaxpr.eqns:
+            self.add(equation.primitive.name, *describe(equation.invars))
+            for name in sorted(equation.params):
+                if name not in _LABELS:
+                    self.add_parameter(name, equation.params[name])
+            self.add(*describe(equation.outvars))
+        self.add("gives", *describe(jaxpr.outvars))
+
+    def add_parameter(self, name: str, value: Any) -> None:
+        if isinstance(value, ClosedJaxpr):
+            for const in value.consts:
+                self.add_constant(const)
+            self.add_jaxpr(value.jaxpr)
+        elif isinstance(value, Jaxpr):
+            self.add_jaxpr(value)
+        elif isinstance(value, tuple | list):
+            self.add(name, len(value))
+            for item in value:
+                self.add_parameter(name, item)
+        elif isinstance(value, np.ndarray):
+            self.add_constant(value)
+        elif value is None or isinstance(value, bool | int | float | str | np.dtype | Enum):
+            self.add(name, str(value))
+        else:
+            # The text of functions, meshes and shardings contains addresses.
+            self.add(name, type(value).__name__)
+
+    def add_constant(self, value: Any) -> None:
+        if not getattr(value, "is_fully_addressable", True):
+            self.add("constant", value.shape, str(value.dtype))
+            return
+        array = np.asarray(value)
+        self.add("constant", array.shape, str(array.dtype))
+        if array.ndim == 0 and array.dtype.kind in "iufb":
+            self.numbers.append(float(array))
+        elif array.dtype.kind != "O":
+            self.equations.update(np.ascontiguousarray(array).tobytes())
+
+
+def _type_of(atom: Any) -> tuple[object, str]:
+    aval = atom.aval
+    return getattr(aval, "shape", None), str(getattr(aval, "dtype", ""))

@@ -1,4 +1,4 @@
-"""What a run takes up and leaves: the newest checkpoint at its start, new ones on its way."""
+"""The checkpoints of a run: restore the newest at the start of a run, and save new checkpoints."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -7,122 +7,175 @@ from functools import partial
 from typing import Any
 
 import jax
+from etils import epath  # type: ignore[import-untyped]
 
-from drumline.train.agree import hosts_without
-from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, kept
-from drumline.train.checkpoints.fence import Fence
-from drumline.train.checkpoints.provenance import compare, provenance
-from drumline.train.mistakes import Mistake
+from drumline.errors import UserError
+from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_keep
+from drumline.train.checkpoints.claim import claim_records
+from drumline.train.checkpoints.fence import Fence, newest
+from drumline.train.checkpoints.files import COMMITTED, disable_listing_cache, list_folder
+from drumline.train.checkpoints.marks import Marks
+from drumline.train.checkpoints.provenance import compare_provenance, provenance
+from drumline.train.goodput import Goodput, write_history
+from drumline.train.multihost import failed_hosts
 from drumline.train.plan import Plan
-from drumline.train.reporting.goodput import Goodput, write_history
-from drumline.train.state import State, begin, shardings, steps_taken
+from drumline.train.state import State, initial_state, shardings, step_number
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """A folder with checkpoints, and the provenance of those that are added."""
+    """A folder of checkpoints, and the provenance of new ones."""
 
     path: str
     checkpoints: Checkpoints
     provenance: Mapping[str, Any]
 
 
+def make_provenance(plan: Plan) -> dict[str, Any]:
+    """Return the provenance of a run, for the marks of its checkpoints."""
+    return provenance(plan.recipe, plan.mesh, plan.state, plan.loss.jaxpr)
+
+
+def refuse_folder_in_use(folder: str, current: Mapping[str, Any], allow_changes: bool) -> None:
+    """Raise UserError if another run may be using a folder, and has another recipe.
+
+    This only reads, because a run that will be refused must not take the folder over. In a folder
+    that is not in use, `compare_recipe` refuses the recipe with more detail.
+    """
+    disable_listing_cache(folder)
+    changes, step = "", 0
+    if jax.process_index() == 0 and not allow_changes:
+        with suppress(OSError, ImportError, RuntimeError, UserError):
+            changes, step = _compare_with_holder(folder, current)
+    if failed_hosts(not changes):
+        raise _other_recipe(folder, step, changes or "as host 0 sees it")
+
+
+def _compare_with_holder(folder: str, current: Mapping[str, Any]) -> tuple[str, int]:
+    """Compare a recipe with that of the run that holds a folder.
+
+    Return the breaking changes and the step of the newest checkpoint.
+    """
+    holder = newest(claim_records(folder))
+    if holder is None or holder.released:
+        return "", 0
+    path, marks = epath.Path(folder), Marks(folder)
+    names = marks.names().intersection(child.name for child in list_folder(path))
+    complete = [name for name in names if (path / name / COMMITTED).exists()]
+    name = max(complete, key=float, default="")
+    saved = marks.read(name) if name else None
+    comparison = compare_provenance(saved, current, allow_changes=False) if saved else None
+    return comparison.breaking if comparison else "", int(name.partition(".")[0] or 0)
+
+
+def _other_recipe(folder: str, step: int, changes: str) -> UserError:
+    return UserError(
+        f"checkpoint: step {step:,} in {folder} comes from another recipe ({changes}), and "
+        "resuming would give the result of neither; change it back, name another folder, or allow "
+        "it with --allow-changes or fit(…, allow_changes=True)"
+    )
+
+
 def open_checkpoints(
-    plan: Plan, folder: str, say: Callable[[str], None], fence: Fence | None
+    plan: Plan,
+    folder: str,
+    current: Mapping[str, Any],
+    log: Callable[[str], None],
+    fence: Fence | None,
 ) -> CheckpointFolder:
-    """Open a folder that has been claimed. On a full disk this makes room first."""
+    """Open a folder that this run has claimed. On a full disk this frees space first."""
     settings = plan.recipe.settings
-    origin = provenance(plan.recipe, plan.mesh, plan.places, plan.loss.traced)
-    keep = partial(kept, last=settings.keep_last, every=settings.keep_every)
-    checkpoints = Checkpoints(folder, keep, say, fence, plan.recipe.steps)
-    return CheckpointFolder(folder, checkpoints, origin)
+    keep = partial(steps_to_keep, last=settings.keep_last, every=settings.keep_every)
+    checkpoints = Checkpoints(folder, keep, log, fence, plan.recipe.steps)
+    return CheckpointFolder(folder, checkpoints, current)
 
 
-class Saving:
-    """The checkpoints of one attempt. Without a folder a run begins anew, and leaves nothing."""
+class RunCheckpoints:
+    """The checkpoints of an attempt. Without a folder it starts from scratch and does not save."""
 
     def __init__(self, plan: Plan, folder: CheckpointFolder | None, goodput: Goodput) -> None:
-        """Nothing is read before `restore`."""
+        """`restore` reads the first checkpoint."""
         self._plan, self._folder, self._goodput = plan, folder, goodput
-        self._saved = 0
-        """The step whose very state is in a checkpoint."""
+        self._saved_step = 0
+        """The step of the last state that was restored or saved."""
 
     @property
     def committed(self) -> int | None:
-        """The newest checkpoint that is whole, as far as this host knows."""
+        """The step of the newest complete checkpoint, as far as this host knows."""
         return self._folder.checkpoints.committed if self._folder else None
 
     def restore(self) -> Saved:
-        """The newest checkpoint, or the first state."""
-        plan, found = self._plan, None
+        """Return the newest checkpoint, or the initial state."""
+        plan, saved = self._plan, None
         if self._folder:
             batch = plan.recipe.data.batch
-            found = self._folder.checkpoints.restore(plan.places, plan.mesh, batch)
-        if found is None:
-            found = self._first()
-        self._saved = steps_taken(found.state)
-        return found
+            saved = self._folder.checkpoints.restore(plan.state, plan.mesh, batch)
+        if saved is None:
+            saved = self._initial()
+        self._saved_step = step_number(saved.state)
+        return saved
 
-    def nearest(self, to: int) -> int:
-        """The step from which one could come once more to this one."""
-        return self._folder.checkpoints.newest(to) if self._folder else 0
+    def newest_until(self, step: int) -> int:
+        """Return the newest checkpoint up to a step, or 0 for the initial state."""
+        return self._folder.checkpoints.newest_until(step) if self._folder else 0
 
-    def at(self, step: int) -> Saved | None:
-        """The checkpoint of a step, or the first state; None where it cannot be read."""
+    def read(self, step: int) -> Saved | None:
+        """Return the checkpoint of a step, or None if it cannot be read. 0 is the initial state."""
         if not step or self._folder is None:
-            return self._first()
+            return self._initial()
         plan = self._plan
-        return self._folder.checkpoints.read(step, plan.places, plan.mesh, plan.recipe.data.batch)
+        return self._folder.checkpoints.read(step, plan.state, plan.mesh, plan.recipe.data.batch)
 
-    def condemn(self, why: str, *, wait: bool) -> list[int]:
-        """Let nobody go on from what this attempt saved and could not check."""
-        return self._folder.checkpoints.condemn(why, wait=wait) if self._folder else []
+    def mark_suspect(self, reason: str, *, wait: bool) -> list[int]:
+        """Mark what this attempt saved and could not verify. Return the steps."""
+        return self._folder.checkpoints.mark_suspect(reason, wait=wait) if self._folder else []
 
-    def check(self, found: Saved, allow_changes: bool) -> tuple[str, ...]:
-        """Refuse what another recipe led to; returns what there is to say about the difference."""
+    def compare_recipe(self, saved: Saved, allow_changes: bool) -> tuple[str, ...]:
+        """Compare the recipe with that of a checkpoint. Return messages about the changes.
+
+        Raises UserError for a breaking change, unless changes are allowed.
+        """
         if self._folder is None:
             return ()
-        compared = compare(found.provenance, self._folder.provenance, allow_changes)
-        # Data that differ on one host alone end the run on all.
-        refusing = hosts_without(not compared.refused)
-        if refusing:
-            why = compared.refused or f"as host {refusing[0]} sees it"
-            raise Mistake(
-                f"checkpoint: step {self._saved:,} in {self._folder.path} comes from another "
-                f"recipe ({why}), and going on would give the result of neither; change it back, "
-                "name another folder, or allow it with --allow-changes or "
-                "fit(…, allow_changes=True)"
-            )
-        return compared.said
+        current = self._folder.provenance
+        comparison = compare_provenance(saved.provenance, current, allow_changes)
+        # A difference that only some hosts see must end the run on all hosts.
+        refused_by = failed_hosts(not comparison.breaking)
+        if refused_by:
+            changes = comparison.breaking or f"as host {refused_by[0]} sees it"
+            raise _other_recipe(self._folder.path, self._saved_step, changes)
+        return comparison.messages
 
-    def is_due(self, step: int) -> bool:
-        """Whether there is a folder, and this very state is not in it."""
-        return self._folder is not None and step != self._saved
+    def needs_save(self, step: int) -> bool:
+        """Return True if there is a folder and the state of this step is not in it."""
+        return self._folder is not None and step != self._saved_step
 
-    def save(self, step: int, state: State, taken: int, *, checked: bool) -> None:
-        """Begin a checkpoint, unless this very state is in one."""
-        if self._folder is None or not self.is_due(step):
+    def save(self, step: int, state: State, position: int, *, checked: bool) -> None:
+        """Start to save a checkpoint, unless this state has been saved."""
+        if self._folder is None or not self.needs_save(step):
             return
-        history = self._goodput.at_checkpoint(step)
-        saved = Saved(state, taken, self._folder.provenance, checked)
-        remember = partial(write_history, self._folder.path, history)
-        on_commit = remember if jax.process_index() == 0 else lambda: None
+        history = self._goodput.add_checkpoint(step)
+        saved = Saved(state, position, self._folder.provenance, checked)
+        write = partial(write_history, self._folder.path, history)
+        on_commit = write if jax.process_index() == 0 else lambda: None
         self._folder.checkpoints.save(step, saved, self._plan.mesh, on_commit)
-        self._saved = step
-        self._goodput.clock.go_on()
+        self._saved_step = step
+        self._goodput.clock.end_pause()
 
     def close(self) -> None:
-        """Wait until all that was saved is safe."""
+        """Wait until every checkpoint is complete."""
         if self._folder:
             self._folder.checkpoints.close()
 
-    def finish_after_failure(self, kind: type[BaseException] | None, *_: object) -> None:
-        """When something breaks, a checkpoint that is being written is still worth having."""
-        # With several hosts one must not wait for others that will never come.
+    def finish_after_error(self, kind: type[BaseException] | None, *_: object) -> None:
+        """After an exception, wait for the checkpoint in progress."""
+        # With several hosts this could wait for a host that is gone.
         if kind is not None and self._folder and jax.process_count() == 1:
             with suppress(Exception):
                 self._folder.checkpoints.wait()
 
-    def _first(self) -> Saved:
-        places = shardings(self._plan.places)
-        return Saved(jax.jit(partial(begin, self._plan.recipe), out_shardings=places)(), 0)
+    def _initial(self) -> Saved:
+        create = jax.jit(
+            partial(initial_state, self._plan.recipe), out_shardings=shardings(self._plan.state)
+        )
+        return Saved(create(), 0)

@@ -1,1 +1,1 @@
-"""One step under jit, its loss, its not-a-numbers, and evaluation."""
+"""The compiled step, the steps in flight, non-finite batches, and evaluation."""

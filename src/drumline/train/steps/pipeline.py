@@ -1,206 +1,288 @@
-"""The steps that the devices are busy with, and how far the run has come in steps and data.
+"""The pipeline of steps: dispatch them ahead, and read their scalars later.
 
-The host never waits for a step it has just started. It hands over the next, and reads what a step
-told some steps later.
+The host does not wait for a step that it has just dispatched. It dispatches more steps, and reads
+the scalars of a step some steps later.
+
+With `Settings(sdc_every=…)` a TPU takes some of the steps with a second executable, in which its
+compiler makes every chip repeat its work and compare. Such a step takes about twice as long. It
+does not detect a chip that makes the same error both times; comparing replicas does (hardware.py).
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from drumline.chips.catalogue import TPUS
 from drumline.health.emulated import inject_compute_fault
-from drumline.train.agree import meet
-from drumline.train.batches import Batches
+from drumline.health.fault_report import HardwareFault
+from drumline.train.batches import Prefetcher
 from drumline.train.checkpoints.checkpoint import Saved
-from drumline.train.notice import Notice
+from drumline.train.multihost import StopFlag, barrier
 from drumline.train.plan import Plan
 from drumline.train.recipe import Batch
-from drumline.train.state import State, everywhere, steps_taken
-from drumline.train.steps.checker import Checker
-from drumline.train.steps.step import NO_LIMITS, PASSING, WATCHING, StepOutcome, make_step
+from drumline.train.state import State, replicate, step_number
+from drumline.train.steps.step import HALT, NO_LIMITS, SKIP, StepOutcome, make_step
 
 
 @dataclass(frozen=True)
-class StepInFlight:
-    """A step that the devices may still be busy with."""
+class DispatchedStep:
+    """A step that was dispatched and may not have finished."""
 
     step: int
-    taken: int
-    """Records before its batch."""
-    told: jax.Array
+    position: int
+    """The position in the data before its batch."""
+    scalars: jax.Array
     batch: Batch = field(repr=False, compare=False)
-    """The very one that it was given: data need not read the same a second time."""
+    """The batch itself, because a second reading of the data may differ."""
 
 
 class Pipeline:
-    """The state, its step and its place in the data, each as of the last step that was started."""
+    """The steps in flight, and the state, step number and data position after the last of them."""
 
     state: State
     step: int
-    taken: int
-    """Records of the data that were taken, or passed over."""
+    position: int
+    """The number of records consumed or left out."""
 
     def __init__(self, plan: Plan) -> None:
-        """Compile the step. Nothing runs before `restart` says from where."""
+        """Compile the step. `restart` sets the state before the first step."""
         self._plan = plan
-        self._notice = Notice(plan.mesh)
-        self._batches = Batches(plan.placed)
-        self._passed_over: set[int] = set()
-        self._accepted: StepInFlight | None = None
-        self._halting = True
-        self._in_flight: deque[StepInFlight] = deque()
+        self._stop_flag = StopFlag(plan.mesh)
+        self._prefetcher = Prefetcher(plan.loader)
+        self._excluded: set[int] = set()
+        """The positions of batches that are left out."""
+        self._retry: DispatchedStep | None = None
+        self._halts = True
+        self._dispatched: deque[DispatchedStep] = deque()
         self._has_run = False
-        self._watch = self._watching(WATCHING)
-        self._no_limits = self._limits = everywhere(plan.mesh, NO_LIMITS)
-        self._given = (np.inf, np.inf)
-        self._advance = make_step(plan.recipe, plan.mesh, plan.places)
-        self._checker = Checker(plan)
-        # The first step finds what is compiled here, and no host waits for another's compiler.
-        inputs = (plan.places, self._watch, plan.shapes, self._notice.word, self._limits)
-        self._advance.lower(*inputs).compile()
-        self._checker.prepare(*inputs)
-        meet()
+        self._mode = self._mode_array(HALT)
+        self._no_limits = self._limits = replicate(plan.mesh, NO_LIMITS)
+        self._limit_values = (np.inf, np.inf)
+        self._step_function = make_step(plan.recipe, plan.mesh, plan.state)
+        self._checker = CompilerChecker(plan)
+        # Compile before the barrier, so that in the first step no host waits for a compiler.
+        inputs = (plan.state, self._mode, plan.batch, self._stop_flag.array, self._limits)
+        self._step_function.lower(*inputs).compile()
+        self._checker.compile(*inputs)
+        barrier()
 
     @property
     def idle(self) -> bool:
-        """Whether what every step told has been read."""
-        return not self._in_flight
+        """True if the scalars of every step have been read."""
+        return not self._dispatched
 
     @property
-    def ignored(self) -> str | None:
-        """Why a setting of the recipe has no effect on these devices."""
-        return self._checker.ignored
+    def warning(self) -> str | None:
+        """A message if a setting of the recipe has no effect on these devices."""
+        return self._checker.warning
 
     def restart(self, saved: Saved) -> None:
-        """Go on from there; what was started is forgotten."""
-        self.state, self.taken = saved.state, saved.taken
-        self.step = steps_taken(saved.state)
-        self._halting, self._accepted = True, None
-        self._watch = self._watching(WATCHING)
-        self._in_flight.clear()
+        """Continue from a saved state. Discard the steps in flight."""
+        self.state, self.position = saved.state, saved.position
+        self.step = step_number(saved.state)
+        self._halts, self._retry = True, None
+        self._mode = self._mode_array(HALT)
+        self._dispatched.clear()
 
-    def start_step(self) -> None:
-        """Hand the devices one more step. Nothing here waits for them, but for the first.
+    def dispatch_step(self) -> None:
+        """Dispatch the next step. Wait only for the first step of all.
 
-        That one has them to itself, with nobody reading ahead: cuDNN makes its kernels when they
-        are first run, which fails on a GPU that another thread sends something to meanwhile.
+        The first step runs by itself, and its batch is not read ahead: cuDNN creates its kernels
+        when they first run, and fails if another thread sends data to the GPU meanwhile.
         """
         size = self._plan.recipe.data.batch
-        while self.taken in self._passed_over:
-            self.taken += size
+        while self.position in self._excluded:
+            self.position += size
         self.step += 1
-        accepted, self._accepted = self._accepted, None
-        first, self._has_run = not self._has_run, True
-        if accepted is None:
-            take = self._batches.placed.next_to if first else self._batches.take
-            batch, limits = take(self.taken), self._limits
+        retry, self._retry = self._retry, None
+        is_first, self._has_run = not self._has_run, True
+        if retry is None:
+            load = self._plan.loader.load_training if is_first else self._prefetcher.next_batch
+            batch, limits = load(self.position), self._limits
         else:
-            batch, limits = accepted.batch, self._no_limits
-        self.state, self._watch, told = self._run(
-            self.step, self.state, self._watch, batch, self._notice.word, limits
+            batch, limits = retry.batch, self._no_limits
+        self.state, self._mode, scalars = self._run(
+            self.step, self.state, self._mode, batch, self._stop_flag.array, limits
         )
-        if first:
-            with self._checker.accusing(self.step):
-                told.block_until_ready()
-        told.copy_to_host_async()
-        self._in_flight.append(StepInFlight(self.step, self.taken, told, batch))
-        self.taken += size
+        if is_first:
+            with self._checker.raises_fault(self.step):
+                scalars.block_until_ready()
+        scalars.copy_to_host_async()
+        self._dispatched.append(DispatchedStep(self.step, self.position, scalars, batch))
+        self.position += size
 
-    def read(self, behind: int) -> Iterator[tuple[StepInFlight, StepOutcome]]:
-        """Wait for the steps, all but the last few, and give what each told."""
-        names, groups = self._plan.names, self._plan.groups
-        while len(self._in_flight) > behind:
-            ended = self._in_flight.popleft()
-            with self._checker.accusing(ended.step):
-                told = np.asarray(ended.told.addressable_data(0))
-            yield ended, StepOutcome(told, names, groups)
+    def read(self, lag: int) -> Iterator[tuple[DispatchedStep, StepOutcome]]:
+        """Wait for all but the last `lag` steps, and yield each with its outcome."""
+        while len(self._dispatched) > lag:
+            step = self._dispatched.popleft()
+            with self._checker.raises_fault(step.step):
+                scalars = np.asarray(step.scalars.addressable_data(0))
+            yield step, StepOutcome(scalars, self._plan.metric_names, self._plan.group_names)
 
-    def limit(self, loss: float, norm: float) -> None:
-        """From the next step on, halt where the loss or the norm of the gradients is beyond."""
-        if (loss, norm) != self._given:
-            self._given = loss, norm
-            self._limits = everywhere(self._plan.mesh, np.asarray((loss, norm), np.float32))
+    def set_limits(self, loss: float, norm: float) -> None:
+        """From the next step on, halt if the loss or the gradient norm exceeds its limit."""
+        if (loss, norm) != self._limit_values:
+            self._limit_values = loss, norm
+            self._limits = replicate(self._plan.mesh, np.asarray((loss, norm), np.float32))
 
-    def replay(self, halted: StepInFlight) -> tuple[State, jax.Array]:
-        """Run the step that the run halted at once more, with nothing in its way.
+    def replay(self, halted: DispatchedStep) -> tuple[State, jax.Array]:
+        """Replay the step at which the run halted, and return its state and scalars.
 
-        The same executable gets the same state, batch and key, and only the limits are lifted. It
-        takes a copy of the state, which it gives back as its result; the run's own stays.
+        The same executable gets the same state, batch and key. Only the limits are lifted. It runs
+        on a copy of the state, so the state of the run does not change.
         """
-        state, _, told = self._run(
+        state, _, scalars = self._run(
             halted.step,
-            _copied(self.state),
-            self._watching(WATCHING),
+            _copy(self.state),
+            self._mode_array(HALT),
             halted.batch,
-            self._notice.word,
+            self._stop_flag.array,
             self._no_limits,
         )
-        return state, told
+        return state, scalars
 
-    def retrace(self, saved: Saved, to: int, taking: Callable[[int], None]) -> None:
-        """Come once more from a checkpoint to a step, passing over what was passed over before.
+    def rerun(self, saved: Saved, to: int, on_step: Callable[[int], None]) -> None:
+        """Rerun from a checkpoint to a step, with the batches that are excluded by now.
 
-        In what a run has been through, a batch that was not finite was skipped and a spike taken.
-        `taking` hears of each step that has ended.
+        As in the first run, non-finite batches are skipped and spikes are accepted. `on_step` gets
+        the number of each step that has finished.
         """
-        halting = self._halting
+        halts = self._halts
         self.restart(saved)
-        self._halting, self._watch = halting, self._watching(PASSING)
+        self._halts, self._mode = halts, self._mode_array(SKIP)
         limits, self._limits = self._limits, self._no_limits
         while self.step < to:
-            self.start_step()
-            for ended, _ in self.read(behind=1):
-                taking(ended.step)
+            self.dispatch_step()
+            for step, _ in self.read(lag=1):
+                on_step(step.step)
         self._limits = limits
-        self._stand_at(self.step, self.taken)
+        self._rewind(self.step, self.position)
 
-    def go_past(self, bad: StepInFlight, *, halting: bool) -> None:
-        """Go on after a step that changed nothing, and halt at the next such step or not.
+    def continue_after(self, nonfinite: DispatchedStep, *, halts: bool) -> None:
+        """Continue after a step that changed nothing. `halts`: halt at the next such step.
 
-        The steps that were started since have changed nothing either, and are started again.
+        The steps that were dispatched after it have changed nothing either, and are repeated.
         """
-        self._halting = halting
-        self._stand_at(bad.step, bad.taken + self._plan.recipe.data.batch)
+        self._halts = halts
+        self._rewind(nonfinite.step, nonfinite.position + self._plan.recipe.data.batch)
 
-    def accept(self, spiked: StepInFlight) -> None:
-        """Take the step that the run halted at for its spike once more, now without limits."""
-        self._accepted = spiked
-        self._stand_at(spiked.step - 1, spiked.taken)
+    def accept_spike(self, spiked: DispatchedStep) -> None:
+        """Run the step at which the run halted for a spike once more, without limits."""
+        self._retry = spiked
+        self._rewind(spiked.step - 1, spiked.position)
 
-    def pass_over(self, bad: StepInFlight) -> None:
-        """From now on, leave out the batch of this step."""
-        self._passed_over.add(bad.taken)
+    def exclude_batch(self, nonfinite: DispatchedStep) -> None:
+        """Leave out the batch of this step from now on."""
+        self._excluded.add(nonfinite.position)
 
     def close(self) -> None:
         """Stop reading ahead."""
-        self._batches.close()
+        self._prefetcher.close()
 
     def _run(self, step: int, *inputs: Any) -> tuple[State, jax.Array, jax.Array]:
-        """The step, as the devices of this machine compute it."""
-        advance = self._checker.step if self._checker.is_due(step) else self._advance
-        with self._checker.accusing(step):
-            state, watch, told = advance(*inputs)
-        return inject_compute_fault(state, step=step), watch, told
+        """Run a step. On the emulator a machine may have a fault, which changes the result."""
+        function = self._checker.step if self._checker.checks(step) else self._step_function
+        with self._checker.raises_fault(step):
+            state, mode, scalars = function(*inputs)
+        return inject_compute_fault(state, step=step), mode, scalars
 
-    def _stand_at(self, step: int, taken: int) -> None:
-        """Go on from the state at hand, which is that of this step."""
-        self._in_flight.clear()
-        self.step, self.taken = step, taken
-        number = everywhere(self._plan.mesh, np.asarray(step, self.state.step.dtype))
+    def _rewind(self, step: int, position: int) -> None:
+        """Discard the steps in flight. The current state is that of this step."""
+        self._dispatched.clear()
+        self.step, self.position = step, position
+        number = replicate(self._plan.mesh, np.asarray(step, self.state.step.dtype))
         self.state = replace(self.state, step=number)
-        self._watch = self._watching(WATCHING if self._halting else PASSING)
+        self._mode = self._mode_array(HALT if self._halts else SKIP)
 
-    def _watching(self, how: int) -> jax.Array:
-        return everywhere(self._plan.mesh, np.asarray(how, np.int32))
+    def _mode_array(self, mode: int) -> jax.Array:
+        return replicate(self._plan.mesh, np.asarray(mode, np.int32))
 
 
 @jax.jit
-def _copied(state: State) -> State:
-    """The same bits on the same devices, in memory of their own."""
-    copied: State = jax.tree.map(jnp.copy, state)
-    return copied
+def _copy(state: State) -> State:
+    """Copy a state to other memory of the same devices."""
+    copy: State = jax.tree.map(jnp.copy, state)
+    return copy
+
+
+# The checker in the TPU's compiler ----------------------------------------------------------------
+
+ONE_CORE, TWO_CORES = ("v5e", "v6e"), ("v4", "v5p")
+"""Chips with a single core repeat each bundle of instructions. In chips with two cores the other
+core repeats the work."""
+NOT_HARDWARE = (
+    *("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
+    *("INVALID_ARGUMENT", "UNIMPLEMENTED", "NOT_FOUND", "FAILED_PRECONDITION", "allback"),
+)
+"""Parts of the messages of other errors in a step: memory, a lost host, an invalid program, or a
+callback to Python."""
+
+
+def checker_options(generation: str) -> dict[str, bool | str]:
+    """Return the compiler options that turn the checker on for a TPU generation such as `v5e`."""
+    options: dict[str, bool | str] = {
+        "xla_tpu_enable_sdc_checker": True,
+        "xla_tpu_sdc_check_repeat_count": "1",
+        "xla_tpu_sdc_check_halt_on_detection": True,
+    }
+    if generation in ONE_CORE:
+        options["xla_tpu_sdc_replicate_llo"] = True
+    if generation in TWO_CORES:
+        options["xla_tpu_sdc_checker_alternate_megacore_cores"] = True
+    return options
+
+
+class CompilerChecker:
+    """The executable of the step with XLA's checker, and the steps that use it."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Do not compile anything yet."""
+        self._plan = plan
+        self._interval = plan.recipe.settings.sdc_every if self.warning is None else None
+
+    @property
+    def warning(self) -> str | None:
+        """A message if the recipe uses the checker and the platform has none."""
+        platform = self._plan.mesh.devices.flat[0].platform
+        if self._plan.recipe.settings.sdc_every is None or platform == "tpu":
+            return None
+        return f"sdc_every: only the compiler for TPUs has this checker; on {platform} it is off"
+
+    def checks(self, step: int) -> bool:
+        """Return True if this step uses the checker."""
+        return self._interval is not None and step % self._interval == 0
+
+    @cached_property
+    def step(self) -> Any:
+        """The step function, as `make_step` returns it."""
+        plan = self._plan
+        generation, _ = TPUS.get(plan.mesh.devices.flat[0].device_kind, ("", 1))
+        return make_step(plan.recipe, plan.mesh, plan.state, checker_options(generation))
+
+    def compile(self, *inputs: Any) -> None:
+        """Compile the step if it is used. An error of the compiler is not a hardware fault."""
+        if self._interval is not None:
+            self.step.lower(*inputs).compile()
+
+    @contextmanager
+    def raises_fault(self, step: int) -> Iterator[None]:
+        """Turn an error of the checker into a HardwareFault.
+
+        JAX raises the error when the step is dispatched or when its scalars are read.
+        """
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            message = str(error)
+            if not self.checks(step) or any(text in message for text in NOT_HARDWARE):
+                raise
+            message = message.strip()[:300] or type(error).__name__
+            reason = f"step {step}: XLA's checker reports: {message}"
+            raise HardwareFault(reason, host=jax.process_index()) from error

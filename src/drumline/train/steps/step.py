@@ -1,6 +1,14 @@
-"""One training step under jit: loss, gradients, update, and a vector of what there is to tell."""
+"""A training step as a jitted function, and the loss that it differentiates.
 
-from collections.abc import Mapping
+`trace_loss` traces a model's loss before anything runs and raises UserError if it does not return a
+loss. `make_step` compiles loss, gradients and update into a program, which also returns a vector of
+scalars: the stop flag, the metrics, and flags for non-finite values.
+"""
+
+# mypy: allow-untyped-calls
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -9,136 +17,251 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
+from drumline.errors import UserError
 from drumline.parallel.target import overlap_options
-from drumline.train.recipe import Batch, Recipe
-from drumline.train.state import State, on_all, shardings
-from drumline.train.steps.finite import squares
-from drumline.train.steps.loss import loss_of
+from drumline.train.recipe import Batch, Metrics, Model, Params, Recipe
+from drumline.train.state import State, path_name, replicated, shardings
 
-STOP, FINITE, CALM, LOSS = 0, 1, 2, 3
-"""Where things stand in what a step tells: whether a host was told to stop, whether all was
-finite, whether it was within the limits, the loss and the norm of the gradients; then come the
-model's metrics, then the groups. From `LOSS` on it depends on state, batch and key alone."""
-NO_LIMITS = np.full(2, np.inf, np.float32)
-"""Of the loss and of the norm of the gradients: a step that is not watched for spikes."""
+# The loss -----------------------------------------------------------------------------------------
+
+Loss = Callable[[Params, Batch, jax.Array | None], tuple[jax.Array, Metrics]]
+
+_CALLBACKS = ("pure_callback", "io_callback")
+
+
+@dataclass(frozen=True)
+class TracedLoss:
+    """A loss, traced for the shapes of a run."""
+
+    jaxpr: ClosedJaxpr
+    metric_names: tuple[str, ...]
+    """The names of its metrics, sorted."""
+    uses_key: bool
+    """True if its value depends on the random key, as with dropout."""
+
+
+def loss_with_metrics(model: Model) -> Loss:
+    """Return the model's loss as a function that always returns a pair of loss and metrics."""
+
+    def loss(params: Params, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, Metrics]:
+        output: Any = model.loss(params, batch, key)
+        return output if isinstance(output, tuple) else (output, {})
+
+    return loss
+
+
+def trace_loss(model: Model, params: Params, batch: Batch) -> TracedLoss:
+    """Trace a loss on shapes. Raises UserError if it returns anything but a loss and metrics."""
+    key = jax.random.key(0)
+    signature = inspect.signature(model.loss)
+    try:
+        signature.bind(params, batch, key)
+    except TypeError:
+        raise UserError(
+            f"loss: it takes ({', '.join(signature.parameters)}) but is called with (params, "
+            "batch, key); a model without randomness ignores the key"
+        ) from None
+    jaxpr, output = jax.make_jaxpr(loss_with_metrics(model), return_shape=True)(params, batch, key)
+    if len(output) != 2 or not isinstance(output[1], Mapping):
+        raise UserError(
+            "loss: it returns neither the loss alone nor (loss, metrics) with a dict of metrics"
+        )
+    loss, metrics = output
+    if not isinstance(loss, jax.ShapeDtypeStruct) or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise UserError("loss: it is not a floating-point number; return the mean over the batch")
+    if loss.shape:
+        raise UserError(f"loss: it has shape {loss.shape}; return one number, the mean of them")
+    for name, metric in metrics.items():
+        if getattr(metric, "shape", None) != ():
+            raise UserError(
+                f"loss: metric {name!r} is not one number; in training a metric is the mean over "
+                "the batch"
+            )
+    key_input = jaxpr.jaxpr.invars[-1]
+    operands = [atom for equation in jaxpr.jaxpr.eqns for atom in equation.invars]
+    uses_key = any(atom is key_input for atom in operands)
+    return TracedLoss(jaxpr, tuple(sorted(metrics)), uses_key)
+
+
+def has_callbacks(jaxpr: Jaxpr) -> bool:
+    """Return True if the program calls back to Python, so that a replay may give other values."""
+    return any(
+        equation.primitive.name in _CALLBACKS
+        or any(
+            has_callbacks(inner) for value in equation.params.values() for inner in _inner(value)
+        )
+        for equation in jaxpr.eqns
+    )
+
+
+def _inner(value: Any) -> Iterator[Jaxpr]:
+    """Yield the programs in a parameter of an equation: loop bodies, branches, calls."""
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _inner(item)
+
+
+# Parameter groups ---------------------------------------------------------------------------------
+
+
+def group_names(params: Params) -> tuple[str, ...]:
+    """Return the names of the parameter groups, in the order of `squared_norms`."""
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    return tuple(dict.fromkeys(_group_name(path) for path, _ in paths))
+
+
+def squared_norms(grads: Params) -> dict[str, jax.Array]:
+    """Return the squared norm of the gradient of each parameter group.
+
+    A single pass over the gradients gives both their norm and the finite flags. A group whose sum
+    overflows counts as non-finite, because no optimizer can use such a gradient.
+    """
+    sums: dict[str, jax.Array] = {}
+    for path, grad in jax.tree_util.tree_flatten_with_path(grads)[0]:
+        group = _group_name(path)
+        square = jnp.sum(jnp.square(jnp.abs(grad.astype(jnp.float32))))
+        sums[group] = sums[group] + square if group in sums else square
+    return sums
+
+
+def _group_name(path: tuple[Any, ...]) -> str:
+    """Return the parameter group of a leaf, which is the first part of its path."""
+    return path_name(path[:1]) or "params"
+
+
+# The scalars of a step ----------------------------------------------------------------------------
+
+STOP, FINITE, IN_LIMITS, LOSS = 0, 1, 2, 3
+"""Indices into the scalars of a step: the stop flag, whether loss and gradients are finite, whether
+they are within the limits, and the loss. The gradient norm, the model's metrics and a finite flag
+for each parameter group follow. From `LOSS` on they depend only on state, batch and key."""
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step told, by name. All hosts read the same."""
+    """The scalars of a step, by name. All hosts read the same values."""
 
-    told: np.ndarray
-    names: tuple[str, ...]
-    """Its metrics, in order."""
-    groups: tuple[str, ...]
-    """The parameter groups, in order."""
+    scalars: np.ndarray
+    metric_names: tuple[str, ...]
+    group_names: tuple[str, ...]
 
     @property
     def stop(self) -> bool:
-        """Whether a host was told to stop."""
-        return bool(self.told[STOP])
+        """True if a host was asked to stop."""
+        return bool(self.scalars[STOP])
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradients are."""
-        return bool(self.told[FINITE])
+        """True if loss and gradients are finite."""
+        return bool(self.scalars[FINITE])
 
     @property
     def spiked(self) -> bool:
-        """Whether loss or norm are numbers, but beyond the limits."""
-        return self.finite and not self.told[CALM]
+        """True if loss or gradient norm are finite but above their limits."""
+        return self.finite and not self.scalars[IN_LIMITS]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The loss, the norm of the gradients, and the model's own."""
-        values = self.told[LOSS : LOSS + len(self.names)]
-        return dict(zip(self.names, values.tolist(), strict=True))
+        """The loss, the gradient norm and the model's metrics."""
+        values = self.scalars[LOSS : LOSS + len(self.metric_names)]
+        return dict(zip(self.metric_names, values.tolist(), strict=True))
 
     @property
-    def bad_groups(self) -> tuple[str, ...]:
-        """The parameter groups whose gradients are not finite."""
-        flags = self.told[LOSS + len(self.names) :]
-        return tuple(g for g, good in zip(self.groups, flags, strict=True) if not good)
+    def nonfinite_groups(self) -> tuple[str, ...]:
+        """The parameter groups with a non-finite gradient."""
+        flags = self.scalars[LOSS + len(self.metric_names) :]
+        return tuple(g for g, finite in zip(self.group_names, flags, strict=True) if not finite)
 
 
-WATCHING, HALTED, PASSING = 0, 1, 2
-"""What a step does about values that are not finite: halt the run, so that every step after it
-changes nothing and the state is still the one that failed when the host comes to read of it; be
-such a step after it; or pass over the batch and go on. A spike, beyond the limits, halts in any
-case: who passes over it has lifted them."""
+# The step -----------------------------------------------------------------------------------------
+
+HALT, HALTED, SKIP = 0, 1, 2
+"""The mode of a step, which is both an input and an output. In mode HALT a non-finite value halts
+the run: the mode becomes HALTED, in which steps change nothing, so the host still finds the state
+that failed. In mode SKIP a step with a non-finite value is skipped. A spike halts the run in both
+modes."""
+NO_LIMITS = np.full(2, np.inf, np.float32)
+"""The limits of loss and gradient norm in a step that is not checked for spikes."""
 
 Options = Mapping[str, bool | str | float]
-"""Of the compiler, by name."""
-_OPTIONS: dict[str, Options] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""By platform. With cuBLAS alone a 1.3B decoder trains 5 % faster on an H200 than with the products
-that XLA's tuning picks, and compiles in half the time (benchmarks/train_h200.py)."""
+"""Compiler options by name."""
+_PLATFORM_OPTIONS: dict[str, Options] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+"""With cuBLAS only, a 1.3B decoder trains 5 % faster on an H200 than with the matmuls that XLA's
+autotuning picks, and compiles in half the time (benchmarks/train_h200.py)."""
 NO_OPTIONS: Options = MappingProxyType({})
 
 
 def make_step(
     recipe: Recipe,
     mesh: Mesh | AbstractMesh,
-    places: State,
+    state_shapes: State,
     options: Options = NO_OPTIONS,
 ) -> Any:
-    """The step: state, watch, batch, notice, limits → state, watch, what it tells.
+    """Return the jitted step: (state, mode, batch, stop flag, limits) → (state, mode, scalars).
 
-    A step whose loss or gradients are not finite leaves parameters and moments as they were. What
-    it does then is an input (`WATCHING` or `PASSING`), so that there is one program for both and
-    their bits agree; so are the limits of loss and norm (`NO_LIMITS` for none), which only choose
-    between two states and change the bits of neither. On an `AbstractMesh` it can be compiled and
-    looked at. `options` go to the compiler, beside those of the platform.
+    A step with a non-finite loss or gradient leaves the parameters and the optimizer's state
+    unchanged. The mode (`HALT` or `SKIP`) is an input, so that the same program serves both with
+    the same bits. So are the limits of loss and gradient norm: they only choose between the old and
+    the new state. With an `AbstractMesh` the step can be compiled but not run. `options` are
+    compiler options in addition to those of the platform.
     """
-    loss_and_metrics, optimizer = loss_of(recipe.model), recipe.optimizer
+    loss_function, optimizer = loss_with_metrics(recipe.model), recipe.optimizer
 
     def step(
-        state: State, watch: jax.Array, batch: Batch, notice: jax.Array, limits: jax.Array
+        state: State, mode: jax.Array, batch: Batch, stop_flag: jax.Array, limits: jax.Array
     ) -> tuple[State, jax.Array, jax.Array]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        with_gradient = jax.value_and_grad(loss_and_metrics, has_aux=True)
-        (loss, metrics), grads = with_gradient(state.params, batch, key)
+        loss_and_grad = jax.value_and_grad(loss_function, has_aux=True)
+        (loss, metrics), grads = loss_and_grad(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
 
-        by_group = jnp.stack(list(squares(grads).values()))
-        finite = jnp.isfinite(loss) & jnp.isfinite(by_group).all()
-        norm = jnp.sqrt(by_group.sum())
-        calm = finite & (loss <= limits[0]) & (norm <= limits[1])
-        good = calm & (watch != HALTED)
+        group_norms = jnp.stack(list(squared_norms(grads).values()))
+        finite = jnp.isfinite(loss) & jnp.isfinite(group_norms).all()
+        norm = jnp.sqrt(group_norms.sum())
+        in_limits = finite & (loss <= limits[0]) & (norm <= limits[1])
+        accept = in_limits & (mode != HALTED)
         params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old),
+            lambda new, old: jnp.where(accept, new, old),
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        halts = jnp.where(watch == WATCHING, ~calm, finite & ~calm)
-        watch = jnp.where(halts, HALTED, watch).astype(watch.dtype)
-        number = state.step + (watch != HALTED).astype(state.step.dtype)
-        words = [
-            notice.max(),
+        halts = jnp.where(mode == HALT, ~in_limits, finite & ~in_limits)
+        mode = jnp.where(halts, HALTED, mode).astype(mode.dtype)
+        number = state.step + (mode != HALTED).astype(state.step.dtype)
+        values = [
+            stop_flag.max(),
             finite,
-            calm,
+            in_limits,
             loss,
             norm,
             *(metrics[name] for name in sorted(metrics)),
-            *jnp.isfinite(by_group),
+            *jnp.isfinite(group_norms),
         ]
-        told = jnp.stack([jnp.asarray(word, jnp.float32) for word in words])
-        return State(params, opt_state, number, state.key), watch, told
+        scalars = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
+        return State(params, opt_state, number, state.key), mode, scalars
 
-    whole = on_all(mesh)
+    everywhere = replicated(mesh)
     return jax.jit(
         step,
         donate_argnums=(0, 1),
-        out_shardings=(shardings(places), whole, whole),
-        compiler_options={**options_on(mesh), **options} or None,
+        out_shardings=(shardings(state_shapes), everywhere, everywhere),
+        compiler_options={**compiler_options(mesh), **options} or None,
     )
 
 
-def options_on(mesh: Mesh | AbstractMesh) -> dict[str, Any]:
-    """What the compiler of a step is told; for an abstract mesh, which has no platform, nothing."""
+def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, Any]:
+    """Return the compiler options for the platform of a mesh. An abstract mesh has none."""
     if not isinstance(mesh, Mesh):
         return {}
     platform = mesh.devices.flat[0].platform
-    return dict(overlap_options(mesh) if platform == "tpu" else _OPTIONS.get(platform, NO_OPTIONS))
+    if platform == "tpu":
+        return dict(overlap_options(mesh))
+    return dict(_PLATFORM_OPTIONS.get(platform, NO_OPTIONS))

@@ -14,21 +14,20 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from drumline.health.report import HealthReport
-from drumline.train import Evaluation, Functions, fit
+from drumline.train import Evaluation, Functions, fit, hardware
 from drumline.train.checkpoints.marks import Marks
-from drumline.train.checkpoints.saving import Saving
+from drumline.train.checkpoints.saving import RunCheckpoints
 from drumline.train.loop import _Run
 from drumline.train.steps import pipeline
-from drumline.train.watch import watch
+from tests.train.test_hardware_faults import COPIES, spiky
 from tests.train.toy import init, loss
-from tests.train.watch.test_lies import COPIES, spiky
 
 NO_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
 
 
 @pytest.fixture(autouse=True)
 def burn_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "burn_in", lambda *_: HealthReport("pass", "all is well"))
+    monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
 
 
 @jax.custom_vjp
@@ -57,10 +56,10 @@ def test_a_spike_of_a_program_that_leaves_its_replicas_different_accuses_nobody(
     made = spiky(62, 65, Functions(init, uneven), check_every=check_every, save_every=20)
     assert fit(made, checkpoint=tmp_path).step == 65
     said = capsys.readouterr().out
-    assert said.count("so it is the program") == 1
-    assert said.count("the same to the bit, so it is the data or the model") == 1
+    assert said.count("so the cause is the program") == 1
+    assert said.count("a replay gives the same bits, so the cause is the data or the model") == 1
     # Replicas that differ prove nothing about what is saved.
-    assert not Marks(str(tmp_path)).said("checked")
+    assert not Marks(str(tmp_path)).names_with("checked")
 
 
 def test_a_program_that_calls_back_to_python_need_not_repeat(
@@ -79,7 +78,10 @@ def test_a_program_that_calls_back_to_python_need_not_repeat(
         return told * (1 + 0.01 * noise), metrics
 
     assert fit(spiky(62, 65, Functions(init, noisy), check_every=None)).step == 65
-    assert "which may be what the program's callbacks to Python return" in capsys.readouterr().out
+    assert (
+        "possibly because the program's Python callbacks return different values"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_follows_the_step_before_a_spike_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,7 @@ def test_random_keys_in_the_state_are_compared_and_copied_like_numbers(
     noise = optax.add_noise(0.0, 0.55, jax.random.key(1))
     made = replace(spiky(62, 65, COPIES), optimizer=optax.chain(noise, optax.adam(0.02)))
     assert fit(made).step == 65
-    assert "the same to the bit" in capsys.readouterr().out
+    assert "a replay gives the same bits" in capsys.readouterr().out
 
 
 def test_without_the_memory_for_a_second_state_nobody_is_accused(
@@ -110,29 +112,29 @@ def test_without_the_memory_for_a_second_state_nobody_is_accused(
     def refuse(*_: Any) -> Any:
         raise NO_MEMORY
 
-    monkeypatch.setattr(pipeline, "_copied", refuse)
+    monkeypatch.setattr(pipeline, "_copy", refuse)
     assert fit(spiky(62, 65, COPIES)).step == 65
-    assert "there is not the memory to compute it again" in capsys.readouterr().out
+    assert "there is not enough memory for a replay" in capsys.readouterr().out
     # Nor for the way from the first state to here.
     monkeypatch.undo()
-    first, begun = Saving._first, []
+    first, begun = RunCheckpoints._initial, []
 
-    def once(saving: Saving) -> Any:
+    def once(saving: RunCheckpoints) -> Any:
         begun.append(saving)
         return first(saving) if len(begun) == 1 else refuse()
 
-    monkeypatch.setattr(Saving, "_first", once)
-    monkeypatch.setattr(watch, "burn_in", lambda *_: HealthReport("pass", "all is well"))
+    monkeypatch.setattr(RunCheckpoints, "_initial", once)
+    monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
     assert fit(spiky(9, 8, Functions(init, uneven), check_every=4)).step == 8
     assert len(begun) == 2
     said = capsys.readouterr().out
-    assert "from the first check on: so it is the program" in said
+    assert "at the first check, so the cause is the program" in said
     assert "computes wrong" not in said
 
 
 def test_the_way_once_more_is_told_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a job manager that waits for the next step would end the run."""
     told: list[int | None] = []
-    monkeypatch.setattr(watch, "heartbeat", lambda step=None, **_: told.append(step))
+    monkeypatch.setattr(hardware, "heartbeat", lambda step=None, **_: told.append(step))
     fit(spiky(9, 8, Functions(init, uneven), check_every=4))
     assert told[:3] == [1, 2, 3]

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from drumline.train import Mistake, Settings
-from drumline.train.watch.alarms import REST, WARM_UP, Alarms
-from drumline.train.watch.slow import CHECKS, FEW, SlowHosts
+from drumline.errors import UserError
+from drumline.train import Settings
+from drumline.train.alarms import FIRST_PAUSE, WARM_UP, Alarms
+from drumline.train.probe import SLOW_CHECKS, VERY_SLOW_CHECKS, SlowHosts
 
 
 def alarms_after(losses: np.ndarray, norms: np.ndarray | None = None) -> Alarms:
@@ -42,7 +43,7 @@ def test_a_noisy_but_healthy_run_alarms_rarely(seed: int) -> None:
     for loss in losses:
         if loss > alarms.limits[0]:
             times += 1
-            alarms.acquit()
+            alarms.clear()
         alarms.accept(float(loss), 1.0)
     assert times <= 10
 
@@ -52,15 +53,15 @@ def test_an_alarm_for_nothing_buys_a_rest_and_the_next_a_longer_one() -> None:
     rests = []
     for _ in range(3):
         assert alarms.limits[0] < 2
-        alarms.acquit()
+        alarms.clear()
         rest = 0
         while alarms.limits[0] == np.inf:
             alarms.accept(1.0, 1.0)
             rest += 1
         rests.append(rest)
-    assert rests[0] >= REST
-    assert rests[1] >= 2 * REST
-    assert rests[2] >= 4 * REST
+    assert rests[0] >= FIRST_PAUSE
+    assert rests[1] >= 2 * FIRST_PAUSE
+    assert rests[2] >= 4 * FIRST_PAUSE
 
 
 def test_each_is_watched_or_not_by_itself() -> None:
@@ -68,20 +69,23 @@ def test_each_is_watched_or_not_by_itself() -> None:
     for _ in range(100):
         alarms.accept(1.0, 1.0)
     assert alarms.limits == (np.inf, 2.0)
-    with pytest.raises(Mistake, match=r"alarm_loss: 0\.9 times the usual is no alarm"):
+    with pytest.raises(UserError, match=r"alarm_loss: 0\.9 is not a valid factor"):
         Settings(alarm_loss=0.9)
-    with pytest.raises(Mistake, match="check_every: 0 is not a number of steps"):
+    with pytest.raises(UserError, match="check_every: 0 is not a number of steps"):
         Settings(check_every=0)
 
 
 def test_a_slow_host_is_told_once_after_many_checks_and_a_very_slow_one_after_few() -> None:
     hosts = SlowHosts()
-    said = [hosts.heard([1.0, 1.3, 1.01, 0.99]) for _ in range(2 * CHECKS)]
-    assert said[CHECKS - 1][0].startswith("host 1 is slow: the same product took it 1.3")
+    said = [hosts.update([1.0, 1.3, 1.01, 0.99]) for _ in range(2 * SLOW_CHECKS)]
+    assert said[SLOW_CHECKS - 1][0].startswith("host 1 is slow: it takes 1.3")
     assert sum(map(len, said)) == 1
-    gross = [SlowHosts().heard([1.0]), *(hosts.heard([1.0, 1.0, 5.0, 1.0]) for _ in range(FEW))]
-    assert [len(each) for each in gross] == [0] * FEW + [1]
+    gross = [
+        SlowHosts().update([1.0]),
+        *(hosts.update([1.0, 1.0, 5.0, 1.0]) for _ in range(VERY_SLOW_CHECKS)),
+    ]
+    assert [len(each) for each in gross] == [0] * VERY_SLOW_CHECKS + [1]
     # Now and then is not slow.
     fickle = SlowHosts()
-    for check in range(10 * CHECKS):
-        assert not fickle.heard([1.0, 2.0 if check % CHECKS else 1.0])
+    for check in range(10 * SLOW_CHECKS):
+        assert not fickle.update([1.0, 2.0 if check % SLOW_CHECKS else 1.0])

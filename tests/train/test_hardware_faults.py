@@ -18,11 +18,10 @@ from drumline.health import HardwareFault
 from drumline.health.emulated import flip_bit, modify_shard
 from drumline.health.fault_report import parse_fault_report
 from drumline.health.report import CheckOutcome, ChipHealth, HealthReport
-from drumline.train import Functions, Recipe, data, fingerprint, fit
+from drumline.train import Functions, Recipe, data, fingerprint, fit, hardware
 from drumline.train.__main__ import main
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.steps import pipeline
-from drumline.train.watch import watch
 from tests.train.toy import ROWS, SHARDED, init, loss, toy
 
 COPIES = Functions(init, loss)
@@ -36,7 +35,7 @@ def break_chip(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """Go to a machine where a chip lies from a step on, or for None to a sound one."""
     machines = iter(tmp_path_factory.mktemp("machines") / str(number) for number in range(9))
     monkeypatch.setenv("DRUMLINE_EMULATED", "1")
-    monkeypatch.setattr(watch, "burn_in", lambda *_: HealthReport("pass", "all is well"))
+    monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
 
     def breaks(how: str | None, from_step: int = 0, seed: int = 7) -> None:
         machine = next(machines)
@@ -77,11 +76,11 @@ def test_a_spike_of_the_data_is_computed_again_and_then_taken(
     break_chip(None)
     watched = fit(spiky(62, 70, COPIES))
     said = capsys.readouterr().out
-    assert said.count("far above the usual") == 1
+    assert said.count("far above the recent median") == 1
     assert "step 62: loss " in said
-    assert "the same to the bit, so it is the data or the model" in said
+    assert "a replay gives the same bits, so the cause is the data or the model" in said
     off = fit(spiky(62, 70, COPIES, alarm_loss=None, alarm_norm=None))
-    assert "far above the usual" not in capsys.readouterr().out
+    assert "far above the recent median" not in capsys.readouterr().out
     assert watched.step == off.step == 70
     assert fingerprint(watched.state) == fingerprint(off.state)
 
@@ -99,10 +98,10 @@ def test_a_lying_chip_is_found_and_another_machine_ends_with_the_bits_of_a_sound
     assert str(caught.value) in capsys.readouterr().out
     # Before each checkpoint the replicas were compared, so the bad state is in none.
     assert max(steps_in(tmp_path)) == 30
-    assert Marks(str(tmp_path)).said("checked") == {str(step) for step in steps_in(tmp_path)}
+    assert Marks(str(tmp_path)).names_with("checked") == {str(step) for step in steps_in(tmp_path)}
     break_chip(None)
     healed = fit(recipe, checkpoint=tmp_path)
-    assert "going on from step 30" in capsys.readouterr().out
+    assert "resuming from step 30" in capsys.readouterr().out
     assert fingerprint(healed.state) == fingerprint(sound.state)
 
 
@@ -119,13 +118,13 @@ def test_what_was_saved_unchecked_is_suspect_and_passed_over(
     # Of the hardware that failed nothing can be believed. What another left is still there,
     # although there are two newer ones.
     assert steps_in(tmp_path) == {10, 20, 30}
-    assert Marks(str(tmp_path)).said("suspect") == {"20", "30"}
+    assert Marks(str(tmp_path)).names_with("suspect") == {"20", "30"}
     capsys.readouterr()
     break_chip(None)
     healed = fit(recipe, checkpoint=tmp_path)
     said = capsys.readouterr().out
-    assert "passing over checkpoint 30: the hardware that wrote it computed wrong" in said
-    assert "going on from step 10" in said
+    assert "skipping checkpoint 30: the hardware that wrote it computed wrong results" in said
+    assert "resuming from step 10" in said
     assert fingerprint(healed.state) == fingerprint(sound.state)
 
 
@@ -155,9 +154,9 @@ def test_where_nothing_is_held_twice_a_replay_names_the_chip_or_a_burn_in_does(
         asked.append(seconds)
         return report
 
-    monkeypatch.setattr(watch, "burn_in", burn_in)
+    monkeypatch.setattr(hardware, "burn_in", burn_in)
     monkeypatch.setattr(pipeline, "inject_compute_fault", lies_in_the_replay)
-    with pytest.raises(HardwareFault, match="other bits when computed again") as caught:
+    with pytest.raises(HardwareFault, match="a replay gives different bits") as caught:
         fit(spiky(62, 70, SHARDED))
     assert caught.value.chip == found
     assert seen[-3:] == [62, 62, 62]
@@ -187,7 +186,7 @@ def test_a_program_that_leaves_its_replicas_different_accuses_nobody(
     result = fit(toy(12, model=Functions(init, uneven), check_every=5))
     said = capsys.readouterr().out
     assert result.step == 12
-    assert said.count("so it is the program") == 1
+    assert said.count("so the cause is the program") == 1
     assert "computes wrong" not in said
 
 
@@ -203,7 +202,7 @@ def test_the_command_ends_with_the_accusation_and_exit_code_1(
 ) -> None:
     """Nothing but counters is held twice here; every chip's short product tells, if not they."""
     break_chip("lies")
-    assert main([str(Path(__file__).parents[1] / "toy.py"), "--set", "steps=40"]) == 1
+    assert main([str(Path(__file__).parent / "toy.py"), "--set", "steps=40"]) == 1
     *_, last = capsys.readouterr().err.strip().splitlines()
     accused = parse_fault_report(last)
     assert accused is not None

@@ -10,10 +10,18 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from drumline.health.emulated import flip_bit, modify_shard
+from drumline.train.checksums import (
+    Deviation,
+    DeviceChecksums,
+    ReplicaGroups,
+    device_checksums,
+    find_deviation,
+    replica_groups,
+    replicas_differ,
+    replicated_leaves,
+)
 from drumline.train.mesh import make_mesh
-from drumline.train.watch.checksums import Replicas, Rows, checksums, compared, layouts
-from drumline.train.watch.pulse import pulse
-from drumline.train.watch.verdict import Deviation, find, torn
+from drumline.train.probe import probe_devices
 
 MESH = make_mesh({"data": 4, "model": 2})
 
@@ -39,46 +47,46 @@ def lying(tree: dict[str, jax.Array], name: str, device: int, bit: int) -> dict[
 
 
 def test_what_several_devices_hold_is_told_by_where_it_lies() -> None:
-    whole, rows, both = layouts(MESH, [TREE["whole"], TREE["rows"], TREE["both"]])
+    whole, rows, both = replica_groups(MESH, [TREE["whole"], TREE["rows"], TREE["both"]])
     ids = sorted(int(device.id) for device in MESH.devices.flat)
     assert [sorted(group) for group in whole.groups] == [ids]
     assert sorted(map(len, rows.groups)) == [2] * 4
     assert not both.replicated
-    assert len(compared(MESH, TREE)) == 3
+    assert len(replicated_leaves(MESH, TREE)) == 3
 
 
 @pytest.mark.parametrize("bit", [0, 77, 400])
 @pytest.mark.parametrize("device", [0, 5])
 def test_a_flipped_bit_in_a_replica_names_its_device(device: int, bit: int) -> None:
-    order = layouts(MESH, TREE)
-    good = checksums(MESH, TREE)
-    bad = checksums(MESH, lying(TREE, "whole", device, bit))
+    order = replica_groups(MESH, TREE)
+    good = device_checksums(MESH, TREE)
+    bad = device_checksums(MESH, lying(TREE, "whole", device, bit))
     culprit = int(MESH.devices.flat[device].id)
-    assert not torn(good, order)
-    assert find([good, good], order) is None
-    assert torn(bad, order)
-    assert find([bad], order) == Deviation((culprit,))
+    assert not replicas_differ(good, order)
+    assert find_deviation([good, good], order) is None
+    assert replicas_differ(bad, order)
+    assert find_deviation([bad], order) == Deviation((culprit,))
     # Of two replicas one is wrong, and it takes other runs to tell which.
-    pair = checksums(MESH, lying(TREE, "rows", device, bit % 96))
-    found = find([pair], order)
+    pair = device_checksums(MESH, lying(TREE, "rows", device, bit % 96))
+    found = find_deviation([pair], order)
     assert found is not None
     assert found.device is None
-    assert find([pair, good, good], order) == Deviation((culprit,))
+    assert find_deviation([pair, good, good], order) == Deviation((culprit,))
     # Of what nobody else holds only other runs know.
-    alone = checksums(MESH, lying(TREE, "both", device, bit % 96))
-    assert not torn(alone, order)
-    assert find([alone, good, good], order) == Deviation((culprit,))
+    alone = device_checksums(MESH, lying(TREE, "both", device, bit % 96))
+    assert not replicas_differ(alone, order)
+    assert find_deviation([alone, good, good], order) == Deviation((culprit,))
 
 
 def test_what_has_reached_all_accuses_nobody_by_name() -> None:
-    order = [Replicas(PartitionSpec(), ((0, 1, 2, 3),))]
-    first: Rows = dict.fromkeys(range(4), (b"a",))
-    second: Rows = dict.fromkeys(range(4), (b"b",))
-    assert find([first, second], order) == Deviation()
+    order = [ReplicaGroups(PartitionSpec(), ((0, 1, 2, 3),))]
+    first: DeviceChecksums = dict.fromkeys(range(4), (b"a",))
+    second: DeviceChecksums = dict.fromkeys(range(4), (b"b",))
+    assert find_deviation([first, second], order) == Deviation()
 
 
 def test_every_device_has_the_same_pulse() -> None:
-    made, seconds = pulse(MESH, step=1)
+    made, seconds = probe_devices(MESH, step=1)
     assert len(made) == 8
     assert len(set(made.values())) == 1
     assert len(seconds) == 1

@@ -16,7 +16,7 @@ from drumline.inspect.compiling.workers import TPU_PYTHON, has_tpu_compiler
 from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.examples.models import training_step
 from drumline.models import MLP
-from drumline.train.steps.checker import Checker, checker_options
+from drumline.train.steps.pipeline import CompilerChecker, checker_options
 from tests.train.toy import toy
 
 
@@ -46,34 +46,34 @@ def test_the_compiler_takes_the_options_for_a_training_step(
         compiled({**options, "xla_tpu_sdc_check_nothing": True})
 
 
-def on_tpus(every: int | None) -> Checker:
+def on_tpus(every: int | None) -> CompilerChecker:
     """A checker for a plan on devices that say they are TPUs."""
     device = SimpleNamespace(platform="tpu", device_kind="TPU v4")
     mesh = SimpleNamespace(devices=np.array([device]))
     plan: Any = SimpleNamespace(mesh=mesh, recipe=toy(10, sdc_every=every))
-    return Checker(plan)
+    return CompilerChecker(plan)
 
 
 def test_it_takes_each_so_many_steps_and_what_it_finds_accuses_the_host() -> None:
     checker = on_tpus(4)
-    assert [step for step in range(1, 13) if checker.is_due(step)] == [4, 8, 12]
-    assert checker.ignored is None
+    assert [step for step in range(1, 13) if checker.checks(step)] == [4, 8, 12]
+    assert checker.warning is None
     error = jax.errors.JaxRuntimeError
     accuses = "host 0 computes wrong: step 8: XLA's checker"
-    with pytest.raises(HardwareFault, match=accuses) as found, checker.accusing(8):
+    with pytest.raises(HardwareFault, match=accuses) as found, checker.raises_fault(8):
         raise error("INTERNAL: SDC detected at Physical location: tpu3:pe2:2")
     assert "Physical location: tpu3:pe2:2" in found.value.reason
     # Other steps, and other errors, are not its business.
-    with pytest.raises(error), checker.accusing(7):
+    with pytest.raises(error), checker.raises_fault(7):
         raise error("INTERNAL: SDC")
     for said in (
         "RESOURCE_EXHAUSTED: out of memory",
         "INVALID_ARGUMENT: No such compile option: 'xla_tpu_enable_sdc_checker'",
         "INTERNAL: CpuCallback error calling callback: ValueError: no such file",
     ):
-        with pytest.raises(error), checker.accusing(8):
+        with pytest.raises(error), checker.raises_fault(8):
             raise error(said)
     checker.step = SimpleNamespace(lower=lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        checker.prepare()  # before the first step, and outside of what accuses
-    assert not any(on_tpus(None).is_due(step) for step in range(1, 13))
+        checker.compile()  # before the first step, and outside of what accuses
+    assert not any(on_tpus(None).checks(step) for step in range(1, 13))
