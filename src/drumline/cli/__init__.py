@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
         typer.echo("stdout is closed; there is no place to print to", err=True)
         sys.exit(1)
     if COMPLETION_VARIABLE in os.environ:
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     try:

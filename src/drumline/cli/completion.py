@@ -18,7 +18,7 @@ def completion(
     as_json: AsJson = False,
 ) -> None:
     """Print a shell script that completes commands and job ids."""
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     from drumline.cli import COMPLETION_VARIABLE
     from drumline.cli.connect import echo_json

@@ -78,7 +78,7 @@ def program(
     as_json: AsJson = False,
 ) -> None:
     """Show the communication and cost of MODULE:FUNCTION."""
-    need_jax()
+    require_jax()
     if list_examples == (target is not None or example is not None):
         raise UserError(
             "name a function as MODULE:FUNCTION, or an example with --example NAME; --list lists "

@@ -78,8 +78,10 @@ def strays(
         return
     orphans = [orphan for orphan in listing["strays"] if not names or orphan["name"] in names]
     if release and orphans:
-        lines = "\n".join(_orphan_line(orphan) for orphan in orphans)
-        question = f"{lines}\nthis stops their programs; they may belong to another home. Continue?"
+        listed = "\n".join(_orphan_line(orphan) for orphan in orphans)
+        question = (
+            f"{listed}\nthis stops their programs; they may belong to another home. Continue?"
+        )
         confirm("release", question, yes)
     lines = client.settle_strays("release" if release else "adopt", names or ())
     echo_json({"text": lines}) if as_json else echo_lines(lines)
