@@ -214,7 +214,7 @@ def _parse_host(text: str | None) -> int | str | None:
 
 def ssh(
     job_id: JobId,
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[OPTION OF ssh]... [-- CMD...]", help="Such as -L 6006:localhost:6006."
@@ -223,7 +223,7 @@ def ssh(
     host: Annotated[int, typer.Option("--host", metavar="N", min=0, help="A host index.")] = 0,
 ) -> None:
     """Log in to a host of the job's slice, or forward ports."""
-    options, command = _split_words(words or [])
+    options, command = _split_words(arguments or [])
     [login] = _hosts(job_id, host)
     _become(["ssh", *_ssh_options(login), *options, "--", str(login["ssh_ip"]), *command])
 
@@ -273,16 +273,18 @@ def cp(
     raise typer.Exit(next((code for code in codes if code), 0))
 
 
-def _split_words(words: "Sequence[str]") -> tuple[list[str], list[str]]:
-    """Split the words into options of ssh and the command after them."""
+def _split_words(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
+    """Split the arguments into options of ssh and the command after them."""
     at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in {"-", "--"}:
+    while (
+        at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in {"-", "--"}
+    ):
         # `-NL 1:a:1` is two options, and `-L1:a:1` is one with its value.
-        letters = enumerate(words[at])
+        letters = enumerate(arguments[at])
         with_value = next((i for i, c in letters if i and c in _SSH_OPTIONS_WITH_VALUE), None)
-        at += 2 if with_value == len(words[at]) - 1 else 1
-    command = words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
-    return list(words[:at]), list(command)
+        at += 2 if with_value == len(arguments[at]) - 1 else 1
+    command = arguments[at + 1 :] if arguments[at : at + 1] == ["--"] else arguments[at:]
+    return list(arguments[:at]), list(command)
 
 
 def _ssh_options(login: "Mapping[str, Any]") -> list[str]:

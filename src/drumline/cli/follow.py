@@ -147,23 +147,23 @@ def waiting_line(job: Job, now: float) -> str:
 
 def closing_lines(job: Job) -> list[str]:
     """Return the result of the job, the cause of its failure, and the next commands."""
-    number, status = job["id"], job["status"]
+    job_id, status = job["id"], job["status"]
     duration = (job.get("ended") or 0.0) - (job.get("created") or 0.0)
     if status == "SUCCEEDED":
         result, *more_lines = result_lines(job) or [""]
         facts = [
-            f"✓ {number} succeeded" + outcome_suffix(job),
+            f"✓ {job_id} succeeded" + outcome_suffix(job),
             result,
             ", ".join(interruptions_and_reruns(job)),
         ]
         lines = [" · ".join(fact for fact in facts if fact)]
         lines += [f"  {line}" for line in more_lines]
     elif status == "FAILED":
-        lines = [f"✗ {number} failed" + outcome_suffix(job)]
+        lines = [f"✗ {job_id} failed" + outcome_suffix(job)]
         lines += [f"  {line}" for line in cause_lines(job)]
     else:
         lines = [
-            f"! {number} was cancelled"
+            f"! {job_id} was cancelled"
             + (f" after {format_duration(duration)}" if duration > 0 else "")
         ]
     return [*lines, runnable(f"  next: {closing_steps(job)}")]

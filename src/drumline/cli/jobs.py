@@ -73,13 +73,13 @@ def create(
     from drumline.cli.follow import opening_line
     from drumline.hosts.packing.rules import left_out_line
 
-    number = job["id"]
+    job_id = job["id"]
     typer.echo(opening_line(job))
     if omitted := left_out_line(job):
         typer.echo(f"  · {sanitize(omitted)}")
     for warning in job.get("warnings") or ():
         typer.echo(f"  ! {sanitize(warning)}")
-    typer.echo(runnable(f"  next: drumline follow {number} · drumline show {number}"))
+    typer.echo(runnable(f"  next: drumline follow {job_id} · drumline show {job_id}"))
 
 
 def _follow(client: "Client", job: "Mapping[str, Any]", as_json: bool) -> None:
@@ -89,9 +89,9 @@ def _follow(client: "Client", job: "Mapping[str, Any]", as_json: bool) -> None:
     stream = sys.stderr if as_json else sys.stdout
     columns = terminal_size()[0] if stream.isatty() else None
     screen = Screen(stream, columns, colour=coloured() and not as_json)
-    number = job["id"]
+    job_id = job["id"]
     with interruptible(
-        runnable(f"{number} keeps running; follow it with: drumline follow {number}")
+        runnable(f"{job_id} keeps running; follow it with: drumline follow {job_id}")
     ):
         job = follow(client, job, screen)
     if as_json:
@@ -202,7 +202,7 @@ def wait(
     if timeout is not None and not timeout <= MAX_WAIT_SECONDS:
         raise Refused(f"--timeout {timeout:g}: expected seconds, at most {MAX_WAIT_SECONDS:.0f}")
     client = connect()
-    numbers = _select(client, "wait", job_ids, every)
+    ids = _select(client, "wait", job_ids, every)
     deadline = None if timeout is None else time.monotonic() + timeout
     # In a pipe nothing is redrawn, so one call waits for all the time.
     redraws = on_terminal() and not as_json
@@ -213,7 +213,7 @@ def wait(
             seconds = remaining
             if screen.redraws:
                 seconds = 1.0 if remaining is None else min(1.0, remaining)
-            statuses = client.wait(numbers, seconds)
+            statuses = client.wait(ids, seconds)
             running = [job for job, status in statuses.items() if status not in ENDED]
             if not running or (deadline is not None and time.monotonic() >= deadline):
                 break
@@ -251,23 +251,23 @@ def resume(
     from drumline.jobs.spec import SpecError
 
     client = connect()
-    numbers = _select(client, "resume", job_ids, every)
-    if file is not None and len(numbers) > 1:
+    ids = _select(client, "resume", job_ids, every)
+    if file is not None and len(ids) > 1:
         raise Refused("resume: --file takes one job; give its id")
 
-    def resume_job(number: str) -> dict[str, Any]:
+    def resume_job(job_id: str) -> dict[str, Any]:
         try:
-            return client.resume(number, file=file, overrides=overrides or ())
+            return client.resume(job_id, file=file, overrides=overrides or ())
         except SpecError as error:
-            subject = "nothing was" if len(numbers) == 1 else f"{number} was not"
+            subject = "nothing was" if len(ids) == 1 else f"{job_id} was not"
             raise Refused(f"{error}\n{subject} resumed") from None
 
-    def changes(number: str) -> list[str]:
-        return client.resume_changes(number, file, overrides or ())
+    def changes(job_id: str) -> list[str]:
+        return client.resume_changes(job_id, file, overrides or ())
 
     task = _Task("resume", resume_job, every and not yes, as_json, dry_run, changes)
     try:
-        _run(client, task, numbers)
+        _run(client, task, ids)
     except SpecError as error:
         raise Refused(f"{error}\nnothing was resumed") from None
 
@@ -345,21 +345,21 @@ def _select(client: "Client", verb: str, ids: list[str] | None, every: bool) -> 
     return [str(job["id"]) for job in client.list(all=True) if applies[verb](job)]
 
 
-def _run(client: "Client", task: _Task, numbers: list[str]) -> None:
+def _run(client: "Client", task: _Task, ids: list[str]) -> None:
     """Apply a verb to each job, after all ids were looked up."""
     from drumline.cli.rendering.text import plural, sanitize, sanitize_lines
     from drumline.cli.rendering.views import describe_effect, describe_plan, describe_state
     from drumline.jobs.client import Refused
 
-    if not numbers:
+    if not ids:
         echo_json([]) if task.as_json else typer.echo(f"there is no job to {task.verb}")
         return
-    if task.dry_run or task.confirms or len(numbers) > 1:
-        jobs = [client.show(number) for number in numbers]
+    if task.dry_run or task.confirms or len(ids) > 1:
+        jobs = [client.show(job_id) for job_id in ids]
         if task.dry_run:
             plan = {str(job["id"]): [describe_plan(task.verb, job)] for job in jobs}
-            for number in numbers if task.changes else ():
-                plan[number] += _change_lines(task.changes(number) if task.changes else [])
+            for job_id in ids if task.changes else ():
+                plan[job_id] += _change_lines(task.changes(job_id) if task.changes else [])
             lines = [line for job_lines in plan.values() for line in job_lines]
             echo_json(plan) if task.as_json else echo_lines(lines)
             return
@@ -372,10 +372,10 @@ def _run(client: "Client", task: _Task, numbers: list[str]) -> None:
             confirm(task.verb, "\n".join(effects) + " Continue?", yes=False)
     failed = False
     answers = []
-    for number in numbers:
+    for job_id in ids:
         try:
             # One call per job, so that an error of one job does not stop the others.
-            answers.append(task.apply(number))
+            answers.append(task.apply(job_id))
         except Refused as error:
             typer.echo(sanitize_lines(str(error)), err=True)
             failed = True

@@ -6,7 +6,7 @@ from itertools import pairwise
 import typer
 
 from drumline.cli.rendering.text import (
-    NOTHING,
+    DASH,
     format_dollars,
     format_duration,
     format_time,
@@ -159,16 +159,16 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
     if len(attempts) > MAX_ATTEMPTS:
         skipped = range(3, len(attempts) - (MAX_ATTEMPTS - 3))
     digits = len(str(len(attempts)))
-    zones = max((len(sanitize(attempt.get("zone") or NOTHING)) for attempt in attempts), default=0)
+    zones = max((len(sanitize(attempt.get("zone") or DASH)) for attempt in attempts), default=0)
     for index, attempt in enumerate(attempts):
         if index in skipped:
             if index == skipped[0]:
                 lines.append(f"… {plural(len(skipped), 'attempt')} more: show {job['id']} --json")
             continue
         begin, end = attempt.get("started"), attempt.get("ended")
-        times = format_time(begin, now) if begin else NOTHING
+        times = format_time(begin, now) if begin else DASH
         times += f" → {format_time(end, now)}" if end else " →"
-        zone = sanitize(attempt.get("zone") or NOTHING).ljust(zones)
+        zone = sanitize(attempt.get("zone") or DASH).ljust(zones)
         outcome = sanitize(attempt.get("outcome") or "in progress")
         detail = sanitize(attempt.get("detail") or "")
         text = detail if detail.startswith(outcome) else _join_detail(outcome, detail)
@@ -229,7 +229,7 @@ def _cost_lines(job: Job) -> list[str]:
     text = format_dollars(job["cost"])
     ended = [attempt for attempt in job.get("attempts") or [] if attempt.get("ended")]
     if ended and job.get("cost_lost", 0.0) is None:
-        text += f", of it {NOTHING} lost"
+        text += f", of it {DASH} lost"
     elif job.get("cost_lost"):
         text += f", of it {format_dollars(job['cost_lost'])} lost"
     if job.get("cost_per_hour"):
@@ -262,25 +262,25 @@ def _held_back_lines(job: Job) -> list[str]:
 
 def next_steps(job: Job) -> str:
     """Return the commands that the user is likely to need next."""
-    number, status = job["id"], job["status"]
-    delete = f"drumline delete {number}"
+    job_id, status = job["id"], job["status"]
+    delete = f"drumline delete {job_id}"
     if status == "FAILED":
         cause = job.get("cause") or {}
         attempts = job.get("attempts") or []
-        logs = f"drumline logs {number}"
+        logs = f"drumline logs {job_id}"
         if cause.get("host") is not None:
             logs += f" --host {cause['host']}"
         if attempts:
             logs += f" --attempt {attempts[-1]['number']}"
-        return f"fix the job, then: drumline resume {number}        its logs: {logs}"
+        return f"fix the job, then: drumline resume {job_id}        its logs: {logs}"
     if status == "CANCELLED":
         hint = f" · {delete} releases its slice" if job.get("chips_held") else ""
-        return f"drumline resume {number} restarts it{hint}"
+        return f"drumline resume {job_id} restarts it{hint}"
     if status == "SUCCEEDED":
         hint = f" · {delete} releases its slice" if job.get("chips_held") else ""
-        return f"drumline logs {number} · drumline clean {number} removes its logs{hint}"
+        return f"drumline logs {job_id} · drumline clean {job_id} removes its logs{hint}"
     if status in {"QUEUED", "WAITING"}:
-        return f"drumline follow {number} · drumline delete {number} stops waiting"
+        return f"drumline follow {job_id} · drumline delete {job_id} stops waiting"
     return (
-        f"drumline logs {number} --follow · drumline cancel {number} stops it and keeps the slice"
+        f"drumline logs {job_id} --follow · drumline cancel {job_id} stops it and keeps the slice"
     )

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import typer
 
-NOTHING = "–"
+DASH = "–"
 
 # Complete escape sequences are removed first, so that no `[31m` remains; then all other control
 # characters, and the marks that reverse the text direction. Compiled on first use, because most

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import typer
 
 from drumline.cli.rendering.text import (
-    NOTHING,
+    DASH,
     display_width,
     format_dollars,
     format_short,
@@ -83,9 +83,9 @@ def list_lines(
 def _row(job: Job) -> list[str]:
     plain = (job["id"], job["user"], job["name"], job["accelerator"], job["zone"], job["host0_ip"])
     return [
-        *(NOTHING if cell is None or cell == "" else sanitize(cell) for cell in plain),
+        *(DASH if cell is None or cell == "" else sanitize(cell) for cell in plain),
         sanitize(job["status"]),
-        format_progress(job.get("progress")) or NOTHING,
+        format_progress(job.get("progress")) or DASH,
         status_note(job),
     ]
 
@@ -160,12 +160,12 @@ def format_number(value: object) -> str:
     """Format as `0.4123`. Other values, such as nan, keep the program's spelling."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.4g}"
-    return NOTHING if value is None else sanitize(value)
+    return DASH if value is None else sanitize(value)
 
 
 def format_percent(fraction: object, digits: int = 1) -> str:
     """Format as `41.2 %`, or as a dash if the value is not a number."""
-    return f"{100 * fraction:.{digits}f} %" if is_number(fraction) else NOTHING
+    return f"{100 * fraction:.{digits}f} %" if is_number(fraction) else DASH
 
 
 def _format_mfu(progress: Mapping[str, Any] | None) -> str:
@@ -202,13 +202,13 @@ def interruptions_and_reruns(job: Job) -> list[str]:
 def describe_state(job: Job) -> str:
     """Return the state, step and last checkpoint of a job as a sentence."""
     text = f"{_name(job)} is {job['status']}"
-    at = format_progress(_step_only(job))
-    if at:
-        text += f" at step {at}"
+    step = format_progress(_step_only(job))
+    if step:
+        text += f" at step {step}"
     checkpoint = format_progress({"step": (job.get("progress") or {}).get("checkpoint")})
     if checkpoint:
         text += f"; its last checkpoint is step {checkpoint}"
-    elif at and job["status"] not in ENDED and not (job.get("spec") or {}).get("checkpoint"):
+    elif step and job["status"] not in ENDED and not (job.get("spec") or {}).get("checkpoint"):
         text += "; it has no checkpoint"
     return text
 
@@ -225,18 +225,19 @@ def describe_effect(verb: str, job: Job) -> str:
 
 def describe_plan(verb: str, job: Job) -> str:
     """Return the dry run of a verb as one line."""
-    name, held, ended = _name(job), job.get("chips_held"), job["status"] in ENDED
-    at = format_progress(_step_only(job))
-    state = f"{name} ({job['status']}{f' at step {at}' if at else ''})"
+    name, ended = _name(job), job["status"] in ENDED
+    holds_slice = bool(job.get("chips_held"))
+    step = format_progress(_step_only(job))
+    state = f"{name} ({job['status']}{f' at step {step}' if step else ''})"
     if verb == "resume":
         if not ended:
             return f"would change nothing: {name} is {job['status']}"
-        slice_text = f"on its {_chips(job)}" if held else f"on a new {job['accelerator']}"
+        slice_text = f"on its {_chips(job)}" if holds_slice else f"on a new {job['accelerator']}"
         return f"would restart {state} {slice_text}"
     if verb == "cancel":
         if ended:
             return f"would change nothing: {name} is {job['status']}"
-        if not held:
+        if not holds_slice:
             return f"would stop {state}; it holds no slice"
         price = (
             f", about {format_dollars(job['cost_per_hour'])} an hour"
@@ -245,7 +246,7 @@ def describe_plan(verb: str, job: Job) -> str:
         )
         return f"would stop the program of {state} and keep {_chips(job)}{price}"
     effects = [] if ended else [f"stop {state}"]
-    if held:
+    if holds_slice:
         effects.append(f"release {_chips(job)}")
     if verb == "clean":
         effects.append(f"remove the logs and the record of {name}")
