@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from drumline.cloud.emulator import launch
-from tests.cloud.wire import rest
+from tests.cloud.http_call import rest
 
 PARENT = "projects/p/locations/local-a"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.code import CodeError, pack
-from drumline.hosts.ignore import files_below
+from drumline.hosts.packing.listing import files_below
 
 GIT = shutil.which("git")
 
@@ -72,7 +72,7 @@ def test_too_much_names_the_largest_part(tmp_path: Path) -> None:
     folder = fill(tmp_path / "code", "train.py", "data/a", "data/b")
     (folder / "data" / "a").write_bytes(b"x" * 2_000_000)
     with pytest.raises(CodeError, match=r"holds 2\.0 MB, more than 1\.0 MB; .* data with 2\.0 MB"):
-        pack(folder, tmp_path / "out", largest=1_000_000)
+        pack(folder, tmp_path / "out", max_bytes=1_000_000)
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from drumline.hosts import driver as driver_module
-from drumline.hosts.agent.wire import AttemptStatus, Line, Port, Prepared
-from drumline.hosts.connection import ConnectionCut, KnownHosts
-from drumline.hosts.driver import HostDriver, Means
-from drumline.hosts.messages import HostRank
+from drumline.hosts.agent.wire import AttemptStatus, FreePort, PrepareResult, WatchLine
+from drumline.hosts.connection import ConnectionLost, KnownHosts
+from drumline.hosts.driver import HostRunner, RunnerResources
 from drumline.hosts.session import HostPhase, StartBarrier, Timing
-from drumline.hosts.values import Address
+from drumline.hosts.values import Address, HostAssignment
 from tests.jobs.pretend import JumpingLoop
 
 from .stand_in import program, until
@@ -36,12 +35,12 @@ class SlowToAnswer:
             self.starting.set()
             await self.told.wait()
             return AttemptStatus(state="running", started_at=1.0)
-        known = {"status": AttemptStatus(state="none"), "prepare": Prepared(have_code=True)}
-        return known.get(verb) or Port(port=1234)
+        known = {"status": AttemptStatus(state="none"), "prepare": PrepareResult(have_code=True)}
+        return known.get(verb) or FreePort(port=1234)
 
-    async def watch(self, *_: object) -> AsyncIterator[Line]:
+    async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
         await self.starting.wait()
-        yield Line(status=ENDED)
+        yield WatchLine(status=ENDED)
         self.told.set()
         await asyncio.Event().wait()
 
@@ -58,10 +57,10 @@ class EndedUnseen:
     async def ask(self, *_: object, **__: object) -> AttemptStatus:
         return ENDED
 
-    async def watch(self, *_: object) -> AsyncIterator[Line]:
+    async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
         await self.send_log.wait()
-        yield Line(log=base64.b64encode(b"last words\n").decode())
-        yield Line(status=ENDED)
+        yield WatchLine(log=base64.b64encode(b"last words\n").decode())
+        yield WatchLine(status=ENDED)
         await asyncio.Event().wait()
 
 
@@ -77,9 +76,9 @@ class Floods:
     async def ask(self, *_: object, **__: object) -> AttemptStatus:
         return AttemptStatus(state="running", started_at=1.0)
 
-    async def watch(self, *_: object) -> AsyncIterator[Line]:
+    async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
         for piece in range(3):
-            yield Line(log=base64.b64encode(b"y\n").decode(), offset=2 * piece)
+            yield WatchLine(log=base64.b64encode(b"y\n").decode(), offset=2 * piece)
         self.read.set()
         await asyncio.Event().wait()
 
@@ -93,9 +92,9 @@ class Rebooted:
     async def ask(self, *_: object, **__: object) -> AttemptStatus:
         return AttemptStatus(state="lost", started_at=1.0)
 
-    async def watch(self, *_: object) -> AsyncIterator[Line]:
+    async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
         await asyncio.Event().wait()
-        yield Line()
+        yield WatchLine()
 
 
 ENDED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
@@ -112,29 +111,29 @@ class NeverAnswers:
         return self
 
     async def run(self, *_: object, **__: object) -> object:
-        raise ConnectionCut("connection lost")
+        raise ConnectionLost("connection lost")
 
     def abort(self) -> None:
         pass
 
 
-def driver_of(folder: Path) -> HostDriver:
-    means = Means(
+def driver_of(folder: Path) -> HostRunner:
+    resources = RunnerResources(
         key=folder / "key",
-        known=KnownHosts(folder / "known"),
+        known_hosts=KnownHosts(folder / "known"),
         log=folder / "host-0.log",
         clock=lambda: 1.0,
         timing=Timing(),
-        changed=lambda: None,
+        on_change=lambda: None,
     )
-    place = HostRank(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
-    return HostDriver(program(), place, StartBarrier(1, folder / "started"), means)
+    assignment = HostAssignment(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
+    return HostRunner(program(), assignment, StartBarrier(1, folder / "started"), resources)
 
 
 @asynccontextmanager
-async def driven(folder: Path, host: object) -> AsyncIterator[HostDriver]:
+async def driven(folder: Path, host: object) -> AsyncIterator[HostRunner]:
     driver = driver_of(folder)
-    driving = asyncio.create_task(driver._on(host))  # type: ignore[arg-type]
+    driving = asyncio.create_task(driver._use_connection(host))  # type: ignore[arg-type]
     yield driver
     driving.cancel()
     await asyncio.gather(driving, return_exceptions=True)
@@ -202,7 +201,7 @@ def test_a_host_that_lets_us_in_and_answers_nothing_is_tried_less_and_less(
 
     async def story() -> None:
         driver = driver_of(tmp_path)
-        driving = asyncio.create_task(driver.drive())
+        driving = asyncio.create_task(driver.run_forever())
         await asyncio.sleep(600)
         driving.cancel()
         assert driver.report().heard is None, "to be let in is not to be answered"

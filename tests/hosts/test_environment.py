@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from drumline.errors import UserError
 from drumline.hosts.environment import (
-    BadEnvironment,
     PythonEnvironment,
     activation,
     mount_steps,
@@ -112,7 +112,7 @@ def test_a_container_gets_names_and_no_values() -> None:
     assert "--privileged --net=host" in words
     assert "-v /data:/data" in words
     assert " -e " not in words
-    with pytest.raises(BadEnvironment, match="docker needs an image"):
+    with pytest.raises(UserError, match="docker needs an image"):
         run_wrap(PythonEnvironment("docker"), "1")
 
 
@@ -171,5 +171,5 @@ def test_a_tpu_vm_mounts_with_gcsfuse_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_mount_is_one_sentence(path: str, source: str, said: str) -> None:
-    with pytest.raises(BadEnvironment, match=said):
+    with pytest.raises(UserError, match=said):
         mount_steps({path: source})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.code import pack
-from drumline.hosts.kept_log import SMALLEST, parts_of
+from drumline.hosts.log_segments import MIN_LIMIT, segments
 from drumline.hosts.session import HostPhase, HostReport, Step
 from tests.hosts.on_hosts import on_hosts, reach, running, work
 
@@ -102,19 +102,19 @@ def test_cut_connections_cost_no_byte_of_the_log(tmp_path: Path) -> None:
 
 def test_of_a_log_beyond_its_limit_both_ends_are_kept(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
-        session = slice_.session(program(run="seq 100000; echo the end"), log_limit=SMALLEST)
+        session = slice_.session(program(run="seq 100000; echo the end"), log_limit=MIN_LIMIT)
         session.start()
         await reach(session, HostPhase.EXITED)
-        head, *tail = parts_of(slice_.folder / "logs" / "host-0.log")
+        head, *tail = segments(slice_.folder / "logs" / "host-0.log")
         assert head.path.read_bytes().startswith(b"1\n2\n3\n")
         assert tail[-1].path.read_bytes().endswith(b"100000\nthe end\n")
-        assert sum(part.size for part in (head, *tail)) <= SMALLEST
+        assert sum(part.size for part in (head, *tail)) <= MIN_LIMIT
         await session.close()
         # The next session asks for what it does not have, not for what it did not keep.
-        again = slice_.session(program(run="seq 100000; echo the end"), log_limit=SMALLEST)
+        again = slice_.session(program(run="seq 100000; echo the end"), log_limit=MIN_LIMIT)
         again.start()
         await reach(again, HostPhase.EXITED)
-        assert parts_of(slice_.folder / "logs" / "host-0.log")[-1] == tail[-1]
+        assert segments(slice_.folder / "logs" / "host-0.log")[-1] == tail[-1]
 
     on_hosts(tmp_path, 1, story)
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from drumline.cloud.google import placements
-from drumline.cloud.google.faults import refusal
-from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.google.errors import refusal
+from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.hosts.values import Address, Admit, Program
 from drumline.jobs.config import read
@@ -89,7 +89,7 @@ class PretendedCloud:
         """What asking for a slice fails with."""
         self.given: tuple[str, str | None] = ("ACTIVE", "READY")
         """The states of a new request and of its node."""
-        self.given_trouble: Trouble | None = None
+        self.given_trouble: RpcError | None = None
         """What a new request failed with."""
         self.slow = 0.0
         """Seconds that asking for a slice takes."""
@@ -134,7 +134,7 @@ class PretendedCloud:
         return entry.zone == zone and entry.name not in self.unlisted
 
     async def placements(self, zone: str) -> list[ListedPlacement]:
-        return placements.listed(await self.requests(zone), await self.nodes(zone))
+        return placements.combine_listings(await self.requests(zone), await self.nodes(zone))
 
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
         self._called("find", name)
@@ -143,7 +143,7 @@ class PretendedCloud:
         request, node = self.requested.get(name), self.held.get(name)
         if not any(found and found.zone == zone for found in (request, node)):
             return None
-        return placements.combined(request, [node] if node else [])
+        return placements.combine(request, [node] if node else [])
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
         return refusal(error.code, str(error), zone)

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
-from drumline.cloud.google.faults import refusal
-from drumline.cloud.google.placements import combined
-from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.google.errors import refusal
+from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError, combine
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.causes import GO_ON_LATER
 from drumline.jobs.core.state import (
@@ -28,7 +27,7 @@ A = Choice("v4-16", "us-central2-b")
 B = Choice("v4-16", "local-b")
 HOSTS = 2
 PATIENCE = Thresholds(waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, rest=2)
-NO_CAPACITY = Trouble(8, 'There is no more capacity in the zone "us-central2-b"')
+NO_CAPACITY = RpcError(8, 'There is no more capacity in the zone "us-central2-b"')
 
 
 @dataclass
@@ -63,7 +62,7 @@ class Story:
             sighting = Sighting(self.now, self.listed)
         elif self.looked_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
-            listed = combined(self.request, nodes) if self.request or nodes else None
+            listed = combine(self.request, nodes) if self.request or nodes else None
             sighting = Sighting(self.looked_at, listed)
         return Seen(
             sighting,
@@ -111,7 +110,7 @@ class Story:
         return self
 
     def look(
-        self, request: str | None, node: str | None, trouble: Trouble | None = None
+        self, request: str | None, node: str | None, trouble: RpcError | None = None
     ) -> "Story":
         """A fresh look at the zone."""
         self.now += 1

@@ -77,7 +77,7 @@ def home(
     monkeypatch.setattr(caller_module, "SERVER_COMMAND", (sys.executable, str(script)))
     yield folder
     # One that was given up before it came to write down that it started, too.
-    processes.end_all(lambda: processes.bearing(f"DRUMLINE_HOME={folder}"))
+    processes.kill_all(lambda: processes.find_by_environment(f"DRUMLINE_HOME={folder}"))
 
 
 def starts(home: Path) -> list[dict[str, Any]]:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from drumline.chips import slice_of
 from drumline.cloud.google import placements
-from drumline.cloud.google.faults import refusal
-from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.google.errors import refusal
+from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.model.errors import ApiError, RpcStatus
 from drumline.cloud.model.fleet import Fleet
 from drumline.cloud.model.resources import (
-    By,
     CloudTiming,
     EndHosts,
     HostAddress,
+    Initiator,
     Limits,
     Node,
     NodeSpec,
@@ -116,7 +116,7 @@ class SimulatedCloud:
             self.fleet.advance()
             self._carry_out()
             self._remember()
-            due = self.fleet.next_due()
+            due = self.fleet.next_change_at()
             self._stirred.clear()
             wait = 3600.0 if due is None else max(0.01, due - self._nature.now())
             try:
@@ -146,7 +146,7 @@ class SimulatedCloud:
                         for bill in self.bills:
                             if bill.node is node and bill.ended is None:
                                 bill.ended = self._nature.now()
-                        self.fleet.hosts_gone(node, disks_kept=keep_disks)
+                        self.fleet.hosts_ended(node, disks_kept=keep_disks)
                     case RestartHosts(node):
                         for host in self._hosts_of.get(node.uid, []):
                             host.reboot(self._dice.delay(60.0))
@@ -175,7 +175,7 @@ class SimulatedCloud:
             # The cloud calls a slice READY before its last host lets one in.
             self._nature.spawn(self._comes_up(host, self._dice.delay(5.0, 240.0, 0.1)))
         addresses = tuple(HostAddress(h.address.ssh_ip, 22, h.address.internal_ip) for h in hosts)
-        self.fleet.hosts_up(node, addresses)
+        self.fleet.hosts_booted(node, addresses)
         self.bills.append(Bill(node, self._nature.now()))
         self.stir()
 
@@ -213,7 +213,11 @@ class SimulatedCloud:
         if request.state in {RequestState.CREATING, RequestState.WAITING}:
             self._nature.note("request fails", _short(request.spec.name))
             self._nature.taken.add(_short(request.spec.name))
-            request.state, request.by, request.error = RequestState.FAILED, By.SERVICE, error
+            request.state, request.initiator, request.error = (
+                RequestState.FAILED,
+                Initiator.SERVICE,
+                error,
+            )
             self.stir()
 
     # What the job manager calls ------------------------------------------------------------------
@@ -333,7 +337,7 @@ class SimulatedCloud:
         """All there is, in the words of the API."""
         requests = [_request(request) for request in self.fleet.requests.values()]
         nodes = [_node(node) for node in self.fleet.nodes.values()]
-        yield from placements.listed(requests, nodes)
+        yield from placements.combine_listings(requests, nodes)
 
     def resources(self) -> set[str]:
         """The names of all that exists, or may cost."""
@@ -350,8 +354,8 @@ def _request(request: Request) -> ListedRequest:
     error = request.error
     return ListedRequest(
         _short(spec.name), spec.zone, request.state.value, spec.nodes[0].slice.name,
-        spec.nodes[0].labels, Trouble(error.code, error.message) if error else None,
-        request.by is By.USER, tuple(_short(node.name) for node in spec.nodes),
+        spec.nodes[0].labels, RpcError(error.code, error.message) if error else None,
+        tuple(_short(node.name) for node in spec.nodes),
     )  # fmt: skip
 
 

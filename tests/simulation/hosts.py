@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import asyncssh
 
-from drumline.hosts.connection import ConnectionCut
+from drumline.hosts.connection import ConnectionLost
 from drumline.hosts.remote import AGENT_COMMAND
 from drumline.hosts.values import Address, CompletedCommand, Timing
 from tests.simulation.nature import Nature
@@ -328,7 +328,7 @@ class Host:
             while self.nature.now() < self.hung_until:
                 await asyncio.sleep(max(0.01, self.hung_until - self.nature.now()))
             if self._lines_cut != cut or self.nature.now() < self.mute_until:
-                raise ConnectionCut("connection lost")
+                raise ConnectionLost("connection lost")
 
 
 class SimulatedConnection:
@@ -359,7 +359,7 @@ class SimulatedConnection:
         return cls(host)
 
     async def run(
-        self, command: str, sent: bytes = b"", sent_file: Path | None = None
+        self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
     ) -> CompletedCommand:
         """Run a command to its end."""
         host, nature = self._host, self._host.nature
@@ -367,8 +367,8 @@ class SimulatedConnection:
         lossy = not nature.quiet and self._dice.chance(0.01)
         if lossy and self._dice.chance(0.5):
             raise asyncssh.ConnectionLost("connection lost")
-        if sent_file is not None:
-            sent = sent_file.name.encode()
+        if input_file is not None:
+            input_bytes = input_file.name.encode()
         if command.startswith("test -f"):
             return CompletedCommand(0 if host.installed else 1, "", "")
         if not command.startswith(AGENT_COMMAND):
@@ -377,13 +377,13 @@ class SimulatedConnection:
         words = _words(command)
         if words[0] in LASTING:
             # What runs on the host does not depend on us; we may be cut off from its answer.
-            doing = nature.spawn(host.do(words, sent))
+            doing = nature.spawn(host.do(words, input_bytes))
             while not doing.done():
                 await asyncio.wait({doing}, timeout=5.0)
                 await self._pass_through()
             code, said, complaint = doing.result()
         else:
-            code, said, complaint = await host.do(words, sent)
+            code, said, complaint = await host.do(words, input_bytes)
             await self._pass_through()
         if lossy or nature.now() < host.mute_until:
             raise asyncssh.ConnectionLost("connection lost")

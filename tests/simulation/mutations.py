@@ -233,13 +233,13 @@ def a_silent_host_is_never_judged() -> AbstractContextManager[Any]:
 
 def to_be_let_in_counts_as_an_answer() -> AbstractContextManager[Any]:
     """A host that takes our connections and does nothing else is never silent."""
-    real = driver.HostDriver._on
+    real = driver.HostRunner._use_connection
 
     async def on(self: Any, agent: Any) -> None:
-        self._heard()
+        self._on_answer()
         await real(self, agent)
 
-    return patch.object(driver.HostDriver, "_on", on)
+    return patch.object(driver.HostRunner, "_use_connection", on)
 
 
 def a_failure_counts_as_a_departure() -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.cloud.google.faults import _CLOUD
+from drumline.cloud.google.errors import _PATTERNS
 from drumline.cloud.model.errors import RpcStatus
 from tests.simulation.cloud import SimulatedCloud, Weather
 from tests.simulation.loop import Deadlock, SimulatedLoop, Spinning
@@ -34,7 +34,7 @@ MORNING = 12 * HOUR
 TIDY = 3 * HOUR
 """After the last job ended, nothing of ours is left within this: a kept slice stays an hour."""
 SHM = Path("/dev/shm")  # noqa: S108, a file system in memory
-TEXTS = tuple(row.seen for row in _CLOUD)
+TEXTS = tuple(row.example for row in _PATTERNS)
 
 
 @dataclass(frozen=True)

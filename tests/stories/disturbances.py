@@ -56,7 +56,7 @@ class Target:
         wanted = [b"DRUMLINE_EMULATOR=" + home, b"DRUMLINE_JOB_ID=" + self.job.encode()]
         numbers = {b"DRUMLINE_HOST=%d" % host for host in hosts}
         found = []
-        for pid in processes.bearing(f"DRUMLINE_JOB_ID={self.job}"):
+        for pid in processes.find_by_environment(f"DRUMLINE_JOB_ID={self.job}"):
             with contextlib.suppress(OSError):
                 known = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
                 if known.issuperset(wanted) and known & numbers:

@@ -1,75 +1,66 @@
-"""What the job manager needs from a cloud: a few calls, and what they raise.
+"""The interface between the job manager and a cloud.
 
-Calls return `observed.placements`, so a cloud of another kind implements this protocol and nothing
-else changes. The only implementation is `google.tpu_api.TpuApi`, for Google and for the emulator.
+The calls return values of `observed.placements`, so another cloud only has to implement this
+protocol. The only implementation is `google.tpu_api.TpuApi`, for Google and for the emulator.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from drumline.errors import CloudError
 from drumline.observed.faults import Refusal
 from drumline.observed.placements import ListedPlacement
+
+__all__ = ["Cloud", "CloudError", "PlacementRequest"]
 
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """One or more slices to be granted together or not at all."""
+    """A request for one or more slices, granted together or not at all."""
 
     name: str
     zone: str
     accelerator: str
-    """The kind of each slice."""
+    """The accelerator of each slice, such as `v4-8`."""
     image: str
     tier: str
-    """The provisioning: `spot`, `on-demand` or `reserved`."""
+    """The capacity tier: `spot`, `on-demand` or `reserved`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Metadata of the hosts; its `ssh-keys` let us log in."""
+    """The metadata of the hosts. Its `ssh-keys` may log in."""
     slices: int = 1
 
 
-class CloudError(Exception):
-    """A call that did not succeed, after the retries that made sense.
-
-    `code` is the cloud's own error code, None where no answer came; `Cloud.explain` reads it.
-    """
-
-    def __init__(self, message: str, code: int | None = None) -> None:
-        """Keep the code beside the text, so that the error can be classified."""
-        super().__init__(message)
-        self.code = code
-
-
 class Cloud(Protocol):
-    """Every async call may raise CloudError; each is idempotent."""
+    """The calls of a cloud. All are idempotent, and every async call may raise CloudError."""
 
     async def placements(self, zone: str) -> list[ListedPlacement]:
-        """All placements of the project in a zone, of every owner."""
+        """Return all placements of the project in a zone, of every owner."""
 
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
-        """The placement of that name, None where the cloud has none."""
+        """Return a placement by its name, or None if it does not exist."""
 
     async def ask(self, request: PlacementRequest) -> None:
-        """Queue a request; a request that exists under that name already is taken to be ours."""
+        """Queue a request. If a request of that name exists, assume that it is this one."""
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
-        """Delete a placement and the slices under it; what is gone already is no error.
+        """Delete a placement and its slices. A placement that does not exist is no error.
 
-        `slices` names those that were listed: they may have outlived their request.
+        `slices` are the names of the listed slices, which may exist without their request.
         """
 
     async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
-        """The public SSH key of each host, slice by slice, None where it is not published.
+        """Return the public SSH key of each host, slice by slice; None if it is not published.
 
-        Empty where not even the number of hosts is known.
+        The list is empty if the number of hosts is unknown.
         """
 
     async def bucket_location(self, bucket: str) -> str | None:
-        """The location of a bucket: `US-CENTRAL2`, `EU`, …; None where it cannot be read."""
+        """Return the location of a bucket, such as `US-CENTRAL2`, or None if it is not readable."""
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
-        """What an error of a call about that zone means."""
+        """Classify an error of a call about a zone."""
 
     async def close(self) -> None:
         """Close the connections."""

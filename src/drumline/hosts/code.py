@@ -1,8 +1,8 @@
 """The code of a job as one archive, named by its content.
 
-The same files always give the same bytes, so a host that has an archive is never sent it again.
-What .gitignore leaves out is not sent, nor are secrets and folders that are not code (packing/).
-Drumline's own package may be in it too (companion.py), in a folder without files of the user.
+The same files always give the same bytes, so an archive is sent to each host only once. Files that
+.gitignore excludes, secrets, and folders that are not code are left out (see packing/). The archive
+may contain the Drumline package too (bundled_package.py), in a folder without files of the user.
 """
 
 import gzip
@@ -16,20 +16,19 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from drumline.hosts.packing.listing import PACKAGE_FOLDER as COMPANION
-from drumline.hosts.packing.listing import list_files as names_of
+from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.packing.rules import CodeError, LeftOut, PackingRules
 from drumline.hosts.packing.selection import Selection
 
-__all__ = ["COMPANION", "Archive", "CodeError", "PackedSize", "measure", "names_of", "pack"]
+__all__ = ["Archive", "CodeError", "PackedSize", "measure", "pack"]
 
 DRAFT = ".packing-"
 """The prefix of the name of an unfinished archive."""
-LARGEST = 512 * 10**6
-"""The most bytes of code. Data belongs in a bucket: code is sent to every host of every slice."""
-IN_MEMORY = 8 << 20
-"""Bytes of a file up to which it is packed from memory; a larger one is copied to disk first."""
-_USUAL = PackingRules()
+MAX_BYTES = 512 * 10**6
+"""The size limit. The code is sent to every host of every slice; data belongs in a bucket."""
+MAX_BYTES_IN_MEMORY = 8 << 20
+"""The size up to which a file is packed from memory; a larger file is copied to disk first."""
+_DEFAULT_RULES = PackingRules()
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class PackedSize:
-    """What `pack` would send."""
+    """The files that `pack` would send: their number, their size, and those left out."""
 
     files: int
     bytes: int
@@ -57,23 +56,23 @@ class PackedSize:
 def pack(
     folder: Path | None,
     into: Path,
-    largest: int = LARGEST,
+    max_bytes: int = MAX_BYTES,
     package: Path | None = None,
-    rules: PackingRules = _USUAL,
+    rules: PackingRules = _DEFAULT_RULES,
 ) -> Archive:
-    """Pack a folder, and a package with it, into `into`/<sha256>.tar.gz; raises CodeError."""
-    selection = Selection(folder, rules, largest) if folder else None
+    """Pack a folder, and an installed package, to `into`/<sha256>.tar.gz. Raises CodeError."""
+    selection = Selection(folder, rules, max_bytes) if folder else None
     files = total = 0
     with ArchiveWriter(into) as writer:
         for file in selection.files(writer.new_content) if selection else ():
             files += 1
             total += file.entry.size
             writer.tar.addfile(file.entry, file.content)
-        for name in _files_of(package) if package else ():
+        for name in _package_files(package) if package else ():
             assert package is not None
             path = package.parent / name
             data = path.read_bytes()
-            entry = tarfile.TarInfo(f"{COMPANION}/{name}")
+            entry = tarfile.TarInfo(f"{PACKAGE_FOLDER}/{name}")
             entry.size = len(data)
             entry.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
             writer.tar.addfile(entry, BytesIO(data))
@@ -81,23 +80,25 @@ def pack(
     return Archive(path, sha, files, total, selection.left_out if selection else ())
 
 
-def measure(folder: Path, largest: int = LARGEST, rules: PackingRules = _USUAL) -> PackedSize:
-    """Return what `pack` would send, by the same decisions, without writing; raises CodeError."""
-    selection = Selection(folder, rules, largest)
+def measure(
+    folder: Path, max_bytes: int = MAX_BYTES, rules: PackingRules = _DEFAULT_RULES
+) -> PackedSize:
+    """Return the size of the archive that `pack` would write. Raises CodeError."""
+    selection = Selection(folder, rules, max_bytes)
     sizes = [file.entry.size for file in selection.files()]
     return PackedSize(len(sizes), sum(sizes), selection.left_out)
 
 
 class ArchiveWriter:
-    """An archive that appears in its folder when it is complete."""
+    """Writes an archive, which appears in its folder only when it is complete."""
 
     def __init__(self, into: Path) -> None:
-        """`into` is the folder for archives; it is created if it does not exist."""
+        """`into` is the folder of the archive. It is created if it does not exist."""
         self._into = into
         self._stack = ExitStack()
 
     def __enter__(self) -> "ArchiveWriter":
-        """Begin a draft, which is removed at the end."""
+        """Begin a draft."""
         self._into.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=self._into, prefix=DRAFT)
         self._drafts = Path(self._stack.enter_context(folder))
@@ -118,11 +119,11 @@ class ArchiveWriter:
         self._stack.close()
 
     def new_content(self) -> IO[bytes]:
-        """A file for the bytes of one entry: in memory, or beside the draft if it is large."""
-        return tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(self._drafts))
+        """Return a file for one entry: in memory, or beside the draft if it is large."""
+        return tempfile.SpooledTemporaryFile(max_size=MAX_BYTES_IN_MEMORY, dir=str(self._drafts))
 
     def finish(self) -> tuple[Path, str]:
-        """Complete the archive; returns its path and the hash that names it."""
+        """Complete the archive. Return its path and its hash, which is its name."""
         self._closing.close()
         with self._draft.open("rb") as file:
             sha = hashlib.file_digest(file, "sha256").hexdigest()
@@ -131,10 +132,10 @@ class ArchiveWriter:
         return final, sha
 
 
-def _files_of(package: Path) -> list[str]:
-    """The source files of a package, relative to its parent folder.
+def _package_files(package: Path) -> list[str]:
+    """List the source files of a package, relative to its parent folder.
 
-    A checkout may hold other files too, such as an `.env`, and links to files elsewhere.
+    A checkout may also have other files, such as an `.env`, and links to files elsewhere.
     """
     files: list[str] = []
     for folder, folders, names in os.walk(package):

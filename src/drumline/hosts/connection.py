@@ -1,12 +1,11 @@
-"""One SSH connection to one host, kept open.
+"""One SSH connection to one host.
 
-Only our own key is used: no SSH agent, no password, no SSH configuration of the user. The host must
-show the key that the cloud published for it or, where none is published, the key it showed first.
+Only Drumline's own key is used: no SSH agent, no password, no SSH configuration of the user. The
+host must show the key that the cloud published or, if none is published, the first key it showed.
 """
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from signal import Signals
@@ -14,49 +13,49 @@ from typing import Self
 
 import asyncssh
 
+from drumline.errors import HostError
+from drumline.files import write_atomically
 from drumline.hosts.values import Address, CompletedCommand, Output, Stream, Timing
 
 USER = "drumline"
 
 
-class ConnectionCut(Exception):
-    """The connection ended before the command did, whose outcome is not known."""
+class ConnectionLost(HostError):
+    """The connection ended before the command, whose exit code is unknown."""
 
 
-class HostKeyChanged(Exception):
-    """The host shows a different key than before, or than the cloud published."""
+class HostKeyChanged(HostError):
+    """The host shows another key than before, or than the cloud published."""
 
 
 class KnownHosts:
-    """The keys of one slice's hosts, in a file that `ssh -o UserKnownHostsFile=…` reads too."""
+    """The keys of the hosts of one slice, in a file for `ssh -o UserKnownHostsFile=…`."""
 
     def __init__(self, file: Path) -> None:
-        """Keep keys in this file; it need not exist."""
+        """`file` need not exist."""
         self.file = file
 
-    def key_of(self, address: Address) -> str | None:
-        """The key that this host must show; None if any key is accepted."""
+    def expected_key(self, address: Address) -> str | None:
+        """Return the key that a host must show, or None if any key is accepted."""
         if address.host_key is not None:
-            return _plain(address.host_key)
-        name = _name(address)
+            return _without_comment(address.host_key)
+        name = _host_name(address)
         for line in self._lines():
             fields = line.split()
             if len(fields) >= 3 and fields[0] == name:
-                return _plain(" ".join(fields[1:]))
+                return _without_comment(" ".join(fields[1:]))
         return None
 
-    def keep(self, address: Address, key: str) -> None:
-        """Pin a key."""
-        name = _name(address)
-        entry = f"{name} {_plain(key)}"
+    def pin(self, address: Address, key: str) -> None:
+        """Require this key of a host from now on."""
+        name = _host_name(address)
+        entry = f"{name} {_without_comment(key)}"
         lines = self._lines()
         if entry in lines:
             return
         lines = [line for line in lines if line.split()[:1] != [name]] + [entry]
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.file.with_name(f".{self.file.name}.{os.getpid()}")
-        draft.write_text("".join(line + "\n" for line in lines))
-        draft.replace(self.file)
+        write_atomically(self.file, "".join(line + "\n" for line in lines))
 
     def _lines(self) -> list[str]:
         try:
@@ -65,53 +64,56 @@ class KnownHosts:
             return []
 
 
-def _name(address: Address) -> str:
+def _host_name(address: Address) -> str:
     return address.ssh_ip if address.ssh_port == 22 else f"[{address.ssh_ip}]:{address.ssh_port}"
 
 
-def _plain(key: str) -> str:
-    """Type and key, without the comment."""
+def _without_comment(key: str) -> str:
+    """Return only the type and the data of a public key."""
     return " ".join(key.split()[:2])
 
 
-def _algorithms(key: str | None) -> list[str]:
-    """The key algorithms to accept, so that the host shows the key we can compare."""
-    kind = key.split()[0] if key else ""
-    if kind == "ssh-rsa":
+def _key_algorithms(key: str | None) -> list[str]:
+    """Return the algorithms to offer, so that the host shows a key of the expected type."""
+    key_type = key.split()[0] if key else ""
+    if key_type == "ssh-rsa":
         return ["rsa-sha2-512", "rsa-sha2-256"]
-    return [kind] if kind else ["ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512"]
+    return [key_type] if key_type else ["ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512"]
 
 
-class _HostCheck(asyncssh.SSHClient):
-    """Compares the host's key before anything is sent."""
+class _HostKeyCheck(asyncssh.SSHClient):
+    """Compares the host's key before any data is sent."""
 
-    def __init__(self, address: Address, known: KnownHosts) -> None:
+    def __init__(self, address: Address, known_hosts: KnownHosts) -> None:
         self.address = address
-        self.known = known
-        self.refused = False
-        self.shown = ""
+        self.known_hosts = known_hosts
+        self.rejected = False
+        self.key = ""
+        """The key that the host showed."""
 
     def validate_host_public_key(
         self, host: str, addr: str, port: int, key: asyncssh.SSHKey
     ) -> bool:
         del host, addr, port
-        self.shown = _plain(key.export_public_key("openssh").decode())
-        expected = self.known.key_of(self.address)
-        self.refused = expected is not None and expected != self.shown
-        return not self.refused
+        self.key = _without_comment(key.export_public_key("openssh").decode())
+        expected = self.known_hosts.expected_key(self.address)
+        self.rejected = expected is not None and expected != self.key
+        return not self.rejected
 
 
 class Connection:
-    """An open connection; any number of commands may run on it at once."""
+    """An open connection, which may run any number of commands at the same time."""
 
     def __init__(self, ssh: asyncssh.SSHClientConnection) -> None:
-        """Take over an established connection."""
+        """`ssh` is an established connection."""
         self._ssh = ssh
 
     @classmethod
-    async def open(cls, address: Address, key: Path, known: KnownHosts, timing: Timing) -> Self:
-        """Connect; raises HostKeyChanged, OSError or asyncssh.Error."""
-        check = _HostCheck(address, known)
+    async def open(
+        cls, address: Address, key: Path, known_hosts: KnownHosts, timing: Timing
+    ) -> Self:
+        """Connect to a host. Raises HostKeyChanged, OSError or asyncssh.Error."""
+        check = _HostKeyCheck(address, known_hosts)
         try:
             ssh, _ = await asyncssh.create_connection(
                 lambda: check,
@@ -120,7 +122,7 @@ class Connection:
                 username=USER,
                 client_keys=[str(key)],
                 known_hosts=([], [], []),
-                server_host_key_algs=_algorithms(known.key_of(address)),
+                server_host_key_algs=_key_algorithms(known_hosts.expected_key(address)),
                 x509_trusted_certs=None,
                 config=None,
                 agent_path=None,
@@ -132,86 +134,86 @@ class Connection:
                 keepalive_interval=timing.keepalive_interval,
                 keepalive_count_max=timing.keepalive_count,
             )
-        except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as trouble:
-            if check.refused or known.key_of(address) is not None:
+        except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
+            if check.rejected or known_hosts.expected_key(address) is not None:
                 raise HostKeyChanged(
-                    f"{_name(address)} does not show the host key it had before: it was replaced "
-                    f"or somebody is in between; if it was replaced, remove its line in "
-                    f"{known.file}"
-                ) from trouble
+                    f"{_host_name(address)} does not show the host key that it had before: either "
+                    f"the host was replaced, or the connection is intercepted; if the host was "
+                    f"replaced, remove its line from {known_hosts.file}"
+                ) from error
             raise
-        known.keep(address, check.shown)
+        known_hosts.pin(address, check.key)
         return cls(ssh)
 
     async def run(
-        self, command: str, sent: bytes = b"", sent_file: Path | None = None
+        self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
     ) -> CompletedCommand:
-        """Run a shell command to its end. Its arguments must be quoted; data belongs in `sent`."""
-        done = (
-            await self._ssh.run(command, stdin=str(sent_file), encoding=None)
-            if sent_file
-            else await self._ssh.run(command, input=sent, encoding=None)
+        """Run a shell command, whose arguments must be quoted, with an input."""
+        completed = (
+            await self._ssh.run(command, stdin=str(input_file), encoding=None)
+            if input_file
+            else await self._ssh.run(command, input=input_bytes, encoding=None)
         )
-        code = _code(done.exit_status, done.exit_signal)
-        return CompletedCommand(code, _text(done.stdout), _text(done.stderr))
+        code = _exit_code(completed.exit_status, completed.exit_signal)
+        return CompletedCommand(code, _decode(completed.stdout), _decode(completed.stderr))
 
     async def run_for_user(
-        self, command: str, sent: bytes, stdin: AsyncIterator[bytes] | None, output: Output
+        self, command: str, first_input: bytes, stdin: AsyncIterator[bytes] | None, output: Output
     ) -> int:
-        """Run a user's command and return its exit code; negative is a signal.
+        """Run a command of the user and return its exit code; a negative code is a signal.
 
-        Its input is `sent` and then all of `stdin`. Its output goes to `output` as it comes, and
-        the command is held up until `output` returns. Cancelling this closes the channel, by which
-        the agent knows that the command is to end.
+        Its input is `first_input` and then `stdin`. Its output goes to `output` at once; while
+        `output` runs, the command waits. Cancellation closes the channel, and then the agent ends
+        the command.
         """
         process = await self._ssh.create_process(command, encoding=None)
 
-        async def feed() -> None:
-            # A command may end before it has read all its input.
+        async def write_input() -> None:
+            # The command may end before it has read its whole input.
             with contextlib.suppress(OSError, asyncssh.Error):
-                process.stdin.write(sent)
+                process.stdin.write(first_input)
                 if stdin is not None:
-                    async for piece in stdin:
-                        process.stdin.write(piece)
+                    async for data in stdin:
+                        process.stdin.write(data)
                         await process.stdin.drain()
                 process.stdin.write_eof()
 
-        async def pass_on(stream: Stream, source: asyncssh.SSHReader[bytes]) -> None:
-            while data := await source.read(1 << 16):
+        async def read_output(stream: Stream, reader: asyncssh.SSHReader[bytes]) -> None:
+            while data := await reader.read(1 << 16):
                 await output(stream, data)
 
-        feeding = asyncio.create_task(feed())
-        passing = asyncio.gather(
-            pass_on("stdout", process.stdout), pass_on("stderr", process.stderr)
+        writer = asyncio.create_task(write_input())
+        readers = asyncio.gather(
+            read_output("stdout", process.stdout), read_output("stderr", process.stderr)
         )
         try:
-            await passing
+            await readers
             await process.wait_closed()
         finally:
-            passing.cancel()
-            feeding.cancel()
-            await asyncio.gather(passing, feeding, return_exceptions=True)
-            # A plain close would wait until the command has read all that was sent to it.
+            readers.cancel()
+            writer.cancel()
+            await asyncio.gather(readers, writer, return_exceptions=True)
+            # `close` would wait until the command has read its whole input.
             process.channel.abort()
-        return _code(process.exit_status, process.exit_signal)
+        return _exit_code(process.exit_status, process.exit_signal)
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
-        """The output of a long-lived command, line by line; raises ConnectionCut if it is cut."""
+        """Yield the output of a long-running command line by line. Raises ConnectionLost."""
         process = await self._ssh.create_process(command, stdin=asyncssh.DEVNULL, encoding=None)
         try:
             rest = b""
             while data := await process.stdout.read(1 << 16):
-                *whole, rest = (rest + data).split(b"\n")
-                for line in whole:
+                *complete, rest = (rest + data).split(b"\n")
+                for line in complete:
                     yield line
             await process.wait_closed()
             if process.exit_status is None and process.exit_signal is None:
-                raise ConnectionCut("connection lost")
+                raise ConnectionLost("connection lost")
         finally:
             process.close()
 
     async def close(self) -> None:
-        """Close the connection; what runs on the host goes on."""
+        """Close the connection. Programs on the host continue."""
         self._ssh.close()
         with contextlib.suppress(asyncssh.Error, OSError):
             await self._ssh.wait_closed()
@@ -221,30 +223,30 @@ class Connection:
         self._ssh.abort()
 
 
-def _code(status: int | None, signal: tuple[str, bool, str, str] | None) -> int:
-    """The exit code of a command; negative is a signal."""
+def _exit_code(status: int | None, signal: tuple[str, bool, str, str] | None) -> int:
+    """Return the exit code of a command; a negative code is a signal."""
     if signal is not None:
         name = f"SIG{signal[0]}"
         return -Signals[name] if name in Signals.__members__ else -1
     if status is None:
-        raise ConnectionCut("connection lost")
+        raise ConnectionLost("connection lost")
     return status
 
 
-def _text(data: object) -> str:
-    return data.decode("utf-8", "replace") if isinstance(data, bytes) else str(data or "")
+def _decode(output: object) -> str:
+    return output.decode("utf-8", "replace") if isinstance(output, bytes) else str(output or "")
 
 
-def in_words(trouble: BaseException) -> str:
-    """Why a host could not be reached, as a text for the user."""
-    if isinstance(trouble, TimeoutError):
+def describe_connection_error(error: BaseException) -> str:
+    """Return the reason why a host could not be reached, for the user."""
+    if isinstance(error, TimeoutError):
         return "no answer"
-    if isinstance(trouble, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError):
         return "connection refused"
-    if isinstance(trouble, asyncssh.PermissionDenied):
-        return "the host does not take our key"
-    if isinstance(trouble, asyncssh.ConnectionLost | ConnectionResetError):
+    if isinstance(error, asyncssh.PermissionDenied):
+        return "the host rejects Drumline's SSH key"
+    if isinstance(error, asyncssh.ConnectionLost | ConnectionResetError):
         return "connection lost"
-    if isinstance(trouble, OSError) and trouble.strerror:
-        return trouble.strerror.lower()
-    return str(trouble) or type(trouble).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

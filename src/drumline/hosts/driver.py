@@ -1,7 +1,7 @@
-"""Drives one host: connect, prepare, start when all are ready, watch; reconnect after each cut.
+"""Runs the program of an attempt on one host: connect, prepare, start when all are ready, watch.
 
-Every action on a host is idempotent, because the agent remembers what was done; so after a lost
-connection, or in a new server, everything is repeated from the top and most of it is done already.
+The agent records what was done on its host, so every action is idempotent. After a lost connection
+or in a new server, the runner repeats all actions from the start, and most of them have no effect.
 """
 
 import asyncio
@@ -19,253 +19,261 @@ from drumline.hosts.agent import wire
 from drumline.hosts.agent.wire import AttemptStatus
 from drumline.hosts.connection import (
     Connection,
-    ConnectionCut,
+    ConnectionLost,
     HostKeyChanged,
     KnownHosts,
-    in_words,
+    describe_connection_error,
 )
-from drumline.hosts.health_file import burn_in_line
-from drumline.hosts.kept_log import KeptLog, set_aside, size_of
-from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
-from drumline.hosts.remote import AgentFailed, RemoteAgent
-from drumline.hosts.values import Admit, Output, Program, Timing, admit_all
+from drumline.hosts.host_files import burn_in_command
+from drumline.hosts.log_segments import LogWriter, received_size, rename_log
+from drumline.hosts.remote import AgentError, RemoteAgent
+from drumline.hosts.values import (
+    Admit,
+    HostAssignment,
+    Output,
+    Program,
+    Timing,
+    admit_all,
+    attempt_folder,
+    program_message,
+    work_folder,
+)
 from drumline.observed.hosts import HostPhase, HostReport
 
-CUT = (OSError, asyncssh.Error, ConnectionCut, HostKeyChanged)
+CONNECTION_ERRORS = (OSError, asyncssh.Error, ConnectionLost, HostKeyChanged)
 TAIL_LINES = 20
-LONGEST_NAME, MOST_NAMES = 200, 10
-"""Characters of a name that a host says it has, and how many names it may have."""
-TRIES = 3
-"""Failures of the agent, on good connections, after which its host counts as failed."""
+TAIL_BYTES = 16_384
+MAX_NAME_LENGTH, MAX_NAMES = 200, 10
+"""The limits of the names that a host reports for itself."""
+MAX_AGENT_ERRORS = 3
+"""Errors of the agent, over working connections, after which its host counts as failed."""
 
 
 class Gate(Protocol):
-    """Holds all hosts back until each is ready, then gives them the address of the first host."""
+    """Makes the hosts of a slice start together and remembers the starts of earlier sessions."""
 
     @property
     def stopped(self) -> bool:
-        """Whether the attempt was stopped: nothing starts any more."""
+        """True if the attempt was stopped: no program starts any more."""
 
     @property
     def grace(self) -> float:
-        """Seconds that a stopped program has to end by itself."""
-
-    def ready(self, host: int) -> None:
-        """A host is prepared."""
-
-    def away(self, host: int) -> None:
-        """A host cannot be reached."""
-
-    def found_running(self, coordinator: str) -> None:
-        """A host already runs the program with this coordinator."""
-
-    async def coordinator(self, place: HostRank, free_port: Callable[[], Awaitable[int]]) -> str:
-        """Wait for the other hosts, and return the address where the first host listens."""
-
-    def examine(self, seconds: float) -> None:
-        """A host wants a burn-in of so many seconds before the program; the longest counts."""
+        """The seconds between SIGTERM and SIGKILL for a stopped program."""
 
     @property
     def burnin(self) -> float:
-        """Seconds of burn-in on every host before the program; 0 for none."""
+        """The seconds of burn-in on every host before the program; 0 for none."""
 
     @property
-    def begun(self) -> bool:
-        """Whether a host may have started already: then the others are to follow."""
+    def may_have_started(self) -> bool:
+        """True if the program may run on some host. Then it must start on the others too."""
 
-    def identify(self, host: int, told: Mapping[str, str]) -> None:
-        """Remember what a host says it is."""
+    def mark_ready(self, host: int) -> None:
+        """Mark a host ready to start the program."""
 
-    def identity(self, host: int) -> Mapping[str, str]:
-        """What it said, to this session or an earlier one."""
+    def mark_unreachable(self, host: int) -> None:
+        """Mark a host unreachable. Until the program starts, the other hosts wait for it."""
+
+    def mark_started(self, host: int) -> None:
+        """Record that the program was started on a host."""
 
     def was_started(self, host: int) -> bool:
-        """Whether the program was started there, in this session or an earlier one."""
+        """Return True if this or an earlier session started the program on a host."""
 
-    def started(self, host: int) -> None:
-        """Remember that the program was started there."""
+    def join_running(self, coordinator: str) -> None:
+        """Let all hosts join a program that already runs with this coordinator."""
+
+    async def coordinator(
+        self, assignment: HostAssignment, free_port: Callable[[], Awaitable[int]]
+    ) -> str:
+        """Wait until all hosts are ready. Return the address where rank 0 listens."""
+
+    def request_burn_in(self, seconds: float) -> None:
+        """Request a burn-in before the program. The longest request counts."""
+
+    def set_identity(self, host: int, identity: Mapping[str, str]) -> None:
+        """Record the names that a host reports for its machine."""
+
+    def identity(self, host: int) -> Mapping[str, str]:
+        """Return the names of a host that were recorded in this or an earlier session."""
 
 
 @dataclass(frozen=True)
-class Means:
-    """The resources of a driver."""
+class RunnerResources:
+    """The files, clock and limits of a host runner."""
 
     key: Path
-    known: KnownHosts
+    known_hosts: KnownHosts
     log: Path
     clock: Callable[[], float]
     timing: Timing
-    changed: Callable[[], None]
+    on_change: Callable[[], None]
+    """The callback for every change of the host's report."""
     log_limit: int | None = None
-    """How many bytes of the log are kept; None is all of it."""
+    """The number of bytes of the log to keep; None keeps all."""
     admit: Admit = admit_all
-    """Whether a host may be used, asked once it has said which machine it is."""
+    """Decides if a host may be used, once it has reported its identity."""
 
 
-class HostDriver:
-    """Drives one host until its program has ended."""
+class HostRunner:
+    """Prepares one host, starts the program there and follows it to its end."""
 
-    def __init__(self, program: Program, place: HostRank, gate: Gate, means: Means) -> None:
-        """Nothing happens before `drive`."""
+    def __init__(
+        self,
+        program: Program,
+        assignment: HostAssignment,
+        gate: Gate,
+        resources: RunnerResources,
+    ) -> None:
+        """Open no connection yet: `run_forever` does."""
         self.program = program
-        self.place = place
+        self.assignment = assignment
         self._gate = gate
-        self._means = means
-        self._report = HostReport(place.index, HostPhase.CONNECTING, None, rank=place.rank)
-        # A new server meets a host whose program runs: it is not asked again who it is.
-        self._report = replace(self._report, identity=gate.identity(place.index))
+        self._resources = resources
+        # If an earlier session started the program, the host is not asked for its identity again.
+        self._report = HostReport(
+            assignment.index,
+            HostPhase.CONNECTING,
+            None,
+            rank=assignment.rank,
+            identity=gate.identity(assignment.index),
+        )
         self._folder = attempt_folder(program)
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
-        self._pause = means.timing.reconnect_first
-        """Seconds until the next connection; doubled until one has been of use."""
-        self._recent = b""
-        self._speaks = False
-        """Whether this connection has told what the program does."""
-        self._tail: tuple[str, ...] | None = None
-        """The last lines of `_recent`; None until they are read."""
+        self._reconnect_delay = resources.timing.reconnect_first
+        """Seconds until the next connection; doubled until a connection delivers a line."""
+        self._log_tail = b""
+        self._status_received = False
+        """True if the agent has reported the program's status on this connection."""
+        self._tail_lines: tuple[str, ...] | None = None
+        """The last lines of `_log_tail`; None until they are needed."""
         self._heard_at: float | None = None
-        self._reported_at: float | None = None
-        self._whole: HostReport | None = None
-        """The report with these lines and times; None until it is asked for."""
-        self._settled = ""
-        """The detail of the final report, to be shown again after a lost connection."""
+        self._status_at: float | None = None
+        self._complete_report: HostReport | None = None
+        """The report with these lines and times; None until it is needed."""
+        self._final_detail = ""
+        """The detail of a final report, which is shown again after a lost connection."""
 
-    def report(self) -> HostReport:
-        """What is known now."""
-        if self._whole is None:
-            self._whole = replace(
-                self._report,
-                heard=self._heard_at,
-                reported_at=self._reported_at,
-                tail=self._report.tail or self._last_lines(),
-            )
-        return self._whole
-
-    def _last_lines(self) -> tuple[str, ...]:
-        if self._tail is None:
-            lines = self._recent.decode("utf-8", "replace").splitlines()
-            kept = [line.rstrip()[:500] for line in lines if line.strip()]
-            self._tail = tuple(kept[-TAIL_LINES:])
-        return self._tail
-
-    async def drive(self) -> None:
-        """For ever: connect, go on from the state of the host, and reconnect."""
-        timing, failures = self._means.timing, 0
+    async def run_forever(self) -> None:
+        """Connect, continue from the state of the host, and reconnect, until cancelled."""
+        timing, agent_errors = self._resources.timing, 0
         while True:
             try:
                 connection = await Connection.open(
-                    self.place.address, self._means.key, self._means.known, timing
+                    self.assignment.address,
+                    self._resources.key,
+                    self._resources.known_hosts,
+                    timing,
                 )
                 try:
-                    await self._on(RemoteAgent(connection, self._heard))
+                    await self._use_connection(RemoteAgent(connection, self._on_answer))
                 finally:
                     self._connected.clear()
                     self._agent = None
-                    self._gate.away(self.place.index)
+                    self._gate.mark_unreachable(self.assignment.index)
                     connection.abort()
-            except CUT as trouble:
-                self._show(detail=in_words(trouble))
-            except Exception as trouble:
-                # Whatever the error, this host is retried and the others are not held up.
-                failures += 1
-                text = str(trouble) if isinstance(trouble, AgentFailed) else repr(trouble)
-                self._show(detail=text)
-                if failures >= TRIES and self._report.started_at is None:
-                    self._show(phase=HostPhase.FAILED, error=text)
-            # Hosts of a slice come back together; jitter keeps us from connecting all at once.
-            await asyncio.sleep(self._pause * random.uniform(0.5, 1.5))  # noqa: S311
-            self._pause = min(self._pause * 2, timing.reconnect_most)
+            except CONNECTION_ERRORS as error:
+                self._update_report(detail=describe_connection_error(error))
+            except Exception as error:
+                # After any other error this host is retried, and the other hosts continue.
+                agent_errors += 1
+                message = str(error) if isinstance(error, AgentError) else repr(error)
+                self._update_report(detail=message)
+                if agent_errors >= MAX_AGENT_ERRORS and self._report.started_at is None:
+                    self._update_report(phase=HostPhase.FAILED, error=message)
+            # The hosts of a slice come back together. Jitter spreads the new connections.
+            jitter = random.uniform(0.5, 1.5)  # noqa: S311
+            await asyncio.sleep(self._reconnect_delay * jitter)
+            self._reconnect_delay = min(self._reconnect_delay * 2, timing.reconnect_most)
 
-    async def _on(self, agent: RemoteAgent) -> None:
-        """Everything that happens on one connection."""
+    async def _use_connection(self, agent: RemoteAgent) -> None:
+        """Continue the attempt over one connection until the connection ends."""
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
-        if status.state == "none" and not self._started_here():
+        if status.state == "none" and not self._was_started():
             self._begin_log(status.log_size or 0)
-        self._speaks = status.state != "exited"  # an end is left to `watch`
-        if status.state == "lost" or (status.state == "none" and self._started_here()):
-            self._take(status)
-        if self._speaks:
-            self._reported()
+        # `_watch` applies an exit, after the whole log.
+        self._status_received = status.state != "exited"
+        if status.state == "lost" or (status.state == "none" and self._was_started()):
+            self._apply_status(status)
+        if self._status_received:
+            self._record_status_time()
         self._agent = agent
         self._connected.set()
-        watching = asyncio.create_task(self._watch(agent))
-        going = asyncio.create_task(self._go_on(agent, status))
+        watch = asyncio.create_task(self._watch(agent))
+        advance = asyncio.create_task(self._advance(agent, status))
         try:
-            await asyncio.wait({watching, going}, return_when=asyncio.FIRST_COMPLETED)
-            if going.done():
-                going.result()
-            await watching
+            await asyncio.wait({watch, advance}, return_when=asyncio.FIRST_COMPLETED)
+            if advance.done():
+                advance.result()
+            await watch
         finally:
-            for task in (watching, going):
+            for task in (watch, advance):
                 task.cancel()
-            await asyncio.gather(watching, going, return_exceptions=True)
+            await asyncio.gather(watch, advance, return_exceptions=True)
 
-    async def _go_on(self, agent: RemoteAgent, status: AttemptStatus) -> None:
-        """Go on from the state of the host until the program runs."""
-        host = self.place.index
+    # From an empty host to a running program -----------------------------------------------------
+
+    async def _advance(self, agent: RemoteAgent, status: AttemptStatus) -> None:
+        """Continue from the host's status until the program runs."""
+        host = self.assignment.index
         if self._gate.stopped:
             grace = str(self._gate.grace)
-            self._take(await agent.ask(AttemptStatus, wire.STOP, self._folder, grace))
+            self._apply_status(await agent.ask(AttemptStatus, wire.STOP, self._folder, grace))
         elif status.state != "none":
-            self._gate.found_running(status.coordinator)
-            self._gate.started(host)
-            self._gate.ready(host)
-            self._take_unless_ended(status)
-        elif status.stopped or self._started_here():
-            self._take(status)
+            self._gate.join_running(status.coordinator)
+            self._gate.mark_started(host)
+            self._gate.mark_ready(host)
+            self._apply_unless_exited(status)
+        elif status.stopped or self._was_started():
+            self._apply_status(status)
         elif self._report.phase in (HostPhase.FAILED, HostPhase.EXITED):
-            self._show(detail=self._settled)
+            self._update_report(detail=self._final_detail)
         elif await self._prepare(agent):
-            self._show(phase=HostPhase.READY, detail="")
-            self._gate.ready(host)
-            if self.place.rank is None:
-                self._settled = "runs nothing"
-                self._show(phase=HostPhase.EXITED, exit_code=0, detail=self._settled)
-                return
-            coordinator = await self._gate.coordinator(self.place, lambda: self._free_port(agent))
-            before = ""
-            if self._gate.burnin:
-                await agent.install_burn_in()
-                before = burn_in_line(self._gate.burnin)
-            sent = wire.Start(coordinator=coordinator, before=before)
-            now = await agent.ask(AttemptStatus, wire.START, self._folder, sent=sent)
-            if now.state != "none":
-                self._gate.started(host)
-            self._take_unless_ended(now)
+            self._update_report(phase=HostPhase.READY, detail="")
+            self._gate.mark_ready(host)
+            if self.assignment.rank is None:
+                self._final_detail = "runs nothing"
+                self._update_report(phase=HostPhase.EXITED, exit_code=0, detail=self._final_detail)
+            else:
+                await self._start(agent)
 
     async def _prepare(self, agent: RemoteAgent) -> bool:
-        """Free chips, code, set-up. False when this host cannot be prepared."""
-        self._show(phase=HostPhase.PREPARING, detail="chips")
-        wait = str(self._means.timing.device_wait)
-        message = program_message(self.program, self.place)
-        prepared = await agent.ask(wire.Prepared, wire.PREPARE, self._folder, wait, sent=message)
-        told = _harmless(prepared.identity)
-        self._gate.identify(self.place.index, told)
-        admission = self._means.admit(self.place.index, told)
-        refused = "" if self._gate.begun else admission.refused
-        self._show(identity=told, refused=refused)
+        """Free the chips, send the code and run the set-up. Return False if that fails."""
+        self._update_report(phase=HostPhase.PREPARING, detail="chips")
+        result = await agent.ask(
+            wire.PrepareResult,
+            wire.PREPARE,
+            self._folder,
+            str(self._resources.timing.device_wait),
+            message=program_message(self.program, self.assignment),
+        )
+        identity = _sanitize_identity(result.identity)
+        self._gate.set_identity(self.assignment.index, identity)
+        admission = self._resources.admit(self.assignment.index, identity)
+        refused = "" if self._gate.may_have_started else admission.refused
+        self._update_report(identity=identity, refused=refused)
         if refused:
             return False
-        self._gate.examine(admission.burnin)
-        if prepared.trouble:
-            self._settled = "chips"
-            self._show(phase=HostPhase.FAILED, error=prepared.trouble)
+        self._gate.request_burn_in(admission.burnin)
+        if result.trouble:
+            self._final_detail = "chips"
+            self._update_report(phase=HostPhase.FAILED, error=result.trouble)
             return False
-        if not prepared.have_code:
+        if not result.have_code:
             await self._send_code(agent)
         for step in self.program.steps:
-            self._show(detail=f"setup: {step.name}")
-            sent = wire.SetUpStep(name=step.name, script=step.script)
-            ended = await agent.ask(wire.StepEnded, wire.STEP, self._folder, sent=sent)
-            if ended.exit_code != 0 and not self._gate.stopped:
-                self._settled = self._report.detail
-                self._show(
+            self._update_report(detail=f"setup: {step.name}")
+            message = wire.SetUpStep(name=step.name, script=step.script)
+            step_result = await agent.ask(wire.StepResult, wire.STEP, self._folder, message=message)
+            if step_result.exit_code != 0 and not self._gate.stopped:
+                self._final_detail = self._report.detail
+                self._update_report(
                     phase=HostPhase.FAILED,
-                    exit_code=ended.exit_code,
-                    error=ended.error,
-                    tail=ended.tail,
+                    exit_code=step_result.exit_code,
+                    error=step_result.error,
+                    tail=step_result.tail,
                 )
                 return False
         return not self._gate.stopped
@@ -274,117 +282,148 @@ class HostDriver:
         archive, sha = self.program.archive, self.program.archive_sha
         if archive is None or sha is None:
             return
-        self._show(detail="code")
-        await agent.ask(wire.Received, wire.RECEIVE, sha, sent_file=archive)
-        unpacked = await agent.ask(wire.Prepared, wire.UNPACK, sha, work_folder(self.program))
-        if not unpacked.have_code:
-            raise AgentFailed("the code could not be unpacked")
+        self._update_report(detail="code")
+        await agent.ask(wire.ReceiveResult, wire.RECEIVE, sha, input_file=archive)
+        result = await agent.ask(wire.PrepareResult, wire.UNPACK, sha, work_folder(self.program))
+        if not result.have_code:
+            raise AgentError("the code could not be unpacked")
 
-    async def _free_port(self, agent: RemoteAgent) -> int:
-        return (await agent.ask(wire.Port, wire.FREE_PORT)).port
+    async def _start(self, agent: RemoteAgent) -> None:
+        """Start the program together with the other hosts."""
 
-    # Reports of the host -------------------------------------------------------------------------
+        async def free_port() -> int:
+            return (await agent.ask(wire.FreePort, wire.FREE_PORT)).port
+
+        coordinator = await self._gate.coordinator(self.assignment, free_port)
+        before = ""
+        if self._gate.burnin:
+            await agent.install_burn_in()
+            before = burn_in_command(self._gate.burnin)
+        message = wire.Start(coordinator=coordinator, before=before)
+        status = await agent.ask(AttemptStatus, wire.START, self._folder, message=message)
+        if status.state != "none":
+            self._gate.mark_started(self.assignment.index)
+        self._apply_unless_exited(status)
+
+    # The report ----------------------------------------------------------------------------------
+
+    def report(self) -> HostReport:
+        """Return the current report of the host."""
+        if self._complete_report is None:
+            self._complete_report = replace(
+                self._report,
+                heard=self._heard_at,
+                reported_at=self._status_at,
+                tail=self._report.tail or self._last_lines(),
+            )
+        return self._complete_report
+
+    def _last_lines(self) -> tuple[str, ...]:
+        if self._tail_lines is None:
+            lines = self._log_tail.decode("utf-8", "replace").splitlines()
+            shortened = [line.rstrip()[:500] for line in lines if line.strip()]
+            self._tail_lines = tuple(shortened[-TAIL_LINES:])
+        return self._tail_lines
 
     async def _watch(self, agent: RemoteAgent) -> None:
-        """Until the connection ends, write the log to its file and take in each status."""
-        log = KeptLog(self._means.log, self._means.log_limit)
+        """Write the log to its file and apply each status, until the connection ends."""
+        log = LogWriter(self._resources.log, self._resources.log_limit)
         with contextlib.closing(log):
             async for line in agent.watch(self._folder, log.size):
-                self._pause = self._means.timing.reconnect_first
+                self._reconnect_delay = self._resources.timing.reconnect_first
                 if line.log is not None:
-                    data, have = base64.b64decode(line.log), log.size
-                    if line.offset > have:
-                        raise AgentFailed(f"the log goes on at {line.offset}, we have {have}")
-                    fresh = data[have - line.offset :]
-                    log.append(fresh, self._means.clock() if line.at is None else line.at)
-                    self._recent = (self._recent + fresh)[-16384:]
-                    self._tail = self._whole = None
+                    self._append_to_log(log, line)
                 if line.status is not None:
-                    self._take(line.status)
-                    self._speaks = True
-                if self._speaks:
-                    self._reported()
+                    self._apply_status(line.status)
+                    self._status_received = True
+                if self._status_received:
+                    self._record_status_time()
 
-    def _started_here(self) -> bool:
-        """Whether the program of this attempt was once started on this host."""
-        return self._gate.was_started(self.place.index)
+    def _append_to_log(self, log: LogWriter, line: wire.WatchLine) -> None:
+        if line.offset > log.size:
+            raise AgentError(f"the log continues at {line.offset}, but {log.size} was expected")
+        data = base64.b64decode(line.log or "")[log.size - line.offset :]
+        log.append(data, self._resources.clock() if line.at is None else line.at)
+        self._log_tail = (self._log_tail + data)[-TAIL_BYTES:]
+        self._tail_lines = self._complete_report = None
 
-    def _begin_log(self, on_host: int) -> None:
-        """Begin a new log if the host was replaced before it ran; the old log is kept."""
-        if size_of(self._means.log) > on_host:
-            set_aside(self._means.log)
+    def _was_started(self) -> bool:
+        """Return True if the program of this attempt was ever started on this host."""
+        return self._gate.was_started(self.assignment.index)
 
-    def _take_unless_ended(self, status: AttemptStatus) -> None:
-        """Take a status, but leave an end to `watch`, which reports it after the whole log."""
+    def _begin_log(self, size_on_host: int) -> None:
+        """Begin a new log if the host was replaced before its start, and keep the old one."""
+        if received_size(self._resources.log) > size_on_host:
+            rename_log(self._resources.log)
+
+    def _apply_unless_exited(self, status: AttemptStatus) -> None:
+        """Apply a status. `_watch` applies an exit instead, after the whole log."""
         if status.state != "exited":
-            self._take(status)
+            self._apply_status(status)
 
-    def _take(self, status: AttemptStatus) -> None:
-        """Take the agent's status of the program into the report."""
-        known = {
-            "started_at": status.started_at,
-            "heartbeat": status.heartbeat,
-            "going_down": status.going_down,
-        }
-        if status.burnin is not None:
-            known |= _examined(status.burnin)
+    def _apply_status(self, status: AttemptStatus) -> None:
+        """Update the report from the agent's status of the program."""
         if status.state in {"running", "exited"}:
-            # `watch` may report it before `start` is answered, and the host go down in between.
-            self._gate.started(self.place.index)
+            # `_watch` may receive this before the answer to START, and the connection may fail
+            # between the two.
+            self._gate.mark_started(self.assignment.index)
         if status.state == "running":
-            if self._report.phase is HostPhase.EXITED:
-                return  # the end, reported by `watch`, has overtaken the answer to `start`
-            phase = HostPhase.RUNNING
-            self._show(
-                phase=phase, detail="", error=status.error, error_at=status.error_at, **known
-            )
+            # The exit may arrive by `_watch` before the answer to START.
+            if self._report.phase is not HostPhase.EXITED:
+                self._update_report(
+                    phase=HostPhase.RUNNING,
+                    detail="",
+                    error=status.error,
+                    error_at=status.error_at,
+                    **_program_fields(status),
+                )
         elif status.state == "exited":
-            self._show(
+            self._update_report(
                 phase=HostPhase.EXITED,
                 detail="",
                 exit_code=status.exit_code,
                 error=status.error,
                 error_at=status.error_at,
                 tail=status.tail,
-                **known,
+                **_program_fields(status),
             )
-        elif status.state == "lost" or self._started_here():
-            self._show(
+        elif status.state == "lost" or self._was_started():
+            self._update_report(
                 phase=HostPhase.MISSING,
                 detail="the host answers but no longer knows the program: it was restarted",
             )
         elif status.stopped:
-            self._show(phase=HostPhase.EXITED, detail="stopped before it ran", exit_code=-15)
+            self._update_report(
+                phase=HostPhase.EXITED, detail="stopped before it ran", exit_code=-15
+            )
 
-    def _heard(self) -> None:
-        self._heard_at, self._whole = self._means.clock(), None
+    def _on_answer(self) -> None:
+        self._heard_at, self._complete_report = self._resources.clock(), None
 
-    def _reported(self) -> None:
-        self._reported_at, self._whole = self._means.clock(), None
+    def _record_status_time(self) -> None:
+        self._status_at, self._complete_report = self._resources.clock(), None
 
-    def _show(self, **news: Any) -> None:
-        if any(getattr(self._report, name) != value for name, value in news.items()):
-            self._report, self._whole = replace(self._report, **news), None
-            self._means.changed()
+    def _update_report(self, **fields: Any) -> None:
+        if any(getattr(self._report, name) != value for name, value in fields.items()):
+            self._report, self._complete_report = replace(self._report, **fields), None
+            self._resources.on_change()
 
-    # Orders to the host --------------------------------------------------------------------------
+    # Commands ------------------------------------------------------------------------------------
 
     async def stop(self, grace: float) -> None:
-        """End the program there; a host that cannot be reached in time is left alone."""
-        margin = grace + self._means.timing.stop_margin
-        try:
-            async with asyncio.timeout(margin):
+        """Stop the program on this host. Give up if the host cannot be reached in time."""
+        timeout = grace + self._resources.timing.stop_margin
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
                 while True:
-                    agent = await self._reached()
+                    agent = await self._wait_for_agent()
                     try:
-                        self._take(
+                        self._apply_status(
                             await agent.ask(AttemptStatus, wire.STOP, self._folder, str(grace))
                         )
                         return
-                    except (*CUT, AgentFailed):
+                    except (*CONNECTION_ERRORS, AgentError):
                         await asyncio.sleep(0.1)
-        except TimeoutError:
-            return
 
     async def run(
         self,
@@ -393,35 +432,45 @@ class HostDriver:
         timeout: float | None,
         stdin: AsyncIterator[bytes] | None,
     ) -> int:
-        """Run a command for the user."""
-        timing = self._means.timing
+        """Run a command of the user and return its exit code."""
+        timing = self._resources.timing
         async with asyncio.timeout(timing.connect_timeout + timing.reconnect_most):
-            agent = await self._reached()
-        wanted = wire.Command(command=command, timeout=timeout, stdin=stdin is not None)
-        return await agent.run_for_user(self._folder, wanted, stdin, output)
+            agent = await self._wait_for_agent()
+        message = wire.Command(command=command, timeout=timeout, stdin=stdin is not None)
+        return await agent.run_for_user(self._folder, message, stdin, output)
 
-    async def _reached(self) -> RemoteAgent:
+    async def _wait_for_agent(self) -> RemoteAgent:
         while True:
             await self._connected.wait()
             if self._agent is not None:
                 return self._agent
 
 
-def _harmless(identity: Mapping[str, str]) -> dict[str, str]:
-    """What a host says it is, fit to be a name: short, and of characters that one can see."""
+def _program_fields(status: AttemptStatus) -> dict[str, Any]:
+    """Return the fields of the report that a running and an ended program share."""
+    fields = {
+        "started_at": status.started_at,
+        "heartbeat": status.heartbeat,
+        "going_down": status.going_down,
+    }
+    return fields if status.burnin is None else fields | _burn_in_fields(status.burnin)
+
+
+def _burn_in_fields(burn_in: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of the report for a burn-in. A host runs user code, so check each value."""
+    seconds = burn_in.get("seconds")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    verdict = burn_in.get("verdict")
     return {
-        name[:LONGEST_NAME]: "".join(filter(str.isprintable, value[:LONGEST_NAME])).strip()
-        for name, value in list(identity.items())[:MOST_NAMES]
+        "examined": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
+        "examined_said": str(burn_in.get("said", ""))[:500],
+        "examined_seconds": float(seconds) if is_number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
     }
 
 
-def _examined(told: Mapping[str, object]) -> dict[str, Any]:
-    """What a host says of its burn-in. It runs the user's code, so nothing is believed as it is."""
-    seconds = told.get("seconds")
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    verdict = told.get("verdict")
+def _sanitize_identity(identity: Mapping[str, str]) -> dict[str, str]:
+    """Limit the names that a host reports to short texts of printable characters."""
     return {
-        "examined": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
-        "examined_said": str(told.get("said", ""))[:500],
-        "examined_seconds": float(seconds) if number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
+        name[:MAX_NAME_LENGTH]: "".join(filter(str.isprintable, value[:MAX_NAME_LENGTH])).strip()
+        for name, value in list(identity.items())[:MAX_NAMES]
     }

@@ -1,7 +1,7 @@
-"""The set-up steps of a job, and the command prefix of its run. Pure: text only.
+"""The set-up steps of a job, and the command prefix of its run. Pure functions that return text.
 
-The scripts run by bash (-eo pipefail) in the working copy, on a TPU VM and on an emulated host. All
-values in them are quoted; what depends on the host ($HOME) is expanded there.
+bash runs the scripts (-eo pipefail) in the working copy, on a TPU VM or an emulated host. All
+values in them are quoted. $HOME is expanded on the host.
 """
 
 import hashlib
@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from drumline.hosts.code import COMPANION
-from drumline.hosts.companion import Use, training_requirements
+from drumline.errors import UserError
+from drumline.hosts.bundled_package import Use, training_requirements
+from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.values import Step
 
 Kind = Literal["system", "uv", "venv", "conda", "docker"]
@@ -24,63 +25,59 @@ class PythonEnvironment:
 
     kind: Kind
     version: str | None = None
-    """The version, such as `3.11`; None takes that of the host."""
+    """The version, such as `3.11`; None means the version of the host."""
     requirements: tuple[str, ...] | None = None
     requirements_file: str | None = None
-    """A file in the code. With uv and no requirements, the project's own lock file is used."""
+    """A file in the code. With uv and no requirements, the lock file of the project is used."""
     image: str | None = None
     """The container image; for docker only."""
     drumline: Use = "none"
-    """How much of Drumline was sent along with the code."""
-
-
-class BadEnvironment(ValueError):
-    """The settings contradict each other; the text is a sentence for the user."""
+    """The part of Drumline that is bundled with the code."""
 
 
 def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:
-    """The steps that make the environment on a fresh host."""
+    """Return the steps that create the environment on a fresh host."""
     if python.kind == "docker":
         if not python.image:
-            raise BadEnvironment("environment: docker needs an image")
+            raise UserError("environment: docker needs an image")
         return (Step("docker", f"docker pull {shlex.quote(python.image)}"),)
-    folder = _folder(python, job_id)
-    install = _install(python, folder)
+    folder = _environment_folder(python, job_id)
+    install = _install_command(python, folder)
     if python.kind == "system":
         return (Step("requirements", _SYSTEM_CHECK + install),) if install else ()
     version = shlex.quote(python.version) if python.version else ""
     if python.kind == "uv":
-        made = f"uv venv --allow-existing {f'--python {version} ' if version else ''}{folder}\n"
-        if not _asked_for(python):
+        create = f"uv venv --allow-existing {f'--python {version} ' if version else ''}{folder}\n"
+        if not _pip_arguments(python):
             install = _UV_PROJECT.format(folder=folder) + install
-        return (Step("uv", _GET_UV + made + install),)
+        return (Step("uv", _GET_UV + create + install),)
     if python.kind == "venv":
-        name = f"python{version}" if version else "python3"
-        made = f"test -x {folder}/bin/python || {name} -m venv {folder}\n"
-        return (Step("venv", made + install),)
+        interpreter = f"python{version}" if version else "python3"
+        create = f"test -x {folder}/bin/python || {interpreter} -m venv {folder}\n"
+        return (Step("venv", create + install),)
     version = version or "3.11"
-    made = (
+    create = (
         f"test -x {folder}/bin/python || "
         f'"$HOME"/.drumline/conda/bin/conda create --yes --quiet --prefix {folder} '
         f"python={version}\n"
     )
-    return (Step("conda", _GET_CONDA + made + install),)
+    return (Step("conda", _GET_CONDA + create + install),)
 
 
 def run_wrap(
     python: PythonEnvironment, job_id: str, mounts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The arguments before the run's `bash`, which make it run in the environment."""
+    """Return the arguments before `bash` that run the program in the environment."""
     if python.kind == "docker":
         if not python.image:
-            raise BadEnvironment("environment: docker needs an image")
-        folders = "".join(f" -v {_path(path)}:{_path(path)}" for path in mounts or {})
-        # The env-file holds names; docker takes the values from its own environment, so that no
-        # secret is in a process list. The home is the same inside, so all paths stay valid.
+            raise UserError("environment: docker needs an image")
+        folders = "".join(f" -v {_quote_path(path)}:{_quote_path(path)}" for path in mounts or {})
+        # The env-file has only names. docker takes the values from its own environment, so that
+        # no secret is in a list of processes. The home is the same, so all paths stay valid.
         script = (
             'exec docker run --rm --privileged --net=host --name "$DRUMLINE_CONTAINER"'
             ' --env-file "$DRUMLINE_ENV_FILE" -v "$HOME":"$HOME" -w "$PWD"'
-            f'{folders} {shlex.quote(python.image)} {_inside(python)}"$@"'
+            f'{folders} {shlex.quote(python.image)} {_container_prefix(python)}"$@"'
         )
         return ("bash", "-c", script, "drumline-docker")
     lines = activation(python, job_id)
@@ -90,48 +87,48 @@ def run_wrap(
 
 
 def activation(python: PythonEnvironment, job_id: str) -> str:
-    """Shell lines that activate the environment, before the user's own set-up."""
+    """Return shell lines that activate the environment, for the user's set-up."""
     if python.kind == "docker":
         return ""
-    found = _FIND_DRUMLINE if python.drumline != "none" else ""
+    python_path = _PYTHON_PATH if python.drumline != "none" else ""
     if python.kind == "system":
-        return found
-    folder = _folder(python, job_id)
+        return python_path
+    folder = _environment_folder(python, job_id)
     name = "CONDA_PREFIX" if python.kind == "conda" else "VIRTUAL_ENV"
-    return f'export {name}={folder} PATH={folder}/bin:"$PATH"\nunset PYTHONHOME\n{found}'
+    return f'export {name}={folder} PATH={folder}/bin:"$PATH"\nunset PYTHONHOME\n{python_path}'
 
 
-_FIND_DRUMLINE = f'export PYTHONPATH="$PWD/{COMPANION}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-"""A shell line that puts Drumline before the PYTHONPATH of the user or the image."""
+_PYTHON_PATH = f'export PYTHONPATH="$PWD/{PACKAGE_FOLDER}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+"""A shell line that puts the bundled package first in PYTHONPATH."""
 
 
-def _inside(python: PythonEnvironment) -> str:
-    """Arguments before the run's `bash` inside a container."""
+def _container_prefix(python: PythonEnvironment) -> str:
+    """Return the arguments before `bash` inside a container."""
     if python.drumline == "none":
         return ""
-    return f"""bash -c {shlex.quote(_FIND_DRUMLINE + 'exec "$@"')} drumline """
+    return f"""bash -c {shlex.quote(_PYTHON_PATH + 'exec "$@"')} drumline """
 
 
 def setup_step(python: PythonEnvironment, job_id: str, script: str) -> Step:
-    """The user's own set-up lines, in the environment (for docker: on the host, before it)."""
-    # On the first line, so that the user's line numbers stay right.
+    """Return the user's set-up step, which runs in the environment (with docker, on the host)."""
+    # Activated on the first line, so that the user's line numbers stay correct.
     return Step("setup", activation(python, job_id).replace("\n", "; ") + script)
 
 
-def _folder(python: PythonEnvironment, job_id: str) -> str:
-    """The folder of the environment, quoted for bash: one for each job and its settings."""
-    mark = hashlib.sha256(repr((job_id, python)).encode()).hexdigest()[:12]
-    return f'"$HOME"/.drumline/environments/{python.kind}-{mark}'
+def _environment_folder(python: PythonEnvironment, job_id: str) -> str:
+    """Return the folder of the environment, quoted for bash: one per job and settings."""
+    digest = hashlib.sha256(repr((job_id, python)).encode()).hexdigest()[:12]
+    return f'"$HOME"/.drumline/environments/{python.kind}-{digest}'
 
 
-def _asked_for(python: PythonEnvironment) -> list[str]:
-    """What the user wants installed, as arguments for pip."""
+def _pip_arguments(python: PythonEnvironment) -> list[str]:
+    """Return the user's requirements as arguments for pip."""
     file = ["-r", python.requirements_file] if python.requirements_file else []
     return [*file, *(python.requirements or ())]
 
 
-def _install(python: PythonEnvironment, folder: str) -> str:
-    arguments = _asked_for(python)
+def _install_command(python: PythonEnvironment, folder: str) -> str:
+    arguments = _pip_arguments(python)
     if python.drumline == "training" and python.kind != "system":
         arguments += training_requirements()
     if not arguments:
@@ -187,36 +184,36 @@ fi
 
 
 def mount_steps(mounts: Mapping[str, str]) -> tuple[Step, ...]:
-    """Steps that mount buckets as folders; `mounts` maps a path to gs://bucket/prefix."""
-    return tuple(_mount(path, source) for path, source in mounts.items())
+    """Return steps that mount buckets as folders. `mounts` maps a path to gs://bucket/prefix."""
+    return tuple(_mount_step(path, source) for path, source in mounts.items())
 
 
-def _mount(path: str, source: str) -> Step:
-    found = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/(.*))?", source, re.DOTALL)
-    if not found:
-        raise BadEnvironment(f"mounts {path}: {source!r} is not gs://bucket or gs://bucket/prefix")
-    bucket, prefix = found.group(1), (found.group(2) or "").strip("/")
+def _mount_step(path: str, source: str) -> Step:
+    match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/(.*))?", source, re.DOTALL)
+    if not match:
+        raise UserError(f"mounts {path}: {source!r} is not gs://bucket or gs://bucket/prefix")
+    bucket, prefix = match.group(1), (match.group(2) or "").strip("/")
     if ".." in prefix.split("/") or ".." in path.split("/"):
-        raise BadEnvironment(f"mounts {path}: '..' leads out of the bucket or of the home folder")
+        raise UserError(f"mounts {path}: '..' leads out of the bucket or of the home folder")
     values = {
-        "path": _path(path),
-        "shown": shlex.quote(path),
+        "path": _quote_path(path),
+        "quoted": shlex.quote(path),
         "bucket": shlex.quote(bucket),
-        "below": shlex.quote(f"{bucket}/{prefix}".rstrip("/")),
-        "only": f"--only-dir {shlex.quote(prefix)} " if prefix else "",
+        "source": shlex.quote(f"{bucket}/{prefix}".rstrip("/")),
+        "options": f"--only-dir {shlex.quote(prefix)} " if prefix else "",
     }
     return Step(f"mount {path}", _MOUNT.format(**values))
 
 
-def _path(path: str) -> str:
-    """A path for bash: `~` is the host's home, all else is literal."""
+def _quote_path(path: str) -> str:
+    """Quote a path for bash, where `~` means the home folder on the host."""
     if path == "~":
         return '"$HOME"'
     if path.startswith("~/"):
         return '"$HOME"/' + shlex.quote(path[2:])
     if path.startswith("/"):
         return shlex.quote(path)
-    raise BadEnvironment(f"mounts {path}: write an absolute path, or one that begins with ~/")
+    raise UserError(f"mounts {path}: write an absolute path, or one that begins with ~/")
 
 
 _MOUNT = """\
@@ -224,16 +221,16 @@ path={path}
 if [ -n "${{DRUMLINE_BUCKETS:-}}" ]; then
   case "$path" in
     "$HOME"/*) ;;
-    *) echo "mounts" {shown}": an emulated host mounts only below its home; use ~/…" >&2; exit 1 ;;
+    *) echo "mounts" {quoted}": an emulated host mounts only below its home; use ~/…" >&2; exit 1 ;;
   esac
-  mkdir -p "$DRUMLINE_BUCKETS"/{below} "$(dirname "$path")"
-  ln -sfn "$DRUMLINE_BUCKETS"/{below} "$path"
+  mkdir -p "$DRUMLINE_BUCKETS"/{source} "$(dirname "$path")"
+  ln -sfn "$DRUMLINE_BUCKETS"/{source} "$path"
   exit 0
 fi
 if mountpoint -q "$path"; then
   # gcsfuse shows the bucket's name as the source of the mount.
   if [ "$(findmnt -n -o SOURCE --target "$path")" = {bucket} ]; then exit 0; fi
-  echo "mounts" {shown}": something else is mounted there" >&2; exit 1
+  echo "mounts" {quoted}": something else is mounted there" >&2; exit 1
 fi
 if ! command -v gcsfuse >/dev/null; then
   release="gcsfuse-$(lsb_release -c -s)"
@@ -248,5 +245,5 @@ fi
 if [ ! -d "$path" ]; then
   mkdir -p "$path" 2>/dev/null || sudo install -d -o "$(id -u)" -g "$(id -g)" "$path"
 fi
-gcsfuse --implicit-dirs {only}{bucket} "$path"
+gcsfuse --implicit-dirs {options}{bucket} "$path"
 """

@@ -1,27 +1,41 @@
-"""Calls the agent on a host: installs it, sends it verbs, reads its answers."""
+"""The server's side of the agent: install it on a host, call its verbs, check its answers.
+
+agent/wire.py defines the messages for both sides. A host runs the user's code, so the server checks
+everything that it sends.
+"""
 
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
-from drumline.hosts.agent.wire import EXEC, WATCH, Command, Line, Message, decode, encode
-from drumline.hosts.agent_file import AGENT, AGENT_FILE, AGENT_SHA
+from drumline.errors import HostError
+from drumline.hosts.agent.wire import EXEC, WATCH, Command, Message, WatchLine, decode, encode
 from drumline.hosts.connection import Connection
-from drumline.hosts.health_file import health_file
-from drumline.hosts.messages import Answer, checked
+from drumline.hosts.host_files import AGENT, AGENT_FILE, AGENT_SHA, burn_in_file
 from drumline.hosts.values import CompletedCommand, Output
 
-# -I keeps the user's PYTHONPATH and site-packages out of the agent, not out of the program.
+MessageT = TypeVar("MessageT", bound=Message)
+
+# -I hides the user's PYTHONPATH and site-packages from the agent. The program still sees them.
 AGENT_COMMAND = f'python3 -I "$HOME"/.drumline/{AGENT_FILE}'
 
-# Stores a file. A copy truncated by a lost connection must not be taken for the whole.
+# Stores a file. A lost connection must not leave an incomplete file that looks complete.
 INSTALL = """
 import hashlib, os, sys
 folder, sha = os.path.expanduser("~/.drumline"), sys.argv[2]
 data = sys.stdin.buffer.read()
-if hashlib.sha256(data).hexdigest() != sha: sys.exit("%s arrived cut short" % sys.argv[1])
+if hashlib.sha256(data).hexdigest() != sha: sys.exit("%s arrived incomplete" % sys.argv[1])
 os.makedirs(folder, 0o700, True)
 draft = os.path.join(folder, "%s.%d" % (sys.argv[1], os.getpid()))
 with open(draft, "wb") as file: file.write(data)
@@ -29,85 +43,126 @@ os.replace(draft, os.path.join(folder, sys.argv[1]))
 """
 
 
-class AgentFailed(Exception):
-    """The agent failed; the text is its last line of output."""
+class AgentError(HostError):
+    """The agent failed. The text is the last line of its output."""
 
 
 class RemoteAgent:
     """The agent at the other end of a connection."""
 
-    def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
-        """`heard` is called whenever the agent says something that makes sense.
+    def __init__(self, connection: Connection, on_answer: Callable[[], None]) -> None:
+        """`on_answer` is called after each valid answer of the agent.
 
-        Not for a connection alone: a host may let us in and be able to do nothing else.
+        A connection is not enough: a host may accept logins and be unable to run anything.
         """
         self._connection = connection
-        self._heard = heard
+        self._on_answer = on_answer
 
     async def install(self) -> None:
-        """Install the agent unless it is there."""
-        await self._store(AGENT_FILE, AGENT_SHA, AGENT)
+        """Install the agent if the host does not have it."""
+        await self._install_file(AGENT_FILE, AGENT_SHA, AGENT)
 
     async def install_burn_in(self) -> None:
-        """Install the burn-in unless it is there."""
-        await self._store(*health_file())
+        """Install the burn-in if the host does not have it."""
+        await self._install_file(*burn_in_file())
 
-    async def _store(self, name: str, sha: str, content: bytes) -> None:
-        found = await self._connection.run(f'test -f "$HOME"/.drumline/{name}')
-        if found.exit_code != 0:
-            words = ["python3", "-I", "-c", INSTALL, name, sha]
-            done = await self._connection.run(shlex.join(words), sent=content)
-            if done.exit_code != 0:
-                raise AgentFailed(_last_line(done) or f"{name} could not be installed")
+    async def _install_file(self, name: str, sha: str, content: bytes) -> None:
+        test = await self._connection.run(f'test -f "$HOME"/.drumline/{name}')
+        if test.exit_code != 0:
+            command = shlex.join(["python3", "-I", "-c", INSTALL, name, sha])
+            completed = await self._connection.run(command, input_bytes=content)
+            if completed.exit_code != 0:
+                raise AgentError(_last_line(completed) or f"{name} could not be installed")
 
     async def ask(
         self,
-        answer: type[Answer],
-        *words: str,
-        sent: Message | None = None,
-        sent_file: Path | None = None,
-    ) -> Answer:
-        """Run a verb of the agent and read the last line of its output."""
-        done = await self.run(*words, sent=sent, sent_file=sent_file)
-        if done.exit_code != 0 or not done.stdout.strip():
-            raise AgentFailed(_last_line(done) or f"{words[0]} ended with {done.exit_code}")
+        answer_type: type[MessageT],
+        *arguments: str,
+        message: Message | None = None,
+        input_file: Path | None = None,
+    ) -> MessageT:
+        """Call a verb of the agent and return its answer, the last line of its output."""
+        completed = await self._call(*arguments, message=message, input_file=input_file)
+        if completed.exit_code != 0 or not completed.stdout.strip():
+            error = f"{arguments[0]} ended with exit code {completed.exit_code}"
+            raise AgentError(_last_line(completed) or error)
         try:
-            said = checked(answer, decode(done.stdout.strip().splitlines()[-1]))
-        except (ValueError, ValidationError) as trouble:
-            raise AgentFailed(f"{words[0]}: an answer that makes no sense") from trouble
-        self._heard()
-        return said
+            answer = validate(answer_type, decode(completed.stdout.strip().splitlines()[-1]))
+        except (ValueError, ValidationError) as error:
+            raise AgentError(f"the agent gave an invalid answer to {arguments[0]}") from error
+        self._on_answer()
+        return answer
 
-    async def run(
-        self, *words: str, sent: Message | None = None, sent_file: Path | None = None
+    async def _call(
+        self, *arguments: str, message: Message | None = None, input_file: Path | None = None
     ) -> CompletedCommand:
-        """Run a verb of the agent; returns its output as it is."""
-        command = f"{AGENT_COMMAND} {shlex.join(words)}"
-        message = encode(sent).encode() if sent else b""
-        return await self._connection.run(command, sent=message, sent_file=sent_file)
+        command = f"{AGENT_COMMAND} {shlex.join(arguments)}"
+        data = encode(message).encode() if message else b""
+        return await self._connection.run(command, input_bytes=data, input_file=input_file)
 
     async def run_for_user(
-        self, folder: str, wanted: Command, stdin: AsyncIterator[bytes] | None, output: Output
+        self, folder: str, message: Command, stdin: AsyncIterator[bytes] | None, output: Output
     ) -> int:
-        """Run a user's command; `stdin` is the command's own input."""
+        """Run a command of the user with `stdin` as its input, and return its exit code."""
         command = f"{AGENT_COMMAND} {shlex.join([EXEC, folder])}"
-        line = encode(wanted).encode() + b"\n"
+        line = encode(message).encode() + b"\n"
         code = await self._connection.run_for_user(command, line, stdin, output)
-        self._heard()
+        self._on_answer()
         return code
 
-    async def watch(self, folder: str, offset: int) -> AsyncIterator[Line]:
-        """The attempt's log from an offset on, and its status at each change, until the end."""
-        words = shlex.join([WATCH, folder, str(offset)])
-        async for line in self._connection.lines(f"{AGENT_COMMAND} {words}"):
+    async def watch(self, folder: str, offset: int) -> AsyncIterator[WatchLine]:
+        """Yield the attempt's log from an offset, and its status at each change."""
+        arguments = shlex.join([WATCH, folder, str(offset)])
+        async for line in self._connection.lines(f"{AGENT_COMMAND} {arguments}"):
             try:
-                said = checked(Line, decode(line))
-            except (ValueError, ValidationError) as trouble:
-                raise AgentFailed("watch: a line that makes no sense") from trouble
-            self._heard()
-            yield said
+                message = validate(WatchLine, decode(line))
+            except (ValueError, ValidationError) as error:
+                raise AgentError("the agent sent an invalid line to watch") from error
+            self._on_answer()
+            yield message
 
 
-def _last_line(done: CompletedCommand) -> str:
-    lines = (done.stderr or done.stdout).strip().splitlines()
+def _last_line(completed: CompletedCommand) -> str:
+    lines = (completed.stderr or completed.stdout).strip().splitlines()
     return lines[-1][:500] if lines else ""
+
+
+# Validation --------------------------------------------------------------------------------------
+
+
+def validate(message_type: type[MessageT], value: Mapping[str, object]) -> MessageT:
+    """Return a message after checking the type of each field. Ignore unknown fields.
+
+    Raises ValidationError.
+    """
+    # mypy takes the classes for unhashable, because they define __eq__.
+    model = _model(message_type).model_validate(value)  # type: ignore[arg-type]
+    return message_type(**{name: getattr(model, name) for name in model.model_fields_set})
+
+
+@cache
+def _model(message_type: type[Message]) -> type[BaseModel]:
+    """Return a pydantic model with the fields of a message."""
+    # The agent does not import these names, so its annotations are strings.
+    hints = get_type_hints(message_type, localns={"ClassVar": ClassVar, "Literal": Literal})
+    fields: dict[str, Any] = {}
+    for name, hint in hints.items():
+        if get_origin(hint) is not ClassVar:
+            minimum, maximum = message_type.BOUNDS.get(name, (None, None))
+            default = getattr(message_type, name, ...)
+            fields[name] = (_validated_type(hint), Field(default, ge=minimum, le=maximum))
+    config = ConfigDict(arbitrary_types_allowed=True)
+    model: type[BaseModel] = create_model(message_type.__name__, __config__=config, **fields)
+    return model
+
+
+def _validated_type(hint: Any) -> Any:
+    """Return the type of a field; a nested message is validated by its own model."""
+    for argument in get_args(hint):
+        if isinstance(argument, type) and issubclass(argument, Message):
+            return Annotated[hint, BeforeValidator(partial(_validate_nested, argument))]
+    return hint
+
+
+def _validate_nested(message_type: type[Message], value: Any) -> Any:
+    return validate(message_type, value) if isinstance(value, Mapping) else value

@@ -1,17 +1,16 @@
-"""All hosts of one slice, driven together until the program runs on them.
+"""Runs a program on all hosts of one slice.
 
-A session has no state of its own: what ran is on the hosts, what we saw of it is beside the logs.
-Closing it and making a new one, in this process or the next, reattaches to what is there.
+A session has no state of its own: the hosts record what ran, and files beside the logs record what
+the server must know. To continue after a restart, close the session and create a new one.
 
-Hosts that `Program.hosts` leaves out are prepared like the others, run nothing and then count as
-EXITED with 0. Those that run are numbered from 0 in slice order: DRUMLINE_HOST is that number,
-DRUMLINE_HOSTS their count, and the coordinator is the first of them.
+Hosts that `Program.hosts` leaves out are prepared like the others, run nothing and count as EXITED
+with exit code 0. The hosts that run the program have ranks from 0 in the order of the slice:
+DRUMLINE_HOST is the rank, DRUMLINE_HOSTS the number of ranks, and rank 0 is the coordinator.
 """
 
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +18,19 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
+from drumline.files import write_atomically
 from drumline.hosts.connection import KnownHosts
-from drumline.hosts.driver import HostDriver, Means
-from drumline.hosts.messages import HostRank
-from drumline.hosts.values import Address, Admit, Output, Program, Step, Timing, admit_all
+from drumline.hosts.driver import HostRunner, RunnerResources
+from drumline.hosts.values import (
+    Address,
+    Admit,
+    HostAssignment,
+    Output,
+    Program,
+    Step,
+    Timing,
+    admit_all,
+)
 from drumline.observed.hosts import HostPhase, HostReport
 
 __all__ = [
@@ -35,68 +43,94 @@ __all__ = [
     "Timing",
 ]
 
-USUAL = Timing()
+DEFAULT_TIMING = Timing()
 
 
-class Begun(BaseModel):
-    """What a new server must know about an attempt; kept in `started` beside the logs."""
+class AttemptRecord(BaseModel):
+    """The facts about an attempt that a new server needs, in the file `started` beside the logs."""
 
     coordinator: str = ""
     burnin: float = 0.0
     hosts: list[int] = []
+    """The hosts on which the program was started."""
     identities: dict[int, dict[str, str]] = {}
     stopped: bool = False
     grace: float = 0.0
 
 
 class StartBarrier:
-    """Where the hosts wait for each other."""
+    """Lets the hosts of a slice start together, and saves the record of the attempt.
+
+    See `drumline.hosts.driver.Gate` for the methods.
+    """
 
     def __init__(self, hosts: int, file: Path) -> None:
-        """Go on from what an earlier session saved in `file`."""
+        """`file` has the record of an earlier session, if there was one."""
         self._file = file
         self._hosts = hosts
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
         self._coordinator_known = asyncio.Event()
         try:
-            self._begun = Begun.model_validate_json(file.read_text())
+            self._record = AttemptRecord.model_validate_json(file.read_text())
         except (OSError, ValidationError):
-            self._begun = Begun()
-        if self._begun.coordinator:
+            self._record = AttemptRecord()
+        if self._record.coordinator:
             self._coordinator_known.set()
 
     @property
     def stopped(self) -> bool:
-        """Whether the attempt was stopped."""
-        return self._begun.stopped
+        """True if the attempt was stopped: no program starts any more."""
+        return self._record.stopped
 
     @property
     def grace(self) -> float:
-        """Seconds that a stopped program has to end by itself."""
-        return self._begun.grace
+        """The seconds between SIGTERM and SIGKILL for a stopped program."""
+        return self._record.grace
 
-    def ready(self, host: int) -> None:
-        """A host is prepared."""
+    @property
+    def burnin(self) -> float:
+        """The seconds of burn-in on every host, fixed at the start of the first host."""
+        return self._record.burnin
+
+    @property
+    def may_have_started(self) -> bool:
+        """True if the program may run on some host."""
+        return self._coordinator_known.is_set()
+
+    def mark_ready(self, host: int) -> None:
+        """Mark a host ready to start the program."""
         self._ready.add(host)
         if len(self._ready) == self._hosts:
             self._all_ready.set()
 
-    def away(self, host: int) -> None:
-        """A host cannot be reached: while nothing has started, the others wait for it."""
+    def mark_unreachable(self, host: int) -> None:
+        """Mark a host unreachable. Until the program starts, the other hosts wait for it."""
         self._ready.discard(host)
         self._all_ready.clear()
 
-    def found_running(self, coordinator: str) -> None:
-        """A host already runs the program: the others join it."""
-        if coordinator and not self._begun.coordinator:
-            self._begun.coordinator = coordinator
-            self._write()
+    def mark_started(self, host: int) -> None:
+        """Record that the program was started on a host."""
+        if host not in self._record.hosts:
+            self._record.hosts.append(host)
+            self._save()
+
+    def was_started(self, host: int) -> bool:
+        """Return True if this or an earlier session started the program on a host."""
+        return host in self._record.hosts
+
+    def join_running(self, coordinator: str) -> None:
+        """Let all hosts join a program that already runs with this coordinator."""
+        if coordinator and not self._record.coordinator:
+            self._record.coordinator = coordinator
+            self._save()
         self._coordinator_known.set()
 
-    async def coordinator(self, place: HostRank, free_port: Callable[[], Awaitable[int]]) -> str:
-        """Wait until all are ready; the first host then chooses a port."""
-        if place.rank == 0 and not self._coordinator_known.is_set():
+    async def coordinator(
+        self, assignment: HostAssignment, free_port: Callable[[], Awaitable[int]]
+    ) -> str:
+        """Wait until all hosts are ready. Rank 0 then chooses the port."""
+        if assignment.rank == 0 and not self._coordinator_known.is_set():
             waits = {
                 asyncio.ensure_future(self._all_ready.wait()),
                 asyncio.ensure_future(self._coordinator_known.wait()),
@@ -108,53 +142,31 @@ class StartBarrier:
                     wait.cancel()
             if not self._coordinator_known.is_set():
                 # Saved before any host starts, so that a later session uses the same port.
-                self.found_running(f"{place.address.internal_ip}:{await free_port()}")
+                self.join_running(f"{assignment.address.internal_ip}:{await free_port()}")
         await self._coordinator_known.wait()
-        return self._begun.coordinator
+        return self._record.coordinator
 
-    def examine(self, seconds: float) -> None:
-        """A host wants a burn-in of so many seconds before the program; the longest counts."""
+    def request_burn_in(self, seconds: float) -> None:
+        """Request a burn-in before the program. The longest request counts."""
         if not self._coordinator_known.is_set():
-            self._begun.burnin = max(self._begun.burnin, seconds)
+            self._record.burnin = max(self._record.burnin, seconds)
 
-    @property
-    def burnin(self) -> float:
-        """Seconds of burn-in on every host before the program, as it was when the first began."""
-        return self._begun.burnin
-
-    @property
-    def begun(self) -> bool:
-        """Whether a host may have started already."""
-        return self._coordinator_known.is_set()
-
-    def identify(self, host: int, told: Mapping[str, str]) -> None:
-        """Remember what a host says it is; written down with the first start."""
-        self._begun.identities[host] = dict(told)
+    def set_identity(self, host: int, identity: Mapping[str, str]) -> None:
+        """Record the names of a host. They are saved with the first start."""
+        self._record.identities[host] = dict(identity)
 
     def identity(self, host: int) -> Mapping[str, str]:
-        """What it said, to this session or an earlier one."""
-        return self._begun.identities.get(host, {})
-
-    def was_started(self, host: int) -> bool:
-        """Whether the program was started there."""
-        return host in self._begun.hosts
-
-    def started(self, host: int) -> None:
-        """Remember that the program was started there."""
-        if host not in self._begun.hosts:
-            self._begun.hosts.append(host)
-            self._write()
+        """Return the names of a host that were recorded in this or an earlier session."""
+        return self._record.identities.get(host, {})
 
     def stop(self, grace: float) -> None:
-        """Let nothing start from now on."""
-        self._begun.stopped, self._begun.grace = True, grace
-        self._write()
+        """Prevent any further start."""
+        self._record.stopped, self._record.grace = True, grace
+        self._save()
 
-    def _write(self) -> None:
+    def _save(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        draft.write_text(json.dumps(self._begun.model_dump()))
-        draft.replace(self._file)
+        write_atomically(self._file, json.dumps(self._record.model_dump()))
 
 
 class SliceSession:
@@ -169,16 +181,16 @@ class SliceSession:
         known_hosts: Path,
         logs: Path,
         clock: Callable[[], float] = time.monotonic,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         node: str | None = None,
         log_limit: int | None = None,
         admit: Admit = admit_all,
     ) -> None:
-        """Nothing is done before `start`.
+        """Open no connection yet: `start` does.
 
-        Host keys are pinned per slice, because clouds reuse addresses: `node` is its name; without
-        one they are pinned per attempt. `log_limit` bytes of each host's log are kept. `admit` says
-        of each host whether it may be used.
+        Clouds reuse addresses, so host keys are pinned per slice, by its name `node`, or per
+        attempt without one. `log_limit` is the number of bytes to keep of each host's log. `admit`
+        decides if a host may be used.
         """
         chosen = range(len(addresses)) if program.hosts is None else sorted(set(program.hosts))
         if unknown := [host for host in chosen if not 0 <= host < len(addresses)]:
@@ -188,36 +200,36 @@ class SliceSession:
         self.known_hosts_file = known_hosts / name
         self._gate = StartBarrier(len(addresses), logs / "started")
         self._tasks: list[asyncio.Task[None]] = []
-        self._drivers = []
+        self._runners = []
         ranks = {host: rank for rank, host in enumerate(chosen)}
         for index, address in enumerate(addresses):
-            place = HostRank(index, address, ranks.get(index), len(ranks))
-            means = Means(
+            assignment = HostAssignment(index, address, ranks.get(index), len(ranks))
+            resources = RunnerResources(
                 key=key,
-                known=KnownHosts(self.known_hosts_file),
+                known_hosts=KnownHosts(self.known_hosts_file),
                 log=logs / f"host-{index}.log",
                 clock=clock,
                 timing=timing,
-                changed=self.changed.set,
+                on_change=self.changed.set,
                 log_limit=log_limit,
                 admit=admit,
             )
-            self._drivers.append(HostDriver(program, place, self._gate, means))
+            self._runners.append(HostRunner(program, assignment, self._gate, resources))
 
     def start(self) -> None:
-        """Begin to drive all hosts until they run the program."""
+        """Connect to all hosts and run the program on them."""
         if not self._tasks:
-            self._tasks = [asyncio.create_task(driver.drive()) for driver in self._drivers]
+            self._tasks = [asyncio.create_task(runner.run_forever()) for runner in self._runners]
 
     def reports(self) -> tuple[HostReport, ...]:
-        """What is known now."""
-        return tuple(driver.report() for driver in self._drivers)
+        """Return the current report of each host."""
+        return tuple(runner.report() for runner in self._runners)
 
     async def stop(self, grace: float) -> None:
-        """Send SIGTERM, and after `grace` SIGKILL, to the program on every host, for good."""
+        """Stop the program for good: send SIGTERM on every host, and SIGKILL after `grace`."""
         self._gate.stop(grace)
         self.start()
-        await asyncio.gather(*(driver.stop(grace) for driver in self._drivers))
+        await asyncio.gather(*(runner.stop(grace) for runner in self._runners))
 
     async def run(
         self,
@@ -227,15 +239,15 @@ class SliceSession:
         timeout: float | None = None,
         stdin: AsyncIterator[bytes] | None = None,
     ) -> int:
-        """Run a shell command in the job's working copy on one host, ended after `timeout`.
+        """Run a shell command in the job's working copy on one host and return its exit code.
 
-        Its output goes to `output` as it comes; returns its exit code. Raises TimeoutError if the
-        host cannot be reached for a while.
+        Its output goes to `output` at once. The command is ended after `timeout`. Raises
+        TimeoutError if the host cannot be reached for a while.
         """
-        return await self._drivers[host].run(command, output, timeout, stdin)
+        return await self._runners[host].run(command, output, timeout, stdin)
 
     async def close(self) -> None:
-        """Close the connections; the program goes on."""
+        """Close the connections. The program continues."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:

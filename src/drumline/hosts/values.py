@@ -1,26 +1,29 @@
-"""Values that other packages use: where hosts are, and what they run."""
+"""The values of a slice session: the hosts, the program that they run, and its folders there."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
+
+from drumline.hosts.agent.wire import HostProgram, Prepare
 
 
 @dataclass(frozen=True)
 class Address:
-    """The addresses of a host, and its key."""
+    """The addresses of a host and its SSH key."""
 
     ssh_ip: str
     ssh_port: int
     internal_ip: str
     """The address for the other hosts of the slice."""
     host_key: str | None = None
-    """The key `ssh-ed25519 AAAA…` if the cloud publishes it; None pins the key it shows first."""
+    """The key `ssh-ed25519 AAAA…` if the cloud publishes it. None pins the first key shown."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One set-up step, run by bash on every fresh host, once."""
+    """A set-up step, run by bash once on every fresh host."""
 
     name: str
     script: str
@@ -28,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """What one attempt runs on its slice."""
+    """The program of one attempt on its slice."""
 
     job_id: str
     name: str
@@ -42,33 +45,44 @@ class Program:
     environment: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
     hosts: tuple[int, ...] | None
-    """The hosts that run it; None is all. Others are prepared, run nothing, and count as done."""
+    """The hosts that run it; None means all. The others are prepared and count as done."""
     checkpoint: str | None
     owner: str = ""
     """The id of the job database."""
     fence: int = 0
     """The fencing number of the attempt, for its claim on the checkpoint folder."""
     wrap: tuple[str, ...] = ()
-    """Arguments before `bash`, such as those that run a container or activate an environment."""
+    """Arguments before `bash` that run a container or activate an environment."""
+
+
+@dataclass(frozen=True)
+class HostAssignment:
+    """The part of one host in a program: its index on the slice and its rank."""
+
+    index: int
+    address: Address
+    rank: int | None
+    """The rank among the hosts that run the program; None if this host runs nothing."""
+    ranks: int
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Whether a host may be used, by what is known of it."""
+    """The decision about a host from its history."""
 
     refused: str = ""
-    """Why it may not; empty where it may."""
+    """The reason why the host may not be used; empty if it may."""
     burnin: float = 0.0
-    """Seconds of the burn-in that has to come before the program; 0 for none."""
+    """The seconds of burn-in that the host needs before the program; 0 for none."""
 
 
 Admit = Callable[[int, Mapping[str, str]], Admission]
-"""A host's number and what it says it is → whether it may be used."""
+"""Decides about a host from its index and its identity."""
 
 
-def admit_all(index: int, told: Mapping[str, str]) -> Admission:
-    """Nothing is known of any host."""
-    del index, told
+def admit_all(index: int, identity: Mapping[str, str]) -> Admission:
+    """Admit every host without a burn-in."""
+    del index, identity
     return Admission()
 
 
@@ -82,16 +96,16 @@ class Timing:
     """Unanswered keepalives that end a connection: a dead host is noticed within six seconds."""
     reconnect_first: float = 0.3
     reconnect_most: float = 10.0
-    """The longest backoff between two connection attempts; a host takes a minute to boot."""
+    """The longest delay between two connections; a host takes a minute to boot."""
     device_wait: float = 60.0
-    """Wait for a busy chip: it stays busy for seconds after its process ended."""
+    """The wait for a busy chip, which stays busy for seconds after its process has ended."""
     stop_margin: float = 10.0
-    """Time beyond the grace that `stop` waits for a host that does not answer."""
+    """The time beyond the grace that `stop` waits for a host that does not answer."""
 
 
 @dataclass(frozen=True)
 class CompletedCommand:
-    """A command that ran on a host."""
+    """A command that has ended on a host."""
 
     exit_code: int
     """The exit code; a negative one is a signal."""
@@ -101,4 +115,55 @@ class CompletedCommand:
 
 Stream = Literal["stdout", "stderr"]
 Output = Callable[[Stream, bytes], Awaitable[None]]
-"""A callback for the output of a command, piece by piece."""
+"""A callback for each piece of a command's output."""
+
+
+# Folders and messages for the agent --------------------------------------------------------------
+
+
+def attempt_folder(program: Program) -> str:
+    """Return the attempt's folder on a host, relative to ~/.drumline."""
+    return f"jobs/{_file_name(program.job_id)}/{program.attempt}"
+
+
+def work_folder(program: Program) -> str:
+    """Return the folder of the program's code on a host, relative to ~/.drumline."""
+    return working_copy(program.job_id, program.archive_sha)
+
+
+def working_copy(job_id: str, sha: str | None) -> str:
+    """Return the folder where a job's archive is unpacked on a host, relative to ~/.drumline."""
+    return f"work/{_file_name(job_id)}/{(sha or 'empty')[:12]}"
+
+
+def _file_name(text: str) -> str:
+    """Escape any text so that it is a single component of a path."""
+    return quote(text, safe="").replace(".", "%2E")
+
+
+def program_message(program: Program, assignment: HostAssignment) -> Prepare:
+    """Return the program as a message for the agent, with the secrets in a separate field."""
+    container = f"drumline-{_file_name(program.job_id)}-{program.attempt}".replace("%", "_")
+    variables = {
+        "DRUMLINE_JOB_ID": program.job_id,
+        "DRUMLINE_ATTEMPT": str(program.attempt),
+        "DRUMLINE_OWNER": program.owner,
+        "DRUMLINE_FENCE": str(program.fence),
+        "DRUMLINE_HOST": str(assignment.rank or 0),
+        "DRUMLINE_HOSTS": str(assignment.ranks),
+        "DRUMLINE_ACCELERATOR": program.accelerator,
+        "DRUMLINE_CONTAINER": container,
+    }
+    host_program = HostProgram(
+        run=program.run,
+        environment=dict(program.environment),
+        variables=variables,
+        checkpoint=program.checkpoint,
+        work=work_folder(program),
+        wrap=list(program.wrap),
+    )
+    return Prepare(
+        program=vars(host_program),
+        secrets=dict(program.secrets),
+        archive=program.archive_sha if program.archive is not None else None,
+    )

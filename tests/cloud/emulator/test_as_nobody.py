@@ -113,8 +113,8 @@ def our_pids(home: Path) -> list[int]:
     """Server, emulator, hosts, and all that runs there."""
     emulator = launch.find(home / "emulator")
     assert emulator is not None
-    found = {emulator.pid, *processes.bearing(f"DRUMLINE_HOST_TAG={home}")}
-    found.update(processes.bearing(f"DRUMLINE_HOME={home}\0"))
+    found = {emulator.pid, *processes.find_by_environment(f"DRUMLINE_HOST_TAG={home}")}
+    found.update(processes.find_by_environment(f"DRUMLINE_HOME={home}\0"))
     for pid in found:
         found.update(processes.descendants(pid))
     return sorted(found - {os.getpid()})

@@ -15,7 +15,7 @@ from drumline.cli.emulator import app
 from drumline.cloud.emulator import launch
 from drumline.cloud.local import emulated_cloud
 from drumline.cloud.protocol import CloudError
-from tests.cloud.wire import rest
+from tests.cloud.http_call import rest
 
 if TYPE_CHECKING:
     from tests.cloud.conftest import Emulator, Start

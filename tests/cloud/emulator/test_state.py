@@ -39,9 +39,9 @@ class World:
             for order in self.fleet.orders[:]:
                 self.fleet.orders.remove(order)
                 if isinstance(order, EndHosts):
-                    self.fleet.hosts_gone(order.node, disks_kept=order.keep_disks)
+                    self.fleet.hosts_ended(order.node, disks_kept=order.keep_disks)
                 else:
-                    self.fleet.hosts_up(order.node, (HostAddress("127.0.0.1", 1, "key"),))
+                    self.fleet.hosts_booted(order.node, (HostAddress("127.0.0.1", 1, "key"),))
             self.fleet.advance()
 
     def later(self, seconds: float) -> None:
@@ -107,13 +107,13 @@ def test_a_request_passes_through_every_state_in_its_time() -> None:
 
 def test_the_next_moment_that_matters_is_known() -> None:
     world = World(timing=CloudTiming(waiting=5, provision=10))
-    assert world.fleet.next_due() is None
+    assert world.fleet.next_change_at() is None
     world.ask("a")
-    assert world.fleet.next_due() == 1005
+    assert world.fleet.next_change_at() == 1005
     world.later(5)
-    assert world.fleet.next_due() == 1015
+    assert world.fleet.next_change_at() == 1015
     world.later(10)
-    assert world.fleet.next_due() is None
+    assert world.fleet.next_change_at() is None
 
 
 def test_a_node_is_ready_only_when_its_hosts_are_there() -> None:
@@ -147,7 +147,7 @@ def test_out_of_chips_a_request_fails_where_so_configured() -> None:
     world = World(limits=Limits(capacity={"local-a": {"v4": 0}}, fail_when_short=True))
     world.ask("a")
     request = world.fleet.request(f"{ZONE}/queuedResources/a")
-    assert (request.state, request.by) == ("FAILED", "SERVICE")
+    assert (request.state, request.initiator) == ("FAILED", "SERVICE")
     assert request.error is not None
     assert request.error.code == 8
     assert request.error.message.startswith('There is no more capacity in the zone "local-a";')
@@ -168,7 +168,7 @@ def test_preempted_while_it_runs_it_is_suspended_and_stays() -> None:
     world.ask("a")
     world.preempt("a")
     request = world.fleet.request(f"{ZONE}/queuedResources/a")
-    assert (request.state, request.by) == ("SUSPENDED", "SERVICE")
+    assert (request.state, request.initiator) == ("SUSPENDED", "SERVICE")
     assert world.node_state("a") == "PREEMPTED"
     world.later(1e6)
     assert world.state("a") == "SUSPENDED"
@@ -247,7 +247,7 @@ def test_deleting_the_node_suspends_the_request_by_the_user() -> None:
     world.fleet.delete_node(f"{ZONE}/nodes/a")
     world.settle()
     request = world.fleet.request(f"{ZONE}/queuedResources/a")
-    assert (request.state, request.by) == ("SUSPENDED", "USER")
+    assert (request.state, request.initiator) == ("SUSPENDED", "USER")
     world.delete("a", force=False)
     assert not world.fleet.requests
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from drumline.cloud.google.resources import ListedNode, ListedRequest
-from drumline.cloud.google.rest import World
+from drumline.cloud.google.placements import ListedNode, ListedRequest
+from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import TpuApi
 from drumline.cloud.protocol import CloudError, PlacementRequest
 
@@ -68,8 +68,8 @@ class Time:
         self.slept.append(seconds)
         self.at += seconds
 
-    def world(self) -> World:
-        return World(
+    def dependencies(self) -> Dependencies:
+        return Dependencies(
             sleep=self.sleep, random=lambda: self.chance, clock=lambda: self.at, now=lambda: NOW
         )
 
@@ -99,7 +99,7 @@ def run(
         api = TpuApi(
             "p",
             transport=httpx.MockTransport(script),  # type: ignore[arg-type]
-            world=(time or Time()).world(),
+            dependencies=(time or Time()).dependencies(),
             **options,
         )
         try:

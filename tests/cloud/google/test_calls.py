@@ -208,8 +208,8 @@ class TestRetries:
     @pytest.mark.parametrize("chance", [0.0, 0.3, 0.999])
     def test_jitter_is_full_and_bounded(self, chance: float) -> None:
         time = Time(chance=chance)
-        patience = CallLimits(attempts=9, total=1e6)
-        fails(Script([refused(503, None, "m")]), list_nodes, time, patience=patience)
+        limits = CallLimits(attempts=9, total=1e6)
+        fails(Script([refused(503, None, "m")]), list_nodes, time, limits=limits)
         ceilings = [0.5, 1, 2, 4, 8, 8, 8, 8]
         assert time.slept == pytest.approx([chance * ceiling for ceiling in ceilings])
 
@@ -244,8 +244,8 @@ class TestRetries:
 
     def test_all_attempts_together_stay_within_the_time(self) -> None:
         time = Time()
-        patience = CallLimits(attempts=1000, total=20.0)
-        fails(Script([refused(503, None, "m")]), list_nodes, time, patience=patience)
+        limits = CallLimits(attempts=1000, total=20.0)
+        fails(Script([refused(503, None, "m")]), list_nodes, time, limits=limits)
         assert sum(time.slept) < 20.0
         assert len(time.slept) == 5
 
@@ -254,7 +254,7 @@ class TestRetries:
         more = [ok(nextPageToken="a"), ok(nextPageToken="b"), ok(nextPageToken="c")]
         slow = refused(503, None, "m", Retry_After="9")
         answers: list[Answer] = [slow, more[0], slow, more[1], slow, more[2]]
-        assert fails(Script(answers), list_nodes, time, patience=CallLimits(total=20)).code == 14
+        assert fails(Script(answers), list_nodes, time, limits=CallLimits(total=20)).code == 14
         assert time.at - 100 < 20
 
     def test_an_answer_that_never_ends_is_cut_off(self) -> None:
@@ -263,12 +263,12 @@ class TestRetries:
             raise AssertionError
 
         with pytest.raises(CloudError, match=r"no answer from tpu\.googleapis\.com") as caught:
-            run(silent, list_nodes, patience=CallLimits(total=0.05, attempts=1))
+            run(silent, list_nodes, limits=CallLimits(total=0.05, attempts=1))
         assert caught.value.code is None
 
     def test_every_time_out_is_set(self) -> None:
         script = Script([ok()])
-        run(script, list_nodes, patience=CallLimits(connect=1, read=2, write=3, pool=4))
+        run(script, list_nodes, limits=CallLimits(connect=1, read=2, write=3, pool=4))
         timeout = script.seen[0].extensions["timeout"]
         assert timeout == {"connect": 1, "read": 2, "write": 3, "pool": 4}
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.cloud.google import faults
-from drumline.cloud.google.faults import classify, explain
+from drumline.cloud.google import errors
+from drumline.cloud.google.errors import classify, explain
 from drumline.jobs.core.refusals import Action, action
 from drumline.observed.faults import Fault, FaultKind, Scope
 
@@ -132,9 +132,9 @@ def test_a_near_miss_is_not_taken_for_it(code: int, text: str, expected: Fault) 
 
 
 def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
-    for row in faults._CLOUD:
-        assert classify(9, row.seen) == Fault(row.kind, row.scope), row.seen
-        assert classify(None, row.seen) == Fault(row.kind, row.scope), row.seen
+    for row in errors._PATTERNS:
+        assert classify(9, row.example) == Fault(row.kind, row.scope), row.example
+        assert classify(None, row.example) == Fault(row.kind, row.scope), row.example
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_every_kind_has_a_sentence_of_one_line(kind: FaultKind) -> None:
 codes = st.none() | st.integers(-5, 40)
 pieces = st.sampled_from(
     [
-        *(row.seen for row in faults._CLOUD),
+        *(row.example for row in errors._PATTERNS),
         "Couldn't open iommu group",
         "open(/dev/vfio/0): Device or resource busy",
         "Failed to initialize TPU system",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from drumline.cloud.google import placements
-from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.local import emulated_cloud
 from drumline.cloud.protocol import Cloud, PlacementRequest
 from drumline.observed.faults import FaultKind
@@ -22,7 +22,7 @@ PAIR = replace(REQUEST, nodes=("s-0", "s-1"))
 
 def seen(request: str | None, node: str | None) -> ListedPlacement:
     """One slice in these states; None where there is none."""
-    return placements.combined(
+    return placements.combine(
         replace(REQUEST, state=request) if request else None,
         [replace(NODE, state=node)] if node else [],
     )
@@ -65,8 +65,8 @@ def test_what_runs_no_more_cannot_hold_up_the_next_slice() -> None:
 
 
 def test_a_request_that_failed_says_what_that_means() -> None:
-    trouble = Trouble(8, 'There is no more capacity in the zone "local-a"')
-    failed = placements.combined(replace(REQUEST, state="FAILED", trouble=trouble), [])
+    trouble = RpcError(8, 'There is no more capacity in the zone "local-a"')
+    failed = placements.combine(replace(REQUEST, state="FAILED", error=trouble), [])
     assert failed.refusal is not None
     assert (failed.refusal.fault.kind, failed.refusal.said) == (
         FaultKind.STOCKOUT,
@@ -82,7 +82,7 @@ def test_a_request_that_failed_says_what_that_means() -> None:
 
 
 def test_an_entry_that_a_listing_has_twice_counts_once() -> None:
-    (found,) = placements.listed([REQUEST], [NODE, NODE])
+    (found,) = placements.combine_listings([REQUEST], [NODE, NODE])
     assert (found.state, found.endpoints) == (PlacementState.READY, ENDS)
 
 
@@ -96,7 +96,7 @@ class TestSeveralSlices:
 
     def test_are_one_placement_in_their_order(self) -> None:
         other = replace(NODE, name="by-hand")
-        found = placements.listed([PAIR], [*self.nodes("READY", "READY"), other])
+        found = placements.combine_listings([PAIR], [*self.nodes("READY", "READY"), other])
         assert [(p.name, [part.name for part in p.slices]) for p in found] == [
             ("s", ["s-0", "s-1"]),
             ("by-hand", ["by-hand"]),
@@ -106,21 +106,21 @@ class TestSeveralSlices:
 
     def test_without_the_name_of_their_request_are_found_by_their_own(self) -> None:
         nodes = [replace(node, request="") for node in self.nodes("READY", "READY")]
-        (found,) = placements.listed([PAIR], nodes)
+        (found,) = placements.combine_listings([PAIR], nodes)
         assert found.state is PlacementState.READY
 
     def test_the_tenth_comes_after_the_ninth(self) -> None:
         names = tuple(f"s-{number}" for number in range(11))
-        found = placements.combined(replace(REQUEST, nodes=names), self.nodes(*["READY"] * 11))
+        found = placements.combine(replace(REQUEST, nodes=names), self.nodes(*["READY"] * 11))
         assert tuple(part.name for part in found.slices) == names
 
     def test_are_ready_when_all_are(self) -> None:
-        assert placements.combined(PAIR, self.nodes("READY")).state is PlacementState.BOOTING
-        half = placements.combined(PAIR, self.nodes("READY", "CREATING"))
+        assert placements.combine(PAIR, self.nodes("READY")).state is PlacementState.BOOTING
+        half = placements.combine(PAIR, self.nodes("READY", "CREATING"))
         assert (half.state, half.word) == (PlacementState.BOOTING, "CREATING")
 
     def test_are_lost_when_one_is(self) -> None:
-        found = placements.combined(PAIR, self.nodes("READY", "PREEMPTED"))
+        found = placements.combine(PAIR, self.nodes("READY", "PREEMPTED"))
         assert (found.state, found.why_lost) == (PlacementState.LOST, "node PREEMPTED")
         assert found.may_run, "the other one does not know yet"
 

@@ -8,7 +8,7 @@ import pytest
 from google.cloud import tpu_v2
 
 from drumline.cloud.google import placements
-from drumline.cloud.google.resources import ListedNode, ListedRequest, Trouble
+from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.observed.placements import Endpoint
 from tests.cloud.google.scripted import (
     NO_REQUEST,
@@ -64,16 +64,9 @@ class TestListingRequests:
             state="FAILED",
             accelerator="v4-16",
             labels={"a": "b"},
-            trouble=Trouble(8, "no more capacity"),
-            by_user=False,
+            error=RpcError(8, "no more capacity"),
             nodes=("n",),
         )
-
-    def test_tells_our_delete_from_theirs(self) -> None:
-        state = {"state": "SUSPENDING", "state_initiator": "USER"}
-        entry = real_request(state=state)
-        [request] = run(Script([ok(queuedResources=[entry])]), list_requests)
-        assert (request.state, request.by_user, request.trouble) == ("SUSPENDING", True, None)
 
     def test_the_body_we_ask_with_carries_the_labels_back(self) -> None:
         script = Script([ok(name="op")])
@@ -125,7 +118,7 @@ class TestListingRequests:
     def test_trouble_without_a_code_is_still_trouble(self) -> None:
         entry = {"name": "a", "state": {"state": "FAILED", "failedData": {"error": {"x": 1}}}}
         [request] = run(Script([ok(queuedResources=[entry])]), list_requests)
-        assert request.trouble == Trouble(2, "the cloud gave no reason")
+        assert request.error == RpcError(2, "the cloud gave no reason")
 
 
 class TestListingNodes:
@@ -133,7 +126,6 @@ class TestListingNodes:
         entry = real_node(
             accelerator_type="v4-16",
             state="READY",
-            health="HEALTHY",
             labels={"drumline-job": "000012"},
             network_endpoints=[
                 {
@@ -155,7 +147,6 @@ class TestListingNodes:
                 Endpoint("10.0.0.2", "3.4.5.6", 22),
                 Endpoint("10.0.0.3", "10.0.0.3", 22),
             ),
-            health="HEALTHY",
         )
 
     def test_the_emulator_publishes_its_ports(self) -> None:
@@ -178,10 +169,10 @@ class TestListingNodes:
         [node] = run(Script([ok(nodes=[entry])]), list_nodes, ssh_port=None)
         assert node.endpoints == ()
 
-    def test_a_node_being_made_has_no_hosts_and_no_health(self) -> None:
+    def test_a_node_in_creation_has_no_hosts(self) -> None:
         entry = real_node(state="CREATING")
         [node] = run(Script([ok(nodes=[entry])]), list_nodes)
-        assert (node.state, node.endpoints, node.health) == ("CREATING", (), None)
+        assert (node.state, node.endpoints) == ("CREATING", ())
 
 
 class TestDeleting:
@@ -239,7 +230,7 @@ class TestHostKeys:
     def keys(self, *answers: Answer) -> list[str | None]:
         self.script = Script(list(answers))
         node = ListedNode("n", ZONE, "READY", "v4-16", {})
-        return run(self.script, lambda api: api.host_keys(placements.combined(None, [node])))
+        return run(self.script, lambda api: api.host_keys(placements.combine(None, [node])))
 
     def test_are_in_worker_order(self) -> None:
         first = guest(("ssh-rsa", "BBBB"), ("ssh-ed25519", "AAAA1"))

@@ -9,9 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drumline.hosts.agent_file import AGENT, AGENT_FILE
-from drumline.hosts.messages import HostRank, attempt_folder, program_message, work_folder
-from drumline.hosts.values import Address
+from drumline.hosts.host_files import AGENT, AGENT_FILE
+from drumline.hosts.values import (
+    Address,
+    HostAssignment,
+    attempt_folder,
+    program_message,
+    work_folder,
+)
 from tests.hosts.stand_in import program
 
 
@@ -59,7 +64,7 @@ class Machine:
     def put(self, run: str, **parts: Any) -> None:
         self.what = program(run=run, **parts)
         self.folder = self.home / ".drumline" / attempt_folder(self.what)
-        place = HostRank(0, Address("", 0, "10.0.0.1"), 0, 2)
+        place = HostAssignment(0, Address("", 0, "10.0.0.1"), 0, 2)
         self.prepared = self.attempt("prepare", "0.2", sent=vars(program_message(self.what, place)))
 
     def start(self) -> dict[str, Any]:

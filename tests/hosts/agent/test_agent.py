@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from drumline.hosts.agent_file import AGENT, SOURCES, zipped
 from drumline.hosts.environment import PythonEnvironment, run_wrap
+from drumline.hosts.host_files import AGENT, AGENT_SOURCES, zip_agent
 from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
 
 
 def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
     with zipfile.ZipFile(io.BytesIO(AGENT)) as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
-    assert len(files) == len(list(SOURCES.rglob("*.py"))) + 1
+    assert len(files) == len(list(AGENT_SOURCES.rglob("*.py"))) + 1
     for name, text in files.items():
         for node in ast.walk(ast.parse(text, feature_version=(3, 8))):
             if isinstance(node, ast.Import):
@@ -38,7 +38,7 @@ def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
 
 
 def test_the_same_sources_are_the_same_file() -> None:
-    assert zipped() == AGENT
+    assert zip_agent() == AGENT
 
 
 def test_a_program_starts_once_however_often_it_is_asked_for(machine: Machine) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from drumline.hosts.driver import _examined
-from drumline.hosts.health_file import burn_in_line, health_file
+from drumline.hosts.driver import _burn_in_fields
+from drumline.hosts.host_files import burn_in_command, burn_in_file
 from tests.hosts.agent.machine import Machine, wait_for
 
 PASSES = """
@@ -20,8 +20,8 @@ def begin(machine: Machine, run: str, burn_in: str | None, **parts: Any) -> None
     """Start a program on a host where the burn-in is this script, or is not there at all."""
     machine.put(run, **parts)
     if burn_in is not None:
-        (machine.home / ".drumline" / health_file()[0]).write_text(burn_in)
-    machine.attempt("start", sent={"coordinator": "10.0.0.1:1", "before": burn_in_line(3)})
+        (machine.home / ".drumline" / burn_in_file()[0]).write_text(burn_in)
+    machine.attempt("start", sent={"coordinator": "10.0.0.1:1", "before": burn_in_command(3)})
 
 
 def test_a_container_has_another_home_and_the_verdict_ends_the_run(machine: Machine) -> None:
@@ -82,7 +82,7 @@ def test_a_report_that_cannot_be_read_is_not_waited_for(machine: Machine, left: 
     ],
 )
 def test_nonsense_from_a_host_is_a_warning(told: dict[str, object]) -> None:
-    found = _examined(told)
+    found = _burn_in_fields(told)
     assert found["examined"] == "warn"
     assert found["examined_seconds"] == 0.0
     assert len(json.dumps(found)) < 1000

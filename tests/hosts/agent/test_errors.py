@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from drumline.hosts.messages import attempt_folder
+from drumline.hosts.values import attempt_folder
 from tests.hosts.agent.machine import Machine, wait_for
 
 FAILING = """

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hosts.agent.system.files import read_json
-from drumline.hosts.messages import attempt_folder
+from drumline.hosts.agent.files import read_json
+from drumline.hosts.values import attempt_folder
 from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
 
 
@@ -149,7 +149,7 @@ def test_code_that_leads_out_of_the_working_copy_is_refused(
         member.type, member.linkname = tarfile.SYMTYPE, link
     data, sha = archive_of(tmp_path, member)
     assert receive(machine, data, sha) == 0
-    with pytest.raises(AssertionError, match="leads out of the working copy"):
+    with pytest.raises(AssertionError, match="points outside the working copy"):
         machine.call("unpack", sha, "work/j/s")
     assert not list(machine.home.rglob("evil"))
     assert not list(machine.home.rglob("*.draft"))

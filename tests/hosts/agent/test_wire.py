@@ -12,20 +12,20 @@ from pydantic import ValidationError
 from drumline.hosts.agent.wire import (
     AttemptStatus,
     Command,
-    Line,
+    FreePort,
     Message,
-    Port,
-    Prepared,
-    Received,
+    PrepareResult,
+    ReceiveResult,
     SetUpStep,
     Start,
-    StepEnded,
+    StepResult,
+    WatchLine,
     decode,
     encode,
 )
-from drumline.hosts.agent_file import AGENT, AGENT_FILE
-from drumline.hosts.messages import HostRank, checked, program_message
-from drumline.hosts.values import Address
+from drumline.hosts.host_files import AGENT, AGENT_FILE
+from drumline.hosts.remote import validate
+from drumline.hosts.values import Address, HostAssignment, program_message
 from tests.hosts.stand_in import program
 
 ENDED = (
@@ -41,7 +41,7 @@ STEP = (
 
 
 def test_an_agent_of_any_version_gets_the_messages_it_knows() -> None:
-    place = HostRank(1, Address("", 0, "10.0.0.1"), 1, 2)
+    place = HostAssignment(1, Address("", 0, "10.0.0.1"), 1, 2)
     what = program(run="true", environment={"A": "b"}, secrets={"S": "t"}, wrap=("env",))
     sent = json.loads(encode(program_message(what, place)))
     assert sent.keys() == {"program", "secrets", "archive"}
@@ -58,21 +58,21 @@ def test_an_agent_of_any_version_gets_the_messages_it_knows() -> None:
 
 
 def test_answers_are_read_field_by_field() -> None:
-    status = checked(AttemptStatus, decode(ENDED))
+    status = validate(AttemptStatus, decode(ENDED))
     assert (status.state, status.exit_code, status.tail) == ("exited", 3, ("a", "b"))
     assert status.heartbeat == {"step": 3, "loss": "NaN"}
-    step = checked(StepEnded, decode(STEP))
+    step = validate(StepResult, decode(STEP))
     assert (step.exit_code, step.error, step.tail) == (1, "setup:2  false  exit code 1", ("a",))
-    line = checked(Line, decode(f'{{"status": {ENDED}}}'))
+    line = validate(WatchLine, decode(f'{{"status": {ENDED}}}'))
     assert (line.status, line.log, line.offset) == (status, None, 0)
-    assert checked(Line, decode('{"log": "YQ==", "offset": 7, "at": 5.5}')).offset == 7
-    assert checked(Line, decode('{"beat": 5.5}')).status is None
-    assert checked(Prepared, decode('{"have_code": true}')).trouble == ""
-    assert checked(Received, decode('{"received": true}')).received
+    assert validate(WatchLine, decode('{"log": "YQ==", "offset": 7, "at": 5.5}')).offset == 7
+    assert validate(WatchLine, decode('{"beat": 5.5}')).status is None
+    assert validate(PrepareResult, decode('{"have_code": true}')).trouble == ""
+    assert validate(ReceiveResult, decode('{"received": true}')).received
 
 
 def test_an_answer_with_more_or_less_than_this_version_knows_is_understood() -> None:
-    status = checked(AttemptStatus, decode('{"state": "none", "of_a_later_version": [1]}'))
+    status = validate(AttemptStatus, decode('{"state": "none", "of_a_later_version": [1]}'))
     assert status == AttemptStatus(state="none")
     assert (status.stopped, status.tail, status.log_size) == (False, (), None)
 
@@ -83,19 +83,19 @@ def test_an_answer_with_more_or_less_than_this_version_knows_is_understood() -> 
         (AttemptStatus, '{"state": "asleep"}'),
         (AttemptStatus, "{}"),
         (AttemptStatus, '{"state": "none", "heartbeat": 3}'),
-        (Line, '{"log": "YQ==", "offset": -1}'),
-        (Line, '{"log": "YQ==", "at": 1e12}'),
-        (Line, '{"log": "YQ==", "at": NaN}'),
-        (Line, '{"status": {"state": "asleep"}}'),
-        (Line, '{"status": "none"}'),
-        (Port, '{"port": 0}'),
-        (Port, '{"port": 65536}'),
-        (Prepared, '{"trouble": ""}'),
+        (WatchLine, '{"log": "YQ==", "offset": -1}'),
+        (WatchLine, '{"log": "YQ==", "at": 1e12}'),
+        (WatchLine, '{"log": "YQ==", "at": NaN}'),
+        (WatchLine, '{"status": {"state": "asleep"}}'),
+        (WatchLine, '{"status": "none"}'),
+        (FreePort, '{"port": 0}'),
+        (FreePort, '{"port": 65536}'),
+        (PrepareResult, '{"trouble": ""}'),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused(kind: type[Message], line: str) -> None:
     with pytest.raises(ValidationError):
-        checked(kind, decode(line))
+        validate(kind, decode(line))
 
 
 @pytest.mark.parametrize("line", ["[1]", "3", "null", "no JSON", ""])
@@ -136,7 +136,7 @@ def test_a_program_that_an_earlier_agent_ran_is_told_of_by_this_one(tmp_path: Pa
         capture_output=True,
         check=True,
     )
-    told = checked(AttemptStatus, decode(done.stdout))
+    told = validate(AttemptStatus, decode(done.stdout))
     assert (told.state, told.exit_code, told.started_at) == ("exited", 3, 5.0)
     assert (told.error, told.error_at) == ("train.py:4  ValueError: x", 9.0)
     assert (told.coordinator, told.tail) == ("10.0.0.1:8476", ("a", "b"))

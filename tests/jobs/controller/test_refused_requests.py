@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drumline.cloud.google.resources import Trouble
+from drumline.cloud.google.placements import RpcError
 from drumline.cloud.protocol import CloudError
 from drumline.jobs.core.state import Choice, EffectKind, Status, Zone
 from tests.jobs.pretend import HOUR, LOGIN_EXPIRED, UNAVAILABLE, Office, play
@@ -25,7 +25,7 @@ def test_a_request_that_fails_for_no_known_reason_is_made_again_less_and_less(
 ) -> None:
     async def story(office: Office) -> None:
         office.cloud.given = ("FAILED", None)
-        office.cloud.given_trouble = Trouble(code, text)
+        office.cloud.given_trouble = RpcError(code, text)
         job = await office.create()
         await asyncio.sleep(HOUR)
         shown = office.show(job)

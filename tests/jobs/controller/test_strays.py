@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drumline.cloud.google.resources import ListedNode, ListedRequest
+from drumline.cloud.google.placements import ListedNode, ListedRequest
 from drumline.jobs.controller.slices.strays import Owners
 from drumline.jobs.server.verbs import RequestError
 from tests.jobs.pretend import UNAVAILABLE, ZONE, Office, play

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.cloud.google.resources import Trouble
+from drumline.cloud.google.placements import RpcError
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (
     Allowance,
@@ -78,7 +78,7 @@ def test_a_taken_slice_is_released_and_the_job_asks_again(
 
 def test_a_job_preempted_while_it_waits_asks_again() -> None:
     story = Story().settle().cloud_takes_the_request()
-    story.look("SUSPENDED", None, Trouble(3, "update is not supported while in state PREEMPTED"))
+    story.look("SUSPENDED", None, RpcError(3, "update is not supported while in state PREEMPTED"))
     assert story.job.preemptions == 1
     assert story.job.placement is None
     story.passes(PATIENCE.retry + 1)

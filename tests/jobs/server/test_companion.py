@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from drumline import __version__
-from drumline.hosts.code import COMPANION
+from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.jobs.spec import SpecError, parse
 from tests.jobs.pretend import Office, play
 
@@ -37,7 +37,7 @@ def test_the_hosts_are_told_where_to_find_it(tmp_path: Path) -> None:
         job = await office.create("python -m drumline.train x.py", python={"kind": "uv"})
         await office.reaches(job, "RUNNING")
         program = office.starts(job)[-1].program
-        assert f'PYTHONPATH="$PWD/{COMPANION}' in program.wrap[2]
+        assert f'PYTHONPATH="$PWD/{PACKAGE_FOLDER}' in program.wrap[2]
         assert program.archive is not None
         assert program.archive.is_file()
         assert "orbax-checkpoint" in program.steps[0].script

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.hosts.connection import ConnectionCut
+from drumline.hosts.connection import ConnectionLost
 from drumline.hosts.session import SliceSession
 from drumline.jobs.server.execution import Exchange, Execution, Frame, LinesResponse
 from drumline.jobs.server.verbs import RequestError
@@ -68,7 +68,7 @@ def test_each_host_gets_all_of_the_input_and_what_was_taken_is_told() -> None:
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [
-        (ConnectionCut("connection lost"), "connection lost"),
+        (ConnectionLost("connection lost"), "connection lost"),
         (TimeoutError(), "no answer"),
         (KeyError("oh"), "the server failed ('oh'), see its log"),
     ],

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.hosts.kept_log import SMALLEST, KeptLog
+from drumline.hosts.log_segments import MIN_LIMIT, LogWriter
 from drumline.jobs.controller.log_limit import trim
 from drumline.jobs.core.state import Attempt, Choice, Job, Placement, PlacementPhase, Status
 from drumline.jobs.folders import Folders
@@ -125,7 +125,7 @@ class Shelf:
         attempt: int = 1,
         limit: int | None = None,
     ) -> None:
-        log = KeptLog(self.path(host, attempt), limit)
+        log = LogWriter(self.path(host, attempt), limit)
         log.append(text, at)
         log.close()
 
@@ -284,10 +284,10 @@ def test_since_begins_at_a_moment_in_whichever_attempt_it_fell(shelf: Shelf) -> 
 
 def test_what_was_not_kept_is_told_where_it_is_missing(shelf: Shelf) -> None:
     line = b"x" * 99 + b"\n"
-    shelf.write(line * 5000, limit=SMALLEST)
+    shelf.write(line * 5000, limit=MIN_LIMIT)
     for wanted in ({}, {"times": True}):
         told = shelf.read(**wanted)
-        assert len(told) < 2 * SMALLEST
+        assert len(told) < 2 * MIN_LIMIT
         assert told.count(b"bytes are not kept: the log has reached its limit\n") == 1
         assert told.endswith(line)
 

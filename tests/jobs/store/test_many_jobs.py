@@ -170,7 +170,7 @@ def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path:
 
     async def after(office: Office) -> None:
         name = f"dl-{office.desk.store.owner}-{job}-1"
-        from drumline.cloud.google.resources import ListedNode, ListedRequest
+        from drumline.cloud.google.placements import ListedNode, ListedRequest
 
         labels = {"drumline-owner": office.desk.store.owner, "drumline-job": job}
         zone = "us-central2-b"

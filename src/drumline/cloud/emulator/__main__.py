@@ -1,7 +1,7 @@
 """The emulator's process: `python -m drumline.cloud.emulator --home DIR [--port P]`.
 
-One at a time in a home, which a lock there sees to. It writes `endpoint.json` when it answers, with
-a token that is new each time, and removes it when it ends in order.
+A lock allows one emulator per home. When it is ready, it writes `endpoint.json` with a new token.
+It removes the file when it exits.
 """
 
 import argparse
@@ -25,49 +25,54 @@ from starlette.applications import Starlette
 
 from drumline.cloud.emulator.api import control, rest, storage
 from drumline.cloud.emulator.api.login import Login
-from drumline.cloud.emulator.config import BadConfig, EmulatorConfig, load
-from drumline.cloud.emulator.hosts.running import HostSettings
-from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, for_owner, make_private
+from drumline.cloud.emulator.config import EmulatorConfig, load
+from drumline.cloud.emulator.launch import ENDPOINT, EmulatorError, make_private, open_private
+from drumline.cloud.emulator.running_hosts import HostSettings
 from drumline.cloud.emulator.service import Service
-from drumline.cloud.visits import Visits
+from drumline.cloud.idle_exit import IdleExit
+from drumline.errors import UserError
+from drumline.files import write_atomically
 
-MISTAKE = 2
+USER_ERROR = 2
 _LOCK_SECONDS = 1.0
-ANNOUNCE_SECONDS = 1.0
-"""Seconds between two checks that others can still find us."""
+ENDPOINT_CHECK_SECONDS = 1.0
+"""The interval of checks that the endpoint file still exists."""
 IDLE_SECONDS = 1800.0
-"""Seconds without a slice or a call after which it exits; the next command starts another."""
+"""The seconds without slices and calls after which it exits. The next command starts another."""
 
 
 def main() -> int:
-    """Run until stopped."""
+    """Run the emulator until it is stopped. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m drumline.cloud.emulator", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--port", type=int, default=0, help="any free one unless given")
+    parser.add_argument("--port", type=int, default=0, help="the port; by default any free port")
     parser.add_argument(
-        "--idle", type=float, default=IDLE_SECONDS, help="seconds with nothing to do until it ends"
+        "--idle",
+        type=float,
+        default=IDLE_SECONDS,
+        help="seconds without slices and calls after which it exits",
     )
-    given = parser.parse_args()
-    home: Path = given.home.resolve()
+    arguments = parser.parse_args()
+    home: Path = arguments.home.resolve()
     try:
         make_private(home)
         config = load(home / "config.yaml")
-    except (BadConfig, EmulatorError) as wrong:
-        print(wrong, file=sys.stderr)
-        return MISTAKE
+    except (UserError, EmulatorError) as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR
     _allow_many_hosts()
-    with open(home / "lock", "w", opener=for_owner) as lock:
-        if not _take(lock):
+    with open(home / "lock", "w", opener=open_private) as lock:
+        if not _acquire(lock):
             print(f"an emulator already runs in {home}", file=sys.stderr)
-            return MISTAKE
-        # The endpoint file of a killed emulator must not be taken for ours.
+            return USER_ERROR
+        # Remove the endpoint file of an emulator that was killed.
         (home / ENDPOINT).unlink(missing_ok=True)
-        asyncio.run(_serve(home, config, given.port, given.idle))
+        asyncio.run(_serve(home, config, arguments.port, arguments.idle))
     return 0
 
 
-def _take(lock: IO[str]) -> bool:
-    # A check whether an emulator runs takes the lock briefly.
+def _acquire(lock: IO[str]) -> bool:
+    # `launch` takes the lock for a moment to check if an emulator runs.
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -81,27 +86,27 @@ def _take(lock: IO[str]) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn would exit before the hosts are ended."""
+    """A server that ignores signals. uvicorn would exit before the hosts are ended."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
 def _allow_many_hosts() -> None:
     # Each host takes three descriptors, and the default limit is often 1,024.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
 async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> None:
     settings = HostSettings(home, config.boot_seconds)
     service = Service(config, settings)
-    service.hosts.clear_away()
-    service.machines.clear_away()
-    service.hosts.warm_up()
+    service.hosts.remove_leftovers()
+    service.machines.remove_all()
+    service.hosts.start_fork_server()
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
@@ -116,22 +121,22 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
         routes=[*control.routes(service, stop), *rest.routes(service), storage_route],
         exception_handlers=rest.EXCEPTION_HANDLERS,
     )
-    # Inside the login: a call without the token does not count.
-    visits = Visits(app, lambda: _needed(service, config), idle)
+    # Wrapped by the login, so that calls without the token do not count.
+    idle_exit = IdleExit(app, lambda: _is_busy(service, config), idle)
     server = _Server(
         uvicorn.Config(
-            Login(visits, token, storage_path),
-            # A line for each call would fill the disk of a user who leaves it running.
+            Login(idle_exit, token, storage_path),
+            # A line for each call would fill the disk over time.
             log_level="warning",
             lifespan="off",
             timeout_graceful_shutdown=2,
-            # Closing an idle connection just when a caller uses it again looks like a fault, and
-            # faults here must come only on request.
+            # Long, because closing an idle connection at the moment of a call looks like a fault,
+            # and faults must occur only on request.
             timeout_keep_alive=600,
         )
     )
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    announcement = json.dumps(
+    endpoint = json.dumps(
         {
             "pid": os.getpid(),
             "url": url,
@@ -140,51 +145,48 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
             "started": time.time(),
         }
     )
-    _announce(home, announcement)
-    announcing = asyncio.create_task(_keep_announced(home, announcement))
-    for asked_to_end in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(asked_to_end, stop)
-    advancing = asyncio.create_task(service.run())
-    leaving = asyncio.create_task(visits.over())
-    leaving.add_done_callback(lambda _: stop())
+    _write_endpoint(home, endpoint)
+    endpoint_task = asyncio.create_task(_keep_endpoint_file(home, endpoint))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    advance_task = asyncio.create_task(service.run())
+    idle_task = asyncio.create_task(idle_exit.wait_until_idle())
+    idle_task.add_done_callback(lambda _: stop())
     try:
         await server.serve(sockets=[listening])
     finally:
-        for task in (advancing, leaving, announcing):
+        for task in (advance_task, idle_task, endpoint_task):
             task.cancel()
         await service.hosts.close()
-        service.machines.clear_away()
+        service.machines.remove_all()
         (home / ENDPOINT).unlink(missing_ok=True)
 
 
-def _needed(service: Service, config: EmulatorConfig) -> bool:
-    """Whether it holds anything, or was changed by controls, which the next one would not be."""
-    fleet, first = service.fleet, config.limits()
+def _is_busy(service: Service, config: EmulatorConfig) -> bool:
+    """Return True if the emulator has state that a restart would lose."""
+    fleet, initial = service.fleet, config.limits()
     changed = service.faults != config.faults or any(
-        fleet.limits.capacity.get(zone, {}) != first.capacity.get(zone, {})
-        for zone in {*fleet.limits.capacity, *first.capacity}
+        fleet.limits.capacity.get(zone, {}) != initial.capacity.get(zone, {})
+        for zone in {*fleet.limits.capacity, *initial.capacity}
     )
     return bool(fleet.requests or fleet.nodes or changed or service.machines.broken)
 
 
-def _announce(home: Path, announcement: str) -> None:
-    draft = home / f"{ENDPOINT}.{os.getpid()}"
-    with open(draft, "w", opener=for_owner) as file:
-        file.write(announcement)
-    draft.replace(home / ENDPOINT)
+def _write_endpoint(home: Path, endpoint: str) -> None:
+    write_atomically(home / ENDPOINT, endpoint, mode=0o600)
 
 
-async def _keep_announced(home: Path, announcement: str) -> None:
-    """Restore the endpoint file if it was removed or spoilt: otherwise nobody could find us."""
+async def _keep_endpoint_file(home: Path, endpoint: str) -> None:
+    """Restore the endpoint file if it was removed or changed. Callers find the emulator by it."""
     while True:
-        await asyncio.sleep(ANNOUNCE_SECONDS)
+        await asyncio.sleep(ENDPOINT_CHECK_SECONDS)
         with contextlib.suppress(OSError, UnicodeDecodeError):
             try:
-                known = (home / ENDPOINT).read_text()
+                content = (home / ENDPOINT).read_text()
             except FileNotFoundError:
-                known = ""
-            if known != announcement and home.is_dir():
-                _announce(home, announcement)
+                content = ""
+            if content != endpoint and home.is_dir():
+                _write_endpoint(home, endpoint)
 
 
 if __name__ == "__main__":

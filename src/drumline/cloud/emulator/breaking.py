@@ -1,30 +1,31 @@
-"""`break`: what can go wrong with a host, and with the physical machine that it is on.
+"""The `break` control: faults of a host and of its physical machine.
 
-A host that hangs or reboots is well again as a new host. What is wrong with a machine stays with
-it: the next node that gets the machine has the fault too, until the machine is healed.
+A fault of a host (it hangs or reboots) does not affect the next host on the machine. A fault of a
+machine stays: every later node that gets the machine has it, until the machine is healed.
 """
 
 import zlib
 from dataclasses import dataclass, replace
 
-from drumline.cloud.emulator.hosts.terms import SOUND, ChipFault, MachineFaults
-from drumline.cloud.emulator.service import ControlMistake, Service
+from drumline.cloud.emulator.host_messages import NO_FAULTS, ChipFault, MachineFaults
+from drumline.cloud.emulator.service import Service
 from drumline.cloud.model.errors import Json
 from drumline.cloud.model.resources import Node
+from drumline.errors import UserError
 
-_OF_A_CHIP = ("lies", "nan", "bad-link", "missing-chip")
-_WITH_STEPS = ("lies", "nan")
-_OF_A_HOST = ("silent", "reboot")
-HOWS = (*_OF_A_CHIP, "slow", "vfio", *_OF_A_HOST)
+_CHIP_FAULTS = ("lies", "nan", "bad-link", "missing-chip")
+_STEP_FAULTS = ("lies", "nan")
+_HOST_FAULTS = ("silent", "reboot")
+FAULTS = (*_CHIP_FAULTS, "slow", "vfio", *_HOST_FAULTS)
 HEAL = "heal"
 
 
 @dataclass(frozen=True)
-class Breakage:
-    """What a user asks for; None is what was not said."""
+class BreakRequest:
+    """The arguments of `break`. None means that the user has not set it."""
 
     target: str
-    """A job, a node or a request, of which `host` is meant; or a machine."""
+    """A job, node or request, of which `host` is broken; or a machine."""
     how: str
     host: int | None = None
     from_step: int | None = None
@@ -32,131 +33,133 @@ class Breakage:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A machine, and the host on it, if a node has the machine now."""
+class _Target:
+    """A machine, and its current host if a node has the machine."""
 
     machine: str
     node: Node | None = None
     index: int | None = None
 
 
-async def break_host(service: Service, asked: Breakage) -> Json:
-    """Break or heal a host or its machine; the answer says which, and how."""
-    _check(asked)
-    place = _place(service, asked)
-    chip = _chip(service, place, asked)
-    if asked.how in _OF_A_HOST:
-        if not await _order(service, place, asked.how):
-            raise ControlMistake(f"no host runs on {place.machine} now, so none can break")
+async def break_host(service: Service, request: BreakRequest) -> Json:
+    """Break or heal a host or its machine. Return its name and the fault as JSON."""
+    _check(request)
+    target = _find_target(service, request)
+    chip = _chip(service, target, request)
+    if request.how in _HOST_FAULTS:
+        if not await _send_to_host(service, target, request.how):
+            raise UserError(f"no host runs on {target.machine} now, so there is none to break")
     else:
-        faults = _broken(service.machines.faults(place.machine), place.machine, asked, chip)
-        service.machines.set_faults(place.machine, faults)
-        await _order(service, place, faults)
-        if asked.how == HEAL:
-            await _order(service, place, HEAL)
+        faults = _faults_after(
+            service.machines.faults(target.machine), target.machine, request, chip
+        )
+        service.machines.set_faults(target.machine, faults)
+        await _send_to_host(service, target, faults)
+        if request.how == HEAL:
+            await _send_to_host(service, target, HEAL)
     return {
-        "node": place.node and place.node.spec.name.rpartition("/")[2],
-        "host": place.index,
-        "machine": place.machine,
-        "how": asked.how,
+        "node": target.node and target.node.spec.name.rpartition("/")[2],
+        "host": target.index,
+        "machine": target.machine,
+        "how": request.how,
         "chip": chip,
-        "from_step": (asked.from_step or 0) if asked.how in _WITH_STEPS else None,
+        "from_step": (request.from_step or 0) if request.how in _STEP_FAULTS else None,
     }
 
 
 def broken_machines(service: Service) -> list[Json]:
-    """Every machine with faults, and the host that is on it."""
+    """Return every machine with faults, and its current host, as JSON."""
     listed: list[Json] = []
     for machine, faults in sorted(service.machines.broken.items()):
-        place = _on(service, machine)
-        node = place.node and place.node.spec.name.rpartition("/")[2]
+        target = _machine_target(service, machine)
+        node = target.node and target.node.spec.name.rpartition("/")[2]
         listed.append(
-            {"name": machine, "node": node, "host": place.index, "faults": faults.listing()}
+            {"name": machine, "node": node, "host": target.index, "faults": faults.listing()}
         )
     return listed
 
 
-def _check(asked: Breakage) -> None:
-    """Refuse what no host or machine could do."""
-    if asked.how not in (*HOWS, HEAL):
-        raise ControlMistake(f"a host breaks by {', '.join(HOWS)}, and heals; not by {asked.how!r}")
-    if asked.from_step is not None and asked.how not in _WITH_STEPS:
-        raise ControlMistake(
-            f"{asked.how} begins at once: --from-step goes with {' and '.join(_WITH_STEPS)}"
+def _check(request: BreakRequest) -> None:
+    """Raise UserError for arguments that do not fit the fault."""
+    if request.how not in (*FAULTS, HEAL):
+        raise UserError(f"a host breaks by {', '.join(FAULTS)}, and heals; not by {request.how!r}")
+    if request.from_step is not None and request.how not in _STEP_FAULTS:
+        raise UserError(
+            f"{request.how} starts at once: --from-step goes with {' and '.join(_STEP_FAULTS)}"
         )
-    if asked.from_step is not None and asked.from_step < 0:
-        raise ControlMistake(f"steps count from 0: there is no step {asked.from_step}")
-    if asked.chip is not None and asked.how not in _OF_A_CHIP:
-        raise ControlMistake(
-            f"{asked.how} is of no single chip: --chip goes with {', '.join(_OF_A_CHIP)}"
+    if request.from_step is not None and request.from_step < 0:
+        raise UserError(f"steps count from 0: there is no step {request.from_step}")
+    if request.chip is not None and request.how not in _CHIP_FAULTS:
+        raise UserError(
+            f"{request.how} is not a fault of one chip: --chip goes with {', '.join(_CHIP_FAULTS)}"
         )
 
 
-def _place(service: Service, asked: Breakage) -> _Place:
+def _find_target(service: Service, request: BreakRequest) -> _Target:
     try:
-        subject = service.find(asked.target)
-    except ControlMistake:
-        if service.fleet.machines.chips(asked.target) is None:
+        subject = service.find(request.target)
+    except UserError:
+        if service.fleet.machines.chips(request.target) is None:
             raise
-        if asked.host is not None:
-            raise ControlMistake(
-                f"{asked.target} is one machine: leave out --host {asked.host}"
+        if request.host is not None:
+            raise UserError(
+                f"{request.target} is one machine: leave out --host {request.host}"
             ) from None
-        return _on(service, asked.target)
+        return _machine_target(service, request.target)
     nodes = [subject] if isinstance(subject, Node) else service.fleet.nodes_under(subject)
     hosts = [(node, number) for node in nodes for number in range(len(node.hosts))]
     if not hosts:
-        raise ControlMistake(f"{asked.target} has no hosts now: it is {subject.state}")
-    host = asked.host or 0
+        raise UserError(f"{request.target} has no hosts now: it is {subject.state}")
+    host = request.host or 0
     if not 0 <= host < len(hosts):
-        raise ControlMistake(f"{asked.target} has the hosts 0 to {len(hosts) - 1}, not {host}")
+        raise UserError(f"{request.target} has the hosts 0 to {len(hosts) - 1}, not {host}")
     node, number = hosts[host]
-    return _Place(node.machines[number], node, number)
+    return _Target(node.machines[number], node, number)
 
 
-def _on(service: Service, machine: str) -> _Place:
+def _machine_target(service: Service, machine: str) -> _Target:
     for node in service.fleet.nodes.values():
         if machine in node.machines:
-            return _Place(machine, node, node.machines.index(machine))
-    return _Place(machine)
+            return _Target(machine, node, node.machines.index(machine))
+    return _Target(machine)
 
 
-def _chip(service: Service, place: _Place, asked: Breakage) -> int | None:
-    """The chip that is meant, the first unless another is named; None if no chip is."""
-    if asked.how not in _OF_A_CHIP:
+def _chip(service: Service, target: _Target, request: BreakRequest) -> int | None:
+    """Return the chip of the fault, by default the first, or None if the fault has none."""
+    if request.how not in _CHIP_FAULTS:
         return None
-    chips = service.fleet.machines.chips(place.machine) or 0
-    chip = asked.chip or 0
+    chips = service.fleet.machines.chips(target.machine) or 0
+    chip = request.chip or 0
     if not 0 <= chip < chips:
-        has = "only the chip 0" if chips == 1 else f"the chips 0 to {chips - 1}"
-        raise ControlMistake(f"{place.machine} has {has}, not {chip}")
-    if chip in service.machines.faults(place.machine).missing:
-        raise ControlMistake(
-            f"chip {chip} of {place.machine} is missing already; --how {HEAL} brings it back"
+        chip_range = "only the chip 0" if chips == 1 else f"the chips 0 to {chips - 1}"
+        raise UserError(f"{target.machine} has {chip_range}, not {chip}")
+    if chip in service.machines.faults(target.machine).missing:
+        raise UserError(
+            f"chip {chip} of {target.machine} is missing already; --how {HEAL} brings it back"
         )
     return chip
 
 
-def _broken(
-    before: MachineFaults, machine: str, asked: Breakage, chip: int | None
+def _faults_after(
+    faults: MachineFaults, machine: str, request: BreakRequest, chip: int | None
 ) -> MachineFaults:
-    """The faults of the machine from now on."""
-    match asked.how:
+    """Return the faults of the machine after `break`."""
+    match request.how:
         case "slow":
-            return replace(before, slow=True)
+            return replace(faults, slow=True)
         case "vfio":
-            return replace(before, vfio=True)
+            return replace(faults, vfio=True)
         case "missing-chip" if chip is not None:
-            return replace(before, missing=before.missing | {chip})
+            return replace(faults, missing=faults.missing | {chip})
         case how if chip is not None:
             seed = zlib.crc32(machine.encode())
-            return replace(before, chip=ChipFault(how, chip, asked.from_step or 0, seed))
+            return replace(faults, chip=ChipFault(how, chip, request.from_step or 0, seed))
         case _:
-            return SOUND
+            return NO_FAULTS
 
 
-async def _order(service: Service, place: _Place, what: str | MachineFaults) -> bool:
-    """Tell the host, if there is one, and wait until it has done so."""
-    if place.node is None or place.index is None:
+async def _send_to_host(service: Service, target: _Target, order: str | MachineFaults) -> bool:
+    """Send an order to the host, if there is one, and wait until it is carried out."""
+    if target.node is None or target.index is None:
         return False
-    return await service.hosts.order(place.node, place.index, what)
+    return await service.hosts.order(target.node, target.index, order)

@@ -1,7 +1,7 @@
 """The settings of the emulated cloud: `config.yaml` in its home, read at start.
 
-By default it has unlimited chips and takes no time, so that a first job runs at once. Each key
-makes it more like a real cloud.
+By default it has unlimited chips and no delays, so that a first job starts at once. Each key makes
+it more like a real cloud.
 """
 
 from pathlib import Path
@@ -12,23 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from drumline.chips import LOCAL_ZONES, UnknownName, chip, slice_of, zones
 from drumline.cloud.model.resources import CloudTiming, Limits, Tier
+from drumline.errors import UserError
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Chips = Annotated[int, Field(ge=0)]
 
 
-class BadConfig(ValueError):
-    """The text is the whole sentence for the user."""
-
-
 def known_zones() -> tuple[str, ...]:
-    """Google's zones with TPUs, and those that only the emulator has."""
+    """Return Google's zones with TPUs, and the zones of the emulator alone."""
     return (*LOCAL_ZONES, *zones())
 
 
 def pool_name(accelerator: str) -> str:
-    """The pool of an accelerator: `v4` for `v4` and `tpu v4`, or `v4-8` for that size alone."""
+    """Return the pool of an accelerator: `v4` for `v4` and `tpu v4`, `v4-8` for that size."""
     return slice_of(accelerator).name if "-" in accelerator.strip() else chip(accelerator).name
 
 
@@ -38,14 +35,14 @@ class Faults(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     fail: Share = 0.0
-    """The share of calls that answer 503, 500 or 429 in turn. Half of their changes take effect
-    nevertheless: a caller that sees a 503 cannot know."""
+    """The fraction of calls that fail with 503, 500 and 429 in turn. Half of the failing changes
+    take effect nevertheless, as they may at Google."""
     delay: Share = 0.0
     seconds: Seconds = 1.0
-    """The extra seconds of a delayed call."""
+    """The additional seconds of a delayed call."""
     login: Literal["ok", "expired"] = "ok"
     deny: tuple[str, ...] = ()
-    """Zones where every call is denied."""
+    """The zones where every call is denied."""
 
 
 class EmulatorConfig(BaseModel):
@@ -58,7 +55,7 @@ class EmulatorConfig(BaseModel):
     quota: dict[str, dict[Tier, Chips]] = {}
     """Chips that a project may use, by zone or region and by tier."""
     waiting_seconds: Seconds = 0.0
-    """The least seconds that a request waits, with or without chips."""
+    """The minimum wait of a request, even if there are chips."""
     provision_seconds: Seconds = 0.0
     boot_seconds: Seconds = 0.0
     """Seconds from a host's start or reboot until it answers on SSH."""
@@ -74,20 +71,20 @@ class EmulatorConfig(BaseModel):
 
     @field_validator("capacity")
     @classmethod
-    def _pools(cls, given: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        for zone in given:
+    def _pools(cls, value: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        for zone in value:
             if zone not in known_zones():
                 raise ValueError(f"{zone!r} is no zone with TPUs")
         try:
             return {
                 zone: {pool_name(name): chips for name, chips in pools.items()}
-                for zone, pools in given.items()
+                for zone, pools in value.items()
             }
-        except UnknownName as wrong:
-            raise ValueError(str(wrong)) from wrong
+        except UnknownName as error:
+            raise ValueError(str(error)) from error
 
     def limits(self) -> Limits:
-        """Capacity and quota for the fleet, which can be changed while it runs."""
+        """Return the capacity and quota at the start, as a copy that can be changed."""
         return Limits(
             capacity={zone: dict(pools) for zone, pools in self.capacity.items()},
             quota={place: dict(tiers) for place, tiers in self.quota.items()},
@@ -95,7 +92,7 @@ class EmulatorConfig(BaseModel):
         )
 
     def timing(self) -> CloudTiming:
-        """How long things take."""
+        """Return the delays of the cloud."""
         return CloudTiming(
             waiting=self.waiting_seconds,
             provision=self.provision_seconds,
@@ -105,21 +102,21 @@ class EmulatorConfig(BaseModel):
 
 
 def load(path: Path) -> EmulatorConfig:
-    """Read the file; everything has its default where there is none."""
+    """Read the file. Without it, all settings have their defaults."""
     try:
-        given = yaml.safe_load(path.read_text()) if path.exists() else None
-        return EmulatorConfig.model_validate(given or {})
-    except yaml.YAMLError as wrong:
-        raise BadConfig(f"{path}: not YAML: {' '.join(str(wrong).split())}") from wrong
-    except ValidationError as wrong:
-        raise BadConfig(f"{path}: {first_problem(wrong)}") from wrong
+        value = yaml.safe_load(path.read_text()) if path.exists() else None
+        return EmulatorConfig.model_validate(value or {})
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_error(error)}") from error
 
 
-def first_problem(wrong: ValidationError) -> str:
-    """`quota.local-a.spot: Input should be a valid integer`."""
-    problem = wrong.errors()[0]
-    where = ".".join(map(str, problem["loc"])) or "the whole"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
+def first_error(error: ValidationError) -> str:
+    """Return the first error, such as `quota.local-a.spot: Input should be a valid integer`."""
+    details = error.errors()[0]
+    path = ".".join(map(str, details["loc"])) or "the file"
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] == "extra_forbidden":
         message = "there is no such key"
-    return f"{where}: {message}"
+    return f"{path}: {message}"

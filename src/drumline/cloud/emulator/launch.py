@@ -1,9 +1,9 @@
 """Finds the emulator, starts it, stops it, and calls its controls.
 
-Imported by every command that may need it, so standard library only.
+Many commands import this module, so it uses the standard library only.
 
 The emulator listens on a TCP port, as Google's client requires, and every user of the machine can
-connect to it. So it answers only callers with the token that it wrote, with its address, into a
+connect to it. Therefore callers need a token. The emulator writes the token and its address to a
 file that only its owner can read.
 """
 
@@ -20,72 +20,74 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from drumline.errors import CloudError
+
 ENDPOINT = "endpoint.json"
-# It starts in about a second, or many on a busy machine.
+# It starts in about a second, or in many seconds on a busy machine.
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-_ANSWER_SECONDS = 30.0
+_RESPONSE_SECONDS = 30.0
 
 
-# It outlives us, but if it ends first its parent must reap it.
+# The emulator outlives this process. If it ends first, its parent must reap it.
 _started: list["subprocess.Popen[bytes]"] = []
 
 
-class EmulatorError(RuntimeError):
-    """The emulator could not be started or called, or refused; the text is the whole sentence."""
+class EmulatorError(CloudError):
+    """The emulator could not be started or called, or it rejected a call."""
 
 
 class Access(NamedTuple):
-    """The address of an emulator, and the token for it."""
+    """The address of an emulator and its token."""
 
     url: str
     token: str
     pid: int
     storage: str = ""
-    """The URL of its Cloud Storage API, which takes the place of a token."""
+    """The URL of its Cloud Storage API, which is secret and replaces a token."""
 
 
 def find(home: Path) -> Access | None:
-    """The emulator of that home, if one runs; whether it answers is not checked.
+    """Return the access to the emulator of a home, or None if none runs. Send no call.
 
-    After a crash the port may belong to another user, who must not get the token. So the file
-    counts only while its writer holds the lock.
+    After a crash, the port may belong to another user, who must not get the token. Therefore the
+    file counts only while an emulator holds the lock.
     """
     try:
-        written = json.loads((home / ENDPOINT).read_text())
-        url, token, pid = str(written["url"]), str(written["token"]), int(written["pid"])
-        found = Access(url, token, pid, str(written.get("storage", "")))
+        saved = json.loads((home / ENDPOINT).read_text())
+        url, token, pid = str(saved["url"]), str(saved["token"]), int(saved["pid"])
+        access = Access(url, token, pid, str(saved.get("storage", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if _holds_its_lock(home) else None
+    return access if _lock_is_held(home) else None
 
 
 def endpoint(home: Path) -> str | None:
-    """The base URL of the emulator of that home, if one answers there."""
+    """Return the base URL of the emulator of a home, or None if none answers."""
     _started[:] = [process for process in _started if process.poll() is None]
-    found = find(home)
-    if found is None:
+    access = find(home)
+    if access is None:
         return None
     try:
-        _ask(found, "status")
+        _call(access, "status")
     except EmulatorError:
         return None
-    return found.url
+    return access.url
 
 
 def ensure_running(home: Path) -> str:
-    """The base URL of the emulator of that home, which is started if it does not run.
+    """Return the base URL of the emulator of a home, and start it if it does not run.
 
-    It has a session of its own, so it outlives the caller. Two concurrent callers start only one.
+    It runs in its own session and outlives the caller. Concurrent callers start only one.
     """
     if url := endpoint(home):
         return url
     make_private(home)
-    with open(home / "launch.lock", "w", opener=for_owner) as lock:
+    with open(home / "launch.lock", "w", opener=open_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if url := endpoint(home):
             return url
-        with open(home / "log", "ab", opener=for_owner) as log:
+        with open(home / "log", "ab", opener=open_private) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "drumline.cloud.emulator", "--home", str(home)],
                 stdin=subprocess.DEVNULL,
@@ -95,8 +97,8 @@ def ensure_running(home: Path) -> str:
             )
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            found = find(home)
-            if found and found.pid == process.pid and (url := endpoint(home)):
+            access = find(home)
+            if access and access.pid == process.pid and (url := endpoint(home)):
                 _started.append(process)
                 return url
             if process.poll() is not None:
@@ -108,42 +110,42 @@ def ensure_running(home: Path) -> str:
 
 
 def stop(home: Path) -> bool:
-    """Stop the emulator of that home and all its hosts; False if none runs."""
-    found = find(home)
-    if found is None:
+    """Stop the emulator of a home and all its hosts. Return False if none runs."""
+    access = find(home)
+    if access is None:
         return False
     try:
-        _ask(found, "stop")
+        _call(access, "stop")
     except EmulatorError:
-        # It hangs or is exiting; the holder of the lock has the process id in the file.
+        # It hangs or is exiting. The process in the file holds the lock.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(found.pid, signal.SIGTERM)
+            os.kill(access.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
-    while _holds_its_lock(home):
+    while _lock_is_held(home):
         if time.monotonic() > deadline:
-            # Its hosts notice and exit by themselves.
+            # Its hosts exit when it dies.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(found.pid, signal.SIGKILL)
+                os.kill(access.pid, signal.SIGKILL)
         time.sleep(0.02)
     for process in _started:
-        if process.pid == found.pid:
+        if process.pid == access.pid:
             process.wait()
     return True
 
 
-def control(home: Path, verb: str, **given: Any) -> dict[str, Any]:
-    """Call `/emulator/<verb>`: status and resources only read, all others change something."""
-    found = find(home)
-    if found is None:
+def control(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
+    """Call the control `/emulator/<verb>`."""
+    access = find(home)
+    if access is None:
         raise EmulatorError(f"no emulator runs in {home}")
-    return _ask(found, verb, **given)
+    return _call(access, verb, **arguments)
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner can enter, and its missing parents."""
+    """Create a folder that only its owner can enter, and its missing parents."""
     try:
-        missing = [folder, *folder.parents]
-        for parent in reversed([path for path in missing if not path.exists()]):
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        for parent in reversed(missing):
             parent.mkdir(mode=0o700, exist_ok=True)
         owner = folder.stat().st_uid
         if os.getuid() not in (owner, 0):
@@ -151,39 +153,39 @@ def make_private(folder: Path) -> None:
                 f"{folder} belongs to another user; set DRUMLINE_HOME to a folder of your own"
             )
         folder.chmod(0o700)
-    except OSError as wrong:
-        raise EmulatorError(f"{folder} cannot be used: {wrong.strerror}") from wrong
+    except OSError as error:
+        raise EmulatorError(f"{folder} cannot be used: {error.strerror}") from error
 
 
-def _ask(access: Access, verb: str, **given: Any) -> dict[str, Any]:
-    asks = verb in {"status", "resources"}
-    place = urlsplit(access.url)
+def _call(access: Access, verb: str, **arguments: Any) -> dict[str, Any]:
+    is_read = verb in {"status", "resources"}
+    address = urlsplit(access.url)
     connection = http.client.HTTPConnection(
-        place.hostname or "", place.port, timeout=_ANSWER_SECONDS
+        address.hostname or "", address.port, timeout=_RESPONSE_SECONDS
     )
     try:
         connection.request(
-            "GET" if asks else "POST",
+            "GET" if is_read else "POST",
             f"/emulator/{verb}",
-            None if asks else json.dumps(given),
+            None if is_read else json.dumps(arguments),
             {"Authorization": f"Bearer {access.token}"}
-            | ({} if asks else {"Content-Type": "application/json"}),
+            | ({} if is_read else {"Content-Type": "application/json"}),
         )
-        answer = connection.getresponse()
-        body = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError) as wrong:
-        raise EmulatorError(f"the emulator at {access.url} does not answer: {wrong}") from wrong
+        response = connection.getresponse()
+        body = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise EmulatorError(f"the emulator at {access.url} does not answer: {error}") from error
     finally:
         connection.close()
     if not isinstance(body, dict):
-        raise EmulatorError(f"what answers at {access.url} is no emulator")
-    if answer.status >= 400:
+        raise EmulatorError(f"the server at {access.url} is not an emulator")
+    if response.status >= 400:
         raise EmulatorError(str(body.get("error", body)))
     return body
 
 
-def _holds_its_lock(home: Path) -> bool:
-    """Whether an emulator runs there. This takes the lock briefly, which a start allows for."""
+def _lock_is_held(home: Path) -> bool:
+    """Return True if an emulator runs. Takes the lock for a moment, which a start allows for."""
     try:
         with (home / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,8 +196,8 @@ def _holds_its_lock(home: Path) -> bool:
     return False
 
 
-def for_owner(path: str, flags: int) -> int:
-    """An opener for files that only their owner can read."""
+def open_private(path: str, flags: int) -> int:
+    """Open a file so that only its owner can read it."""
     return os.open(path, flags, 0o600)
 
 

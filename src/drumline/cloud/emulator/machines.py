@@ -1,12 +1,12 @@
-"""The physical machines as folders, with what is broken in each.
+"""The physical machines as folders, with their faults.
 
-    machines/local-a-v4-4-0/   DRUMLINE_MACHINE of everything that runs on a host there
-      physical_host              the machine's name, as the metadata of a TPU VM tells it
-      fault.json                 what a chip does wrong; programs on the host read it
-      began                      made by the first program that reached the fault's first step
+    machines/local-a-v4-4-0/   DRUMLINE_MACHINE in the environment of all processes on its host
+      physical_host              the machine's name, as in the metadata of a TPU VM
+      fault.json                 the fault of a chip, which programs on the host simulate
+      began                      created by the first program that reaches the fault's first step
 
-Which node is on which machine is the model's to decide. Folders and faults last as long as the
-emulator's process, as all of its state does.
+The fleet assigns machines to nodes. Folders and faults last as long as the emulator's process, like
+all of its state.
 """
 
 import json
@@ -15,15 +15,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from drumline.cloud.emulator.hosts.terms import SOUND, ChipFault, MachineFaults
+from drumline.cloud.emulator.host_messages import NO_FAULTS, ChipFault, MachineFaults
+from drumline.files import write_atomically
 
 
 class MachineFolders:
-    """The machines that were used or broken so far."""
+    """The folders of all machines that were used or broken so far."""
 
     def __init__(self, home: Path) -> None:
-        """Touch nothing yet; `home` is the emulator's."""
-        self._all = home / "machines"
+        """`home` is the home folder of the emulator."""
+        self._root = home / "machines"
         self._broken: dict[str, MachineFaults] = {}
 
     @property
@@ -31,42 +32,35 @@ class MachineFolders:
         """The machines with faults."""
         return self._broken
 
-    def clear_away(self) -> None:
-        """Remove all folders, also those of an earlier emulator."""
-        shutil.rmtree(self._all, ignore_errors=True)
+    def remove_all(self) -> None:
+        """Remove all folders, including those of an earlier emulator."""
+        shutil.rmtree(self._root, ignore_errors=True)
 
     def folder(self, name: str) -> Path:
-        """The machine's folder, which exists from then on."""
-        folder = self._all / name
+        """Return the folder of a machine, and create it if necessary."""
+        folder = self._root / name
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         if not (folder / "physical_host").exists():
-            _write(folder / "physical_host", name)
+            write_atomically(folder / "physical_host", name)
         return folder
 
     def faults(self, name: str) -> MachineFaults:
-        """What is broken there now."""
-        return self._broken.get(name, SOUND)
+        """Return the current faults of a machine."""
+        return self._broken.get(name, NO_FAULTS)
 
     def set_faults(self, name: str, faults: MachineFaults) -> None:
-        """From now on the machine has these faults and no others."""
+        """Replace the faults of a machine."""
         if faults.chip != self.faults(name).chip:
-            _tell_programs(self.folder(name), faults.chip)
-        if faults == SOUND:
+            _write_fault(self.folder(name), faults.chip)
+        if faults == NO_FAULTS:
             self._broken.pop(name, None)
         else:
             self._broken[name] = faults
 
 
-def _tell_programs(folder: Path, fault: ChipFault | None) -> None:
-    # In this order, lest a program that runs says of the new fault that it began.
+def _write_fault(folder: Path, fault: ChipFault | None) -> None:
+    # In this order, so that no running program marks the new fault as begun.
     (folder / "fault.json").unlink(missing_ok=True)
     (folder / "began").unlink(missing_ok=True)
     if fault is not None:
-        _write(folder / "fault.json", json.dumps(asdict(fault)))
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the file so that nobody ever reads a part of it."""
-    draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(text)
-    draft.replace(path)
+        write_atomically(folder / "fault.json", json.dumps(asdict(fault)))

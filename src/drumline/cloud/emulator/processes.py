@@ -1,7 +1,7 @@
-"""Processes of this machine: finding descendants and marked processes, and ending them.
+"""Processes of this machine: descendants, processes by their environment, and how to kill them.
 
-Linux has /proc for this. Elsewhere `ps` gives the tree, and fully detached processes are not
-found: no process there can adopt orphans.
+Linux has /proc for this. On other systems `ps` lists the descendants, and detached processes are
+not found, because no process can adopt orphans there.
 """
 
 import contextlib
@@ -14,21 +14,23 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from drumline.hosts.agent.processes import all_pids, process_environment
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 ON_LINUX = sys.platform.startswith("linux")
 
 
 def adopt_orphans() -> None:
-    """From now on every descendant whose parent dies becomes a child of this process.
+    """Become the parent of every descendant whose parent dies.
 
-    So none escapes, not even one that forked twice or made a session of its own.
+    No descendant can escape, even one that has forked twice or created a session.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends."""
+    """Let the kernel kill this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -38,74 +40,67 @@ def _prctl(option: int, value: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid`, parents before children."""
-    found: list[int] = []
+    """Return all descendants of a process, parents before children."""
+    result: list[int] = []
     if ON_LINUX:
-        waiting = [pid]
-        while waiting:
-            below = _children(waiting.pop(0))
-            found += below
-            waiting += below
-        return found
+        queue = [pid]
+        while queue:
+            children = _children(queue.pop(0))
+            result += children
+            queue += children
+        return result
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)  # noqa: S607
     parents = [tuple(map(int, line.split())) for line in listing.stdout.splitlines()]
     family = {pid}
-    grew = True
-    while grew:
+    while True:
         new = [child for child, parent in parents if parent in family and child not in family]
+        if not new:
+            return result
         family.update(new)
-        found += new
-        grew = bool(new)
-    return found
+        result += new
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    # Each thread lists the children that it made.
+    children: list[int] = []
+    # Each thread lists the children that it has created.
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
                 text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
-                found += map(int, text.split())
-    return found
+                children += map(int, text.split())
+    return children
 
 
-def bearing(mark: str) -> list[int]:
-    """Every process with that text in the environment it was started with."""
-    wanted = mark.encode()
-    found: list[int] = []
-    for entry in os.listdir("/proc") if ON_LINUX else ():
-        with contextlib.suppress(OSError):
-            if entry.isdigit() and wanted in Path(f"/proc/{entry}/environ").read_bytes():
-                found.append(int(entry))
-    return found
+def find_by_environment(text: str) -> list[int]:
+    """Return all processes that were started with a text in their environment."""
+    return [pid for pid in all_pids() if text.encode() in process_environment(pid)]
 
 
-def send(pids: Iterable[int], what: signal.Signals) -> None:
-    """Signal each process; those that are gone already are skipped."""
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, what)
+            os.kill(pid, number)
 
 
 def reap() -> None:
-    """Reap every child that has ended."""
+    """Reap all children that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def end_all(find: Callable[[], list[int]], deadline: float = 30.0) -> bool:
-    """Kill what `find` finds, again and again, until it finds nothing; False if it never does.
+def kill_all(list_processes: Callable[[], list[int]], timeout: float = 30.0) -> bool:
+    """Kill the listed processes until none is left. Return False if some remain.
 
-    A process may fork between being found and being killed, so one round is never enough.
+    A process may fork after it was listed, so a single pass is not enough.
     """
-    end = time.monotonic() + deadline
+    deadline = time.monotonic() + timeout
     pause = 0.001
-    while pids := find():
-        if time.monotonic() > end:
+    while pids := list_processes():
+        if time.monotonic() > deadline:
             return False
-        # Stopped first, as in a power failure: no process should see and log another's death.
+        # Stopped first, as in a power failure: no process can log the death of another.
         send(pids, signal.SIGSTOP)
         send(pids, signal.SIGKILL)
         time.sleep(pause)
@@ -114,8 +109,8 @@ def end_all(find: Callable[[], list[int]], deadline: float = 30.0) -> bool:
     return True
 
 
-def stdout_of(pid: int) -> Path | None:
-    """The regular file that a process writes its output to, if it is one."""
+def output_file(pid: int) -> Path | None:
+    """Return the regular file that is the standard output of a process, if it is one."""
     link = Path(f"/proc/{pid}/fd/1")
     with contextlib.suppress(OSError):
         if link.is_file():
@@ -124,7 +119,7 @@ def stdout_of(pid: int) -> Path | None:
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process; empty when it is gone."""
+    """Return the command line of a process, or an empty text if it has ended."""
     with contextlib.suppress(OSError):
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The running emulated cloud: state, hosts, faults, and the loop that drives them."""
+"""The running emulated cloud: its state, hosts and faults, and the loop that advances it."""
 
 import asyncio
 import random
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from drumline.clock import SteadyClock
 from drumline.cloud.emulator.config import EmulatorConfig, Faults
-from drumline.cloud.emulator.hosts.running import Hosts, HostSettings
 from drumline.cloud.emulator.machines import MachineFolders
-from drumline.cloud.model.errors import ApiError, Json, passing_troubles
+from drumline.cloud.emulator.running_hosts import HostSettings, RunningHosts
+from drumline.cloud.model.errors import ApiError, Json, transient_errors
 from drumline.cloud.model.fleet import Fleet
 from drumline.cloud.model.resources import (
     EndHosts,
@@ -21,17 +21,14 @@ from drumline.cloud.model.resources import (
     RestartHosts,
     StartHosts,
 )
+from drumline.errors import UserError
 
 JOB_LABEL = "drumline-job"
 
 
-class ControlMistake(ValueError):
-    """A control call cannot be fulfilled; the text is the whole sentence."""
-
-
 @dataclass
 class Calls:
-    """How often the API was called since the start. Benchmarks read it."""
+    """The number of API calls since the start. Benchmarks read it."""
 
     by_method: Counter[str] = field(default_factory=Counter)
     by_zone: dict[str, Counter[str]] = field(default_factory=dict)
@@ -43,7 +40,7 @@ class Calls:
 
 
 class Service:
-    """The state behind the routes, and the loop that changes it."""
+    """The state of the emulated cloud, and the loop that changes it."""
 
     def __init__(
         self,
@@ -51,7 +48,7 @@ class Service:
         settings: HostSettings,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """An empty cloud. Its clock does not step when the machine's does."""
+        """Start with an empty cloud. Its clock does not step when the machine's clock does."""
         clock = clock or SteadyClock()
         self.config = config
         self.faults: Faults = config.faults
@@ -60,109 +57,108 @@ class Service:
         self.settings = settings
         self.started = clock()
         self.machines = MachineFolders(settings.home)
-        self.hosts = Hosts(settings, self.machines)
+        self.hosts = RunningHosts(settings, self.machines)
         self.fleet = Fleet(clock, config.limits(), config.timing(), config.seed)
-        self._chance = random.Random(config.seed)  # noqa: S311, it decides which calls fail
+        self._random = random.Random(config.seed)  # noqa: S311, it decides which calls fail
         self._failed = 0
         self._changed = asyncio.Event()
 
-    # The loop.
+    # Advancing
 
-    def settle(self) -> None:
-        """Advance the fleet to this moment and carry out its orders."""
+    def carry_out_orders(self) -> None:
+        """Advance the fleet to the current time and carry out its orders."""
         self.fleet.advance()
         orders, self.fleet.orders = self.fleet.orders, []
         for order in orders:
             match order:
                 case StartHosts(node):
-                    self.hosts.start(node, self._hosts_up)
+                    self.hosts.start(node, self._on_hosts_booted)
                 case RestartHosts(node):
-                    self.hosts.restart(node, self._hosts_up)
+                    self.hosts.restart(node, self._on_hosts_booted)
                 case EndHosts(node, keep_disks):
-                    self.hosts.end(node, self._hosts_gone, keep_disks=keep_disks)
+                    self.hosts.end(node, self._on_hosts_ended, keep_disks=keep_disks)
         self._changed.set()
 
     async def run(self) -> None:
-        """Advance the fleet whenever something is due, until cancelled."""
+        """Advance the fleet whenever a change is due, until cancelled."""
         while True:
             self._changed.clear()
             self.fleet.advance()
             if self.fleet.orders:
-                self.settle()
+                self.carry_out_orders()
                 continue
-            due = self.fleet.next_due()
-            wait = None if due is None else max(0.0, due - self.clock())
+            change_at = self.fleet.next_change_at()
+            timeout = None if change_at is None else max(0.0, change_at - self.clock())
             try:
-                await asyncio.wait_for(self._changed.wait(), wait)
+                await asyncio.wait_for(self._changed.wait(), timeout)
             except TimeoutError:
-                self.settle()
+                self.carry_out_orders()
 
-    def _hosts_up(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
+    def _on_hosts_booted(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
         if hosts:
-            self.fleet.hosts_up(node, hosts)
+            self.fleet.hosts_booted(node, hosts)
         else:
             self.fleet.preempt(node)
-        self.settle()
+        self.carry_out_orders()
 
-    def _hosts_gone(self, node: Node, disks_kept: bool) -> None:
-        self.fleet.hosts_gone(node, disks_kept=disks_kept)
-        self.settle()
+    def _on_hosts_ended(self, node: Node, disks_kept: bool) -> None:
+        self.fleet.hosts_ended(node, disks_kept=disks_kept)
+        self.carry_out_orders()
 
-    # Faults.
+    # Injected faults
 
-    def trouble(self) -> ApiError | None:
-        """The error that this call is to fail with, if it is to fail."""
-        if self._chance.random() >= self.faults.fail:
+    def injected_error(self) -> ApiError | None:
+        """Return the error with which this call fails, or None."""
+        if self._random.random() >= self.faults.fail:
             return None
         self._failed += 1
-        kinds = passing_troubles()
-        return kinds[self._failed % len(kinds)]
+        errors = transient_errors()
+        return errors[self._failed % len(errors)]
 
     def takes_effect(self) -> bool:
-        """Whether a failing change takes effect nevertheless: the caller cannot know."""
+        """Return True if a failing change takes effect nevertheless, as it may at Google."""
         return self._failed % 2 == 0
 
     def delay(self) -> float:
-        """The extra seconds that this call takes."""
-        delayed = self._chance.random() < self.faults.delay
+        """Return the additional seconds that this call takes."""
+        delayed = self._random.random() < self.faults.delay
         return self.faults.seconds if delayed else 0.0
 
-    # Controls, which a real cloud does not have.
+    # Controls that a real cloud does not have
 
     def find(self, target: str) -> Request | Node:
-        """A request or a node by its name, short or full, or by its job.
+        """Return a request or a node by its name or full name, or by its job.
 
-        If there are several, the running one is found, else the newest.
+        Of several, return the running one, or else the newest.
         """
-        found: list[Request | Node] = []
+        matches: list[Request | Node] = []
         for request in self.fleet.requests.values():
             names = [request.spec.name, *(node.name for node in request.spec.nodes)]
             labels = [node.labels.get(JOB_LABEL, "") for node in request.spec.nodes]
             if _matches(target, names, labels):
-                found.append(request)
+                matches.append(request)
         for node in self.fleet.nodes.values():
-            alone = node.request not in self.fleet.requests
-            if alone and _matches(target, [node.spec.name], [node.spec.labels.get(JOB_LABEL, "")]):
-                found.append(node)
-        if not found:
-            raise ControlMistake(
-                f"nothing here is called {target!r}; drumline emulator resources lists all"
+            has_request = node.request in self.fleet.requests
+            if not has_request and _matches(
+                target, [node.spec.name], [node.spec.labels.get(JOB_LABEL, "")]
+            ):
+                matches.append(node)
+        if not matches:
+            raise UserError(
+                f"nothing is called {target!r}; drumline emulator resources lists all names"
             )
         return max(
-            found, key=lambda resource: (resource.state in {"ACTIVE", "READY"}, resource.created)
+            matches, key=lambda resource: (resource.state in {"ACTIVE", "READY"}, resource.created)
         )
 
     async def preempt(self, target: str, notice: float = 0.0) -> str:
-        """Preempt a request or node, `notice` seconds after its programs got SIGTERM.
-
-        Returns its name.
-        """
+        """Preempt a request or node `notice` seconds after SIGTERM. Return its name."""
         subject = self.find(target)
-        short = target.rpartition("/")[2]
+        name = target.rpartition("/")[2]
         if isinstance(subject, Request):
-            # Of a request with several nodes, the named node is preempted first.
+            # If the target names a node of the request, preempt that node.
             for node in self.fleet.nodes_under(subject):
-                if node.spec.name.rpartition("/")[2] == short:
+                if node.spec.name.rpartition("/")[2] == name:
                     subject = node
         if subject.state in {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"} | {
             NodeState.PREEMPTED,
@@ -170,23 +166,23 @@ class Service:
             NodeState.STOPPING,
             NodeState.STOPPED,
         }:
-            raise ControlMistake(f"{target} holds no chips: it is {subject.state}")
+            raise UserError(f"{target} has no chips: it is {subject.state}")
         self.fleet.preempt(subject, notice)
         if notice:
             nodes = [subject] if isinstance(subject, Node) else self.fleet.nodes_under(subject)
             for node in nodes:
                 await self.hosts.give_notice(node)
-        self.settle()
+        self.carry_out_orders()
         return subject.spec.name.rpartition("/")[2]
 
     def resources(self) -> Json:
-        """All requests, nodes and hosts."""
+        """Return all requests, nodes and hosts as JSON."""
         requests = [
             {
                 "name": request.spec.name.rpartition("/")[2],
                 "zone": request.spec.zone,
                 "state": request.state,
-                "initiator": request.by,
+                "initiator": request.initiator,
                 "accelerator": request.spec.nodes[0].slice.name,
                 "chips": sum(node.slice.chips for node in request.spec.nodes),
                 "tier": request.spec.tier,
@@ -199,10 +195,10 @@ class Service:
         nodes: list[Json] = []
         hosts: list[Json] = []
         for node in self.fleet.nodes.values():
-            short = node.spec.name.rpartition("/")[2]
+            name = node.spec.name.rpartition("/")[2]
             nodes.append(
                 {
-                    "name": short,
+                    "name": name,
                     "zone": node.spec.zone,
                     "state": node.state,
                     "accelerator": node.spec.slice.name,
@@ -214,11 +210,15 @@ class Service:
                 }
             )
             for index, (pid, address, machine) in enumerate(
-                zip(self.hosts.listing(node), node.hosts, node.machines, strict=False)
+                zip(self.hosts.pids(node), node.hosts, node.machines, strict=False)
             ):
-                where = {"ip": address.ip, "port": address.port, "host_key": address.host_key}
+                address_json = {
+                    "ip": address.ip,
+                    "port": address.port,
+                    "host_key": address.host_key,
+                }
                 hosts.append(
-                    {"node": short, "index": index, "pid": pid, **where, "machine": machine}
+                    {"node": name, "index": index, "pid": pid, **address_json, "machine": machine}
                 )
         return {"requests": requests, "nodes": nodes, "hosts": hosts}
 

@@ -1,7 +1,7 @@
-"""Authentication with Google: a bearer token that is fresh when it is needed.
+"""Bearer tokens for Google, refreshed before they expire.
 
-google-auth is imported with the first token: its transport takes 0.2 s, and a job on the emulator
-never needs it. All its calls block, so they run in a thread.
+google-auth is imported with the first token: its transport takes 0.2 s to import, and a job on the
+emulator never needs it. Its calls block, so they run in a thread.
 """
 
 import asyncio
@@ -19,21 +19,22 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = "run gcloud auth application-default login"
 UNAUTHENTICATED = 16
 
-# A token is valid for an hour. Five minutes outlast any call and its retries.
+# A token is valid for an hour. Five minutes are longer than any call with its retries.
 _MARGIN = timedelta(minutes=5)
 
-Found = tuple["GoogleAuthCredentials", str | None]
+DefaultCredentials = tuple["GoogleAuthCredentials", str | None]
+"""The credentials of the login, and its project."""
 
 
 class Credentials(Protocol):
-    """What `TpuApi` needs for its authentication."""
+    """The source of tokens for `RestClient`."""
 
     @property
     def quota_project(self) -> str | None:
-        """The project whose quota calls count against, if not that of the credentials."""
+        """The project whose quota the calls use, if it is not that of the credentials."""
 
-    async def token(self, refused: str | None = None) -> str:
-        """A bearer token other than the one that the cloud `refused`."""
+    async def token(self, rejected: str | None = None) -> str:
+        """Return a bearer token other than the one that the cloud rejected."""
 
 
 class GoogleCredentials:
@@ -41,41 +42,46 @@ class GoogleCredentials:
 
     def __init__(
         self,
-        find: Callable[[], Found] | None = None,
+        find: Callable[[], DefaultCredentials] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`find` and `now` stand in for google.auth and the clock; nothing is loaded yet."""
+        """`find` and `now` replace google.auth and the clock in tests."""
         self._find = find or _default
         self._now = now
-        self._held: GoogleAuthCredentials | None = None
-        # The supervisor polls many zones at once; one of the polls refreshes, the others wait.
-        self._one_at_a_time = asyncio.Lock()
+        self._credentials: GoogleAuthCredentials | None = None
+        # The supervisor polls many zones at once. One poll refreshes the token, the others wait.
+        self._lock = asyncio.Lock()
 
     @property
     def quota_project(self) -> str | None:
-        """The quota project of the login: a user's login needs one, a service account does not."""
-        project = getattr(self._held, "quota_project_id", None)
+        """The quota project of the login. A user's login needs one, a service account does not."""
+        project = getattr(self._credentials, "quota_project_id", None)
         return project if isinstance(project, str) else None
 
-    async def token(self, refused: str | None = None) -> str:
-        """The cached token while it is valid, else a fresh one; raises CloudError 16 without login.
+    async def token(self, rejected: str | None = None) -> str:
+        """Return the cached token while it is valid, else a fresh one.
 
-        Many calls may be refused with the same stale token: the first of them refreshes it, and
-        the others, whose token is no longer the cached one, take the fresh one.
+        Raises CloudError with code 16 without a login. Many calls may be rejected with the same
+        token. The first of them refreshes it. The others get the fresh token, because theirs is no
+        longer the cached one.
         """
-        async with self._one_at_a_time:
-            held = self._held
-            if held is None:
-                found = await asyncio.to_thread(self._find)
-                held = self._held = found[0]
-            if held.token is None or held.token == refused or self._ends_soon(held):
-                await asyncio.to_thread(_refresh, held)
-            if not isinstance(held.token, str):
+        async with self._lock:
+            credentials = self._credentials
+            if credentials is None:
+                credentials = (await asyncio.to_thread(self._find))[0]
+                self._credentials = credentials
+            if (
+                credentials.token is None
+                or credentials.token == rejected
+                or self._expires_soon(credentials)
+            ):
+                await asyncio.to_thread(_refresh, credentials)
+            if not isinstance(credentials.token, str):
                 raise CloudError(f"Google gave no access token: {LOGIN}", UNAUTHENTICATED)
-            return held.token
+            return credentials.token
 
-    def _ends_soon(self, held: "GoogleAuthCredentials") -> bool:
-        expiry: datetime | None = held.expiry
+    def _expires_soon(self, credentials: "GoogleAuthCredentials") -> bool:
+        expiry: datetime | None = credentials.expiry
         if expiry is None:
             return False
         # google-auth keeps the expiry as a naive UTC time.
@@ -84,15 +90,15 @@ class GoogleCredentials:
         return expiry - self._now() <= _MARGIN
 
 
-def find_project(find: Callable[[], Found] | None = None) -> str | None:
-    """The default project: the environment's, the login's, or None.
+def find_project(find: Callable[[], DefaultCredentials] | None = None) -> str | None:
+    """Return the default project of the environment or of the login, or None.
 
-    Blocks, for seconds on a machine without a login: google-auth tries to reach the metadata server
-    that a virtual machine at Google would have.
+    Blocks for seconds on a machine without a login, because google-auth tries to reach the metadata
+    server of a virtual machine at Google.
     """
-    named = os.environ.get("GOOGLE_CLOUD_PROJECT")
-    if named:
-        return named
+    project_in_environment = os.environ.get("GOOGLE_CLOUD_PROJECT")
+    if project_in_environment:
+        return project_in_environment
     try:
         _, project = (find or _default)()
     except CloudError:
@@ -100,30 +106,30 @@ def find_project(find: Callable[[], Found] | None = None) -> str | None:
     return project
 
 
-def _default() -> Found:
+def _default() -> DefaultCredentials:
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 
     try:
-        found: Found = google.auth.default(scopes=[SCOPE])
+        credentials: DefaultCredentials = google.auth.default(scopes=[SCOPE])
     except GoogleAuthError as error:
-        # This variable takes precedence over a login: while it is wrong, a login does not help.
-        named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-        mend = f"GOOGLE_APPLICATION_CREDENTIALS={named} is no key file we can use; unset it, then "
+        # This variable takes precedence over a login, so a login alone does not help.
+        key_file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        fix = f"GOOGLE_APPLICATION_CREDENTIALS={key_file} is not a valid key file; unset it, then "
         raise CloudError(
-            f"no Google credentials: {mend if named else ''}{LOGIN}", UNAUTHENTICATED
+            f"no Google credentials: {fix if key_file else ''}{LOGIN}", UNAUTHENTICATED
         ) from error
-    return found
+    return credentials
 
 
-def _refresh(held: "GoogleAuthCredentials") -> None:
+def _refresh(credentials: "GoogleAuthCredentials") -> None:
     from google.auth.exceptions import GoogleAuthError, TransportError
     from google.auth.transport.requests import Request
 
     try:
-        held.refresh(Request())  # type: ignore[no-untyped-call]
+        credentials.refresh(Request())  # type: ignore[no-untyped-call]
     except TransportError as error:
-        # A network error says nothing about the login: without a code, the call is retried.
+        # A network error without a code: the call is retried, and the login may be valid.
         raise CloudError(f"no answer when refreshing the Google credentials: {error}") from error
     except GoogleAuthError as error:
         if error.retryable:

@@ -1,87 +1,137 @@
-"""What the states of queued resources and nodes mean for a placement. Pure.
+"""Combines the queued resources and nodes that the API lists into placements. Pure functions.
 
 A queued resource and the nodes under it are one placement. A node without a request, created by
-hand or left behind, is a placement of its own.
+hand or left over, is a placement of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from drumline.cloud.google.faults import refusal
-from drumline.cloud.google.resources import ListedNode, ListedRequest
+from drumline.cloud.google.errors import refusal
 from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
-from drumline.observed.placements import ListedPlacement, ListedSlice, PlacementState
+from drumline.observed.placements import (
+    Endpoint,
+    ListedPlacement,
+    ListedSlice,
+    PlacementState,
+)
 
-# A node in these states runs nothing of ours any more. STOPPED and the hiding states come from
-# maintenance and cannot be undone by us, so they count as preempted.
+
+@dataclass(frozen=True)
+class RpcError:
+    """An error that the cloud reports: a google.rpc code and its text."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True)
+class ListedRequest:
+    """A queued resource. Its state has the API's name, such as WAITING_FOR_RESOURCES."""
+
+    name: str
+    zone: str
+    state: str
+    accelerator: str
+    labels: Mapping[str, str]
+    error: RpcError | None = None
+    nodes: tuple[str, ...] = ()
+    """The names of the requested nodes. If there are none, the only node has the same name."""
+
+
+@dataclass(frozen=True)
+class ListedNode:
+    """A node: a slice that exists."""
+
+    name: str
+    zone: str
+    state: str
+    accelerator: str
+    labels: Mapping[str, str]
+    endpoints: tuple[Endpoint, ...] = ()
+    """The hosts in worker order."""
+    request: str = ""
+    """The queued resource of the node, if the API lists it."""
+
+
+# A node in these states runs no program any more. STOPPED and the HIDDEN states come from
+# maintenance. Drumline cannot undo them, so they count as preempted.
 _NODE_OFF = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "HIDDEN"})
-_NODE_GOING = frozenset({"DELETING", "STOPPING", "HIDING"})
-_REQUEST_TAKEN = frozenset({"SUSPENDING", "SUSPENDED", "DELETING"})
-_REQUEST_FILLED = frozenset({"PROVISIONING", "ACTIVE"})
+_NODE_ENDING = frozenset({"DELETING", "STOPPING", "HIDING"})
+_REQUEST_ENDING = frozenset({"SUSPENDING", "SUSPENDED", "DELETING"})
+_REQUEST_GRANTED = frozenset({"PROVISIONING", "ACTIVE"})
 _UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 
 
-def listed(requests: Iterable[ListedRequest], nodes: Iterable[ListedNode]) -> list[ListedPlacement]:
-    """Every placement of a zone's two listings; a node without a request has its own."""
-    by_name = {request.name: request for request in requests}
-    asked_by = {node: request.name for request in by_name.values() for node in request.nodes}
-    under: dict[str, list[ListedNode]] = {name: [] for name in by_name}
-    # By name: where pages shift, a listing has an entry twice.
+def combine_listings(
+    requests: Iterable[ListedRequest], nodes: Iterable[ListedNode]
+) -> list[ListedPlacement]:
+    """Return all placements of a zone from its two listings."""
+    requests_by_name = {request.name: request for request in requests}
+    request_of_node = {
+        node: request.name for request in requests_by_name.values() for node in request.nodes
+    }
+    nodes_by_request: dict[str, list[ListedNode]] = {name: [] for name in requests_by_name}
+    # By name, because a listing may have an entry twice when its pages shift.
     for name, node in {node.name: node for node in nodes}.items():
-        own = name if name in by_name else asked_by.get(name, name)
-        under.setdefault(node.request or own, []).append(node)
-    return [combined(by_name.get(name), found) for name, found in under.items()]
+        default = name if name in requests_by_name else request_of_node.get(name, name)
+        nodes_by_request.setdefault(node.request or default, []).append(node)
+    return [
+        combine(requests_by_name.get(name), request_nodes)
+        for name, request_nodes in nodes_by_request.items()
+    ]
 
 
-def combined(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> ListedPlacement:
-    """The placement of a request, its nodes, or both."""
-    order = {name: place for place, name in enumerate(request.nodes if request else ())}
+def combine(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> ListedPlacement:
+    """Return the placement of a request, its nodes, or both."""
+    order = {name: index for index, name in enumerate(request.nodes if request else ())}
     nodes = sorted(nodes, key=lambda node: (order.get(node.name, len(order)), node.name))
-    # A node says more than the request, and a node in trouble more than its siblings.
-    source = next((n for n in nodes if n.state != "READY"), nodes[0]) if nodes else request
+    # The state of a node is more specific than that of its request. A node that is not READY
+    # counts before the others.
+    source = next((node for node in nodes if node.state != "READY"), nodes[0]) if nodes else request
     assert source is not None
-    lost = _why_lost(request, nodes)
+    why_lost = _why_lost(request, nodes)
     return ListedPlacement(
         name=request.name if request else nodes[0].request or nodes[0].name,
         zone=source.zone,
-        state=_state(request, nodes) if lost is None else PlacementState.LOST,
+        state=_state(request, nodes) if why_lost is None else PlacementState.LOST,
         accelerator=source.accelerator,
         labels=source.labels,
         word=source.state,
         slices=tuple(ListedSlice(node.name, node.endpoints) for node in nodes),
-        why_lost=lost or "",
-        refusal=None if lost is None or request is None else _refusal(request),
+        why_lost=why_lost or "",
+        refusal=None if why_lost is None or request is None else _refusal(request),
         being_deleted=source.state == "DELETING",
         may_run=any(node.state not in _NODE_OFF for node in nodes),
     )
 
 
 def _why_lost(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> str | None:
-    """Why the placement is lost, None while it is not."""
+    """Return the reason why the placement is lost, or None if it is not."""
     for node in nodes:
-        if node.state in _NODE_OFF | _NODE_GOING:
+        if node.state in _NODE_OFF | _NODE_ENDING:
             return f"node {node.state}"
-    if request is not None and request.state in _REQUEST_TAKEN:
+    if request is not None and request.state in _REQUEST_ENDING:
         return f"request {request.state}"
     if request is not None and request.state == "FAILED":
-        return request.trouble.message if request.trouble else "request FAILED"
+        return request.error.message if request.error else "request FAILED"
     return None
 
 
 def _refusal(request: ListedRequest) -> Refusal | None:
-    """Why a request failed, if the cloud itself gave it up."""
-    trouble = request.trouble
-    if trouble is not None:
-        return refusal(trouble.code, trouble.message, request.zone)
+    """Return the refusal of a request that the cloud itself ended."""
+    if request.error is not None:
+        return refusal(request.error.code, request.error.message, request.zone)
     if request.state == "FAILED":
-        said = f"{request.zone}: the request failed and no reason was given"
-        return Refusal(_UNEXPLAINED, said)
+        message = f"{request.zone}: the request failed and no reason was given"
+        return Refusal(_UNEXPLAINED, message)
     return None
 
 
 def _state(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> PlacementState:
-    wanted = len(request.nodes) if request and request.nodes else 1
-    if len(nodes) >= wanted and all(node.state == "READY" for node in nodes):
+    expected = len(request.nodes) if request and request.nodes else 1
+    if len(nodes) >= expected and all(node.state == "READY" for node in nodes):
         return PlacementState.READY
-    if nodes or request is None or request.state in _REQUEST_FILLED:
+    if nodes or request is None or request.state in _REQUEST_GRANTED:
         return PlacementState.BOOTING
     return PlacementState.QUEUED

@@ -1,7 +1,7 @@
-"""A REST call with retries, until it succeeds, fails for good, or its time is up.
+"""Sends REST calls and retries them until they succeed, fail permanently, or time out.
 
-All our calls are idempotent (names are made before the call), so all of them are retried alike.
-The result is JSON or a CloudError, never anything else.
+All calls of Drumline are idempotent, because names are chosen before the call, so all are retried
+in the same way. The result is a JSON object or a CloudError.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from drumline.cloud.google.answers import ErrorAnswer, Rpc, read_refusal
 from drumline.cloud.google.credentials import LOGIN, Credentials
+from drumline.cloud.google.errors import ErrorResponse, Rpc, parse_error
 from drumline.cloud.protocol import CloudError
 
 _log = logging.getLogger(__name__)
@@ -28,31 +28,31 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 @dataclass(frozen=True)
 class CallLimits:
-    """Timeouts in seconds after which the caller gets an error and goes on with its loop."""
+    """The timeouts of a call in seconds, and its retries."""
 
     connect: float = 5.0
     read: float = 20.0
-    """The timeout of a read: listing a zone with hundreds of nodes takes seconds."""
+    """Listing a zone with hundreds of nodes takes seconds."""
     write: float = 10.0
     pool: float = 10.0
     attempts: int = 4
     first_delay: float = 0.5
     longest_delay: float = 8.0
     total: float = 45.0
-    """The timeout of a call with all its retries and waits, and all pages of a listing."""
+    """The timeout of a call with all its retries and delays, and of all pages of a listing."""
 
-    def delay(self, failed: int, chance: float) -> float:
-        """Exponential backoff with full jitter, so that callers do not retry at the same time.
+    def delay(self, failures: int, jitter: float) -> float:
+        """Return the delay before the next retry: exponential backoff with full jitter.
 
-        `failed` counts the attempts made, `chance` lies in [0, 1).
+        `failures` is the number of failed tries and `jitter` a random number in [0, 1).
         """
-        ceiling = min(self.longest_delay, self.first_delay * 2.0 ** min(failed - 1, 30))
-        return chance * ceiling
+        longest = min(self.longest_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
+        return jitter * longest
 
 
 @dataclass(frozen=True)
-class World:
-    """The outside dependencies of a call; tests inject their own."""
+class Dependencies:
+    """The clock, the randomness and the sleep of a call. Tests inject their own."""
 
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = random.random
@@ -62,7 +62,7 @@ class World:
 
 @dataclass(frozen=True)
 class RestCall:
-    """What to send."""
+    """The method, URL, query and body of a call."""
 
     method: str
     url: str
@@ -70,34 +70,34 @@ class RestCall:
     body: Mapping[str, Any] | None = None
 
 
-class _Unanswered(Exception):
-    """An attempt got no answer, or one that cannot be read."""
+class _NoResponse(Exception):
+    """A try got no response, or one that cannot be parsed."""
 
 
-class Rest:
-    """A pool of connections, the token that goes with each call, and the retries."""
+class RestClient:
+    """Sends calls over a pool of connections, with a token and with retries."""
 
     def __init__(
         self,
         base_url: str,
         credentials: Credentials | None,
-        patience: CallLimits,
-        world: World,
+        limits: CallLimits,
+        dependencies: Dependencies,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Nothing is opened yet. `credentials` None sends no token."""
+        """Open no connection yet. Without `credentials`, calls have no token."""
         self._credentials = credentials
-        self._patience = patience
-        self._world = world
+        self._limits = limits
+        self._dependencies = dependencies
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(
-                connect=patience.connect,
-                read=patience.read,
-                write=patience.write,
-                pool=patience.pool,
+                connect=limits.connect,
+                read=limits.read,
+                write=limits.write,
+                pool=limits.pool,
             ),
             transport=transport,
-            # A proxy from the environment must not be used for the emulator.
+            # The emulator must not be called through a proxy from the environment.
             trust_env=urlsplit(base_url).hostname not in _LOOPBACK,
         )
 
@@ -106,77 +106,75 @@ class Rest:
         await self._client.aclose()
 
     def deadline(self) -> "Deadline":
-        """The deadline of one operation, shared by all calls that it consists of."""
-        return Deadline(self._world.clock() + self._patience.total, self._patience.total)
+        """Return the deadline of an operation, which all its calls share."""
+        return Deadline(self._dependencies.clock() + self._limits.total, self._limits.total)
 
     async def send(self, call: RestCall, deadline: "Deadline") -> dict[str, Any]:
-        """The JSON object of the answer. Raises CloudError after the retries that made sense."""
-        failed = 0
-        refused: str | None = None
+        """Return the JSON object of the response. Raises CloudError after the retries."""
+        failures = 0
+        rejected_token: str | None = None
         while True:
-            wait: float | None = None
+            retry_after: float | None = None
             try:
-                answer, token = await self._once(call, refused, deadline)
-                if not isinstance(answer, ErrorAnswer):
-                    return answer
-                if answer.http == 401:
-                    if token is None or refused is not None:
+                response, token = await self._try_once(call, rejected_token, deadline)
+                if not isinstance(response, ErrorResponse):
+                    return response
+                if response.http == 401:
+                    if token is None or rejected_token is not None:
                         raise CloudError(
-                            f"Google refused our credentials: {answer.text}; {LOGIN}",
+                            f"Google rejects the credentials: {response.text}; {LOGIN}",
                             Rpc.UNAUTHENTICATED.value,
                         )
-                    refused = token
+                    rejected_token = token
                     continue
-                error = CloudError(answer.text, answer.code)
-                if not answer.may_pass:
+                error = CloudError(response.text, response.code)
+                if not response.is_transient:
                     raise error
-                wait = answer.wait
-            except _Unanswered as reason:
+                retry_after = response.retry_after
+            except _NoResponse as reason:
                 error = CloudError(f"no answer from {urlsplit(call.url).netloc}: {reason}")
-            failed += 1
-            if failed >= self._patience.attempts:
+            failures += 1
+            if failures >= self._limits.attempts:
                 raise error
-            # The wait that the cloud asked for is the minimum; jitter on top keeps callers apart.
-            pause = self._patience.delay(failed, self._world.random()) + (wait or 0.0)
-            if self._world.clock() + pause >= deadline.at:
+            # The delay that the cloud asks for is the minimum. Jitter on top spreads the callers.
+            delay = self._limits.delay(failures, self._dependencies.random()) + (retry_after or 0.0)
+            if self._dependencies.clock() + delay >= deadline.at:
                 raise error
-            _log.info("%s %s: %s; again in %.1f s", call.method, call.url, error, pause)
-            await self._world.sleep(pause)
+            _log.info("%s %s: %s; retrying in %.1f s", call.method, call.url, error, delay)
+            await self._dependencies.sleep(delay)
 
-    async def _once(
-        self, call: RestCall, refused: str | None, deadline: "Deadline"
-    ) -> tuple[dict[str, Any] | ErrorAnswer, str | None]:
-        """One attempt: the response, and the token it was made with."""
-        left = deadline.at - self._world.clock()
+    async def _try_once(
+        self, call: RestCall, rejected_token: str | None, deadline: "Deadline"
+    ) -> tuple[dict[str, Any] | ErrorResponse, str | None]:
+        """Send the call once. Return the response and the token of the call."""
+        remaining = deadline.at - self._dependencies.clock()
         try:
-            # httpx bounds each read, not the whole response: a trickle would never end.
-            async with asyncio.timeout(max(left, 0.0)):
-                token, headers = await self._headers(refused)
+            # httpx limits the time of each read, not that of the whole response.
+            async with asyncio.timeout(max(remaining, 0.0)):
+                token, headers = await self._headers(rejected_token)
                 response = await self._client.request(
                     call.method, call.url, params=call.query, json=call.body, headers=headers
                 )
         except TimeoutError:
-            raise _Unanswered(f"nothing after {deadline.total:g} s") from None
-        except httpx.TransportError as error:
-            raise _Unanswered(f"{type(error).__name__} {error}".strip()) from error
+            raise _NoResponse(f"nothing after {deadline.total:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # A body that cannot be decoded, such as one that is not the gzip it claims.
-            raise _Unanswered(f"{type(error).__name__} {error}".strip()) from error
+            # A transport error, or a body that cannot be decoded, such as invalid gzip.
+            raise _NoResponse(f"{type(error).__name__} {error}".strip()) from error
         if not response.is_success:
-            refusal = read_refusal(
-                response.status_code, response.content, response.headers, self._world.now()
+            error_response = parse_error(
+                response.status_code, response.content, response.headers, self._dependencies.now()
             )
-            return refusal, token
+            return error_response, token
         return _json_object(call, response.content), token
 
-    async def _headers(self, refused: str | None) -> tuple[str | None, dict[str, str]]:
+    async def _headers(self, rejected_token: str | None) -> tuple[str | None, dict[str, str]]:
         if self._credentials is None:
             return None, {}
         try:
-            token = await self._credentials.token(refused)
+            token = await self._credentials.token(rejected_token)
         except CloudError as error:
             if error.code is None:
-                raise _Unanswered(str(error)) from error
+                raise _NoResponse(str(error)) from error
             raise
         headers = {"Authorization": f"Bearer {token}"}
         if self._credentials.quota_project:
@@ -186,21 +184,21 @@ class Rest:
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time on the injected clock."""
+    """A time on the injected clock."""
 
     at: float
     total: float
 
 
 def _json_object(call: RestCall, body: bytes) -> dict[str, Any]:
-    """The answer as an object; a truncated one must never pass for an empty listing."""
+    """Parse a response. A truncated one is an error, never an empty listing."""
     if not body.strip() and call.method != "GET":
         return {}
     try:
-        answer = json.loads(body)
+        value = json.loads(body)
     except (ValueError, RecursionError):
         start = body[:80].decode(errors="replace")
-        raise _Unanswered(f"the answer is no JSON: {start!r}") from None
-    if not isinstance(answer, dict):
-        raise _Unanswered("the answer is no JSON object")
-    return answer
+        raise _NoResponse(f"the response is not JSON: {start!r}") from None
+    if not isinstance(value, dict):
+        raise _NoResponse("the response is not a JSON object")
+    return value

@@ -1,7 +1,7 @@
 """The errors of the API: google.rpc codes, with Google's texts and JSON.
 
-Three different errors share the code RESOURCE_EXHAUSTED (no chips, no quota, too many calls); only
-the text tells them apart, so the texts here are those of the real service.
+Three errors share the code RESOURCE_EXHAUSTED: no chips, no quota, too many calls. Only the text
+distinguishes them, so these are the texts of the real service.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,26 +46,26 @@ class RpcStatus:
     details: Sequence[Mapping[str, Any]] = ()
 
     def as_json(self) -> Json:
-        """The JSON in `failedData.error` and in a failed operation."""
-        shown: Json = {"code": self.code, "message": self.message}
-        return shown | ({"details": list(self.details)} if self.details else {})
+        """Return the JSON for `failedData.error` and for a failed operation."""
+        result: Json = {"code": self.code, "message": self.message}
+        return result | ({"details": list(self.details)} if self.details else {})
 
 
 class ApiError(Exception):
-    """A call that the API answers with an error."""
+    """A call to which the API responds with an error."""
 
     def __init__(self, status: RpcStatus) -> None:
-        """`status` is the whole answer."""
+        """`status` is the whole response."""
         super().__init__(status.message)
         self.status = status
 
     @property
     def http_status(self) -> int:
-        """The HTTP status of the answer."""
+        """The HTTP status of the response."""
         return _NAMES_AND_HTTP[self.status.code][1]
 
     def as_json(self) -> Json:
-        """The body of the answer, where `code` is the HTTP status and `status` the rpc code."""
+        """Return the body: `code` is the HTTP status, and `status` is the name of the rpc code."""
         name, http = _NAMES_AND_HTTP[self.status.code]
         body: Json = {"code": http, "message": self.status.message, "status": name}
         if self.status.details:
@@ -74,7 +74,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, field: str = "") -> ApiError:
-    """The call itself is wrong: a retry fails too."""
+    """Return the error for an invalid call. A retry fails too."""
     details: list[Json] = []
     if field:
         violation = {"field": field, "description": message}
@@ -83,24 +83,24 @@ def invalid(message: str, field: str = "") -> ApiError:
 
 
 def not_found(resource: str) -> ApiError:
-    """There is no resource of that name, or not any more."""
+    """Return the error for a resource that does not exist."""
     return ApiError(RpcStatus(NOT_FOUND, f"Resource '{resource}' was not found", [_info(resource)]))
 
 
 def already_exists(resource: str) -> ApiError:
-    """The name is in use, by a resource in whatever state."""
+    """Return the error for a name that a resource in any state uses."""
     message = f"Resource '{resource}' already exists"
     return ApiError(RpcStatus(ALREADY_EXISTS, message, [_info(resource)]))
 
 
 def unknown_location(zone: str) -> ApiError:
-    """The zone does not exist, or the project has no access to it."""
+    """Return the error for a zone that does not exist or is not accessible."""
     message = f"Location {zone} is not found or access is unauthorized."
     return ApiError(RpcStatus(PERMISSION_DENIED, message))
 
 
 def permission_denied(permission: str, resource: str) -> ApiError:
-    """The zone exists, but this project may do nothing there."""
+    """Return the error for a zone where the project has no permission."""
     details = {
         "@type": _type("ErrorInfo"),
         "reason": "IAM_PERMISSION_DENIED",
@@ -111,8 +111,8 @@ def permission_denied(permission: str, resource: str) -> ApiError:
     return ApiError(RpcStatus(PERMISSION_DENIED, message, [details]))
 
 
-def node_in_the_way(request: str, nodes: Sequence[str]) -> ApiError:
-    """A request that still has a node can only be deleted with force."""
+def node_exists(request: str, nodes: Sequence[str]) -> ApiError:
+    """Return the error for deleting a request that has nodes, without force."""
     message = (
         f"Queued resource '{request}' still has the node '{nodes[0]}'; delete the node first, "
         "or delete the queued resource with force=true"
@@ -122,44 +122,46 @@ def node_in_the_way(request: str, nodes: Sequence[str]) -> ApiError:
     return ApiError(RpcStatus(FAILED_PRECONDITION, message, [details]))
 
 
-def not_allowed_now(resource: str, verb: str, state: str, wanted: str) -> ApiError:
-    """The resource would have to be in another state."""
+def wrong_state(resource: str, verb: str, state: str, required: str) -> ApiError:
+    """Return the error for a call that needs the resource in another state."""
     message = (
         f"Cloud TPU received a bad request. {verb} is not supported while in state {state}; "
-        f"'{resource}' must be {wanted}"
+        f"'{resource}' must be {required}"
     )
     violation = {"type": "STATE", "subject": resource, "description": message}
     details = {"@type": _type("PreconditionFailure"), "violations": [violation]}
     return ApiError(RpcStatus(FAILED_PRECONDITION, message, [details]))
 
 
-def not_supported(resource: str, verb: str, why: str) -> ApiError:
-    """This kind of node does not support that call in any state."""
-    return invalid(f"Cloud TPU received a bad request. Cannot {verb} '{resource}': {why}", "name")
+def not_supported(resource: str, verb: str, reason: str) -> ApiError:
+    """Return the error for a call that this kind of node never supports."""
+    return invalid(
+        f"Cloud TPU received a bad request. Cannot {verb} '{resource}': {reason}", "name"
+    )
 
 
 def login_expired() -> ApiError:
-    """The caller's credentials have expired."""
+    """Return the error for expired credentials."""
     return _unauthenticated(
         "Request had invalid authentication credentials.", "ACCESS_TOKEN_EXPIRED"
     )
 
 
 def login_missing() -> ApiError:
-    """The caller sent no credentials."""
+    """Return the error for missing credentials."""
     return _unauthenticated(
         "Request is missing required authentication credential.", "CREDENTIALS_MISSING"
     )
 
 
 def unknown_path() -> ApiError:
-    """There is no such method of the API."""
+    """Return the error for an unknown method of the API."""
     return ApiError(RpcStatus(NOT_FOUND, "Method not found."))
 
 
-def _unauthenticated(trouble: str, reason: str) -> ApiError:
+def _unauthenticated(summary: str, reason: str) -> ApiError:
     message = (
-        f"{trouble} Expected OAuth 2 access token, login cookie or other valid authentication "
+        f"{summary} Expected OAuth 2 access token, login cookie or other valid authentication "
         "credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
     )
     details = {
@@ -171,8 +173,8 @@ def _unauthenticated(trouble: str, reason: str) -> ApiError:
     return ApiError(RpcStatus(UNAUTHENTICATED, message, [details]))
 
 
-def passing_troubles() -> tuple[ApiError, ...]:
-    """Transient errors that any call may get, and that a retry does not."""
+def transient_errors() -> tuple[ApiError, ...]:
+    """Return the transient errors that any call may get. A retry succeeds."""
     rate = (
         "Quota exceeded for quota metric 'CreateNode requests' and limit 'Maximum number of "
         "CreateNode requests per minute' of service 'tpu.googleapis.com'"
@@ -185,7 +187,7 @@ def passing_troubles() -> tuple[ApiError, ...]:
 
 
 def stockout(zone: str, *, reserved: bool) -> RpcStatus:
-    """No chips left in the zone, or none in the reservation."""
+    """Return the status if the zone or the reservation has no chips left."""
     if reserved:
         return RpcStatus(FAILED_PRECONDITION, f"Insufficient reserved capacity in zone {zone}.")
     message = (
@@ -196,7 +198,7 @@ def stockout(zone: str, *, reserved: bool) -> RpcStatus:
 
 
 def preempted_while_created() -> RpcStatus:
-    """The node was preempted before it was ready."""
+    """Return the status of a node that was preempted before it was ready."""
     message = (
         "Cloud TPU received a bad request. update is not supported while in state PREEMPTED "
         "[EID: 0x73013519f5b7feb2]"
@@ -205,20 +207,20 @@ def preempted_while_created() -> RpcStatus:
 
 
 def zone_quota(generation: str, tier: str, zone: str, limit: int) -> RpcStatus:
-    """The zone's quota is used up, by what runs and by what was never deleted."""
+    """Return the status if the quota of the zone is used up."""
     quota = f"{_quota_name(generation, tier)}PerProjectPerZoneForTPUAPI"
     message = f"Quota '{quota}' exhausted. Limit {limit} in zone {zone}"
     return RpcStatus(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
 
 
 def region_quota(generation: str, tier: str, region: str, limit: int) -> RpcStatus:
-    """The region's quota is used up, whatever the zone's is."""
+    """Return the status if the quota of the region is used up."""
     quota = f"{_quota_name(generation, tier)}PerProjectPerRegionForTPUAPI"
     message = f"Quota limit '{quota}' has been exceeded. Limit: {limit} in region {region}."
     return RpcStatus(RESOURCE_EXHAUSTED, message, [_quota_failure(message)])
 
 
-# v5e and v6e as the service names them; the others are formed in the same way.
+# The names of v5e and v6e are those of the service. The others follow their pattern.
 _QUOTA_STEMS = {
     "v2": ("TPUV2", ""),
     "v3": ("TPUV3", ""),
@@ -230,8 +232,8 @@ _QUOTA_STEMS = {
 
 
 def _quota_name(generation: str, tier: str) -> str:
-    stem, rest = _QUOTA_STEMS.get(generation, (f"TPU{generation.upper()}", ""))
-    return stem + ("Preemptible" if tier == "spot" else "") + rest
+    stem, suffix = _QUOTA_STEMS.get(generation, (f"TPU{generation.upper()}", ""))
+    return stem + ("Preemptible" if tier == "spot" else "") + suffix
 
 
 def _quota_failure(message: str) -> Json:

@@ -1,8 +1,8 @@
-"""The life of requests and nodes. Pure: no I/O, the clock and the random seed are arguments.
+"""The lifecycle of requests and nodes. Pure: the clock and the random seed are arguments.
 
-`Fleet` holds all resources. Calls change it, `advance` applies what is due, and both leave orders
-(`StartHosts`, `RestartHosts`, `EndHosts`) for the module that runs the hosts, which reports back
-with `hosts_up` and `hosts_gone`.
+`Fleet` has all resources. API calls change it, and `advance` applies the changes that are due. Both
+add orders (`StartHosts`, `RestartHosts`, `EndHosts`) for the module that runs the hosts, which
+reports back with `hosts_booted` and `hosts_ended`.
 
     request   CREATING → WAITING_FOR_RESOURCES → PROVISIONING → ACTIVE → SUSPENDING → SUSPENDED
                                   └──────────────────┴→ FAILED            any → DELETING → gone
@@ -10,38 +10,40 @@ with `hosts_up` and `hosts_gone`.
                               READY → STOPPING → STOPPED → STARTING → READY
                                         READY → RESTARTING → READY        any → DELETING → gone
 
-A request that FAILED or is SUSPENDED stays, is never filled again, and holds its quota until it is
-deleted. A preempted node stays too, without hosts, and holds no chips. A stopped node keeps the
-physical machines that its hosts are on.
+A request that is FAILED or SUSPENDED stays, never gets nodes again, and uses its quota until it is
+deleted. A preempted node stays too, without hosts and chips. A stopped node keeps its physical
+machines.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from drumline.cloud.model.capacity import check_quota, fits
+from drumline.chips import region_of
 from drumline.cloud.model.errors import (
     FAILED_PRECONDITION,
     ApiError,
     RpcStatus,
     already_exists,
-    node_in_the_way,
-    not_allowed_now,
+    node_exists,
     not_found,
     not_supported,
     preempted_while_created,
+    region_quota,
     stockout,
+    wrong_state,
+    zone_quota,
 )
 from drumline.cloud.model.machines import Machines
 from drumline.cloud.model.operations import Operations
 from drumline.cloud.model.resources import (
-    COMING_UP,
     ENDED,
     LOST,
-    By,
+    STARTING_STATES,
     CloudTiming,
     EndHosts,
     HostAddress,
+    Initiator,
     Limits,
     Node,
     NodeSpec,
@@ -67,104 +69,104 @@ class Fleet:
         timing: CloudTiming | None = None,
         seed: int = 0,
     ) -> None:
-        """An empty cloud."""
+        """Start with no resources."""
         self.limits = limits or Limits()
         self.timing = timing or CloudTiming()
         self.requests: dict[str, Request] = {}
         self.nodes: dict[str, Node] = {}
         self.orders: list[Order] = []
         self._clock = clock
-        self._chance = random.Random(seed)  # noqa: S311, it decides what is preempted
-        self.operations = Operations(clock, self._chance)
+        self._random = random.Random(seed)  # noqa: S311, it only decides about preemptions
+        self.operations = Operations(clock, self._random)
         self.machines = Machines()
 
-    # Calls of users.
+    # API calls
 
     def create_request(self, spec: RequestSpec) -> Operation:
         """Queue a request for one or more nodes."""
         for name in (spec.name, *(node.name for node in spec.nodes)):
-            if name in self.requests or name in self.nodes or self._is_promised(name):
+            if name in self.requests or name in self.nodes or self._is_reserved_name(name):
                 raise already_exists(name)
-        check_quota(spec.nodes, self._holding_quota(), self.limits)
+        check_quota(spec.nodes, self._specs_with_quota(), self.limits)
         self.machines.provide(spec.nodes)
         now = self._clock()
-        request = Request(spec, created=now, due=now)
+        request = Request(spec, created=now, due_at=now)
         self.requests[spec.name] = request
-        return self.operations.begin("create", request)
+        return self.operations.start("create", request)
 
     def create_node(self, spec: NodeSpec) -> Operation:
-        """Create a node at once, or fail at once: there is no queue."""
-        if spec.name in self.nodes or self._is_promised(spec.name):
+        """Create a node without a queue: at once, or not at all."""
+        if spec.name in self.nodes or self._is_reserved_name(spec.name):
             raise already_exists(spec.name)
-        check_quota((spec,), self._holding_quota(), self.limits)
+        check_quota((spec,), self._specs_with_quota(), self.limits)
         self.machines.provide((spec,))
         if not fits((spec,), self.nodes.values(), self.limits):
-            absent = Node(
+            missing = Node(
                 spec, uid=0, created=self._clock(), ready_at=0.0, has_hosts=False, has_disks=False
             )
-            return self.operations.begin("create", absent, _stockout(spec))
-        return self.operations.begin("create", self._make_node(spec, None))
+            return self.operations.start("create", missing, _stockout(spec))
+        return self.operations.start("create", self._make_node(spec, None))
 
     def delete_request(self, name: str, *, force: bool) -> Operation:
         """Delete a request and, with force, the nodes under it."""
         request = self.request(name)
         if request.state is RequestState.DELETING:
-            return self.operations.begin("delete", request)
+            return self.operations.start("delete", request)
         nodes = self.nodes_under(request)
         if nodes and not force:
-            raise node_in_the_way(name, [node.spec.name for node in nodes])
-        self._enter(request, RequestState.DELETING, By.USER, self.timing.delete)
+            raise node_exists(name, [node.spec.name for node in nodes])
+        self._set_state(request, RequestState.DELETING, Initiator.USER, self.timing.delete)
         for node in nodes:
             self._delete(node)
-        return self.operations.begin("delete", request)
+        return self.operations.start("delete", request)
 
     def delete_node(self, name: str) -> Operation:
-        """Delete a node; its request, if any, becomes SUSPENDED."""
+        """Delete a node. Its request, if any, becomes SUSPENDED."""
         node = self.node(name)
         self._delete(node)
-        return self.operations.begin("delete", node)
+        return self.operations.start("delete", node)
 
     def stop_node(self, name: str) -> Operation:
-        """Stop a node, which keeps its name and its disks, and frees its chips."""
+        """Stop a node. It keeps its name and its disks, and frees its chips."""
         node = self.node(name)
         _check_stoppable(node, "stop")
         if node.state is not NodeState.READY:
-            raise not_allowed_now(name, "stop", node.state, NodeState.READY)
+            raise wrong_state(name, "stop", node.state, NodeState.READY)
         node.state = NodeState.STOPPING
         node.preempt_at = None
         self.orders.append(EndHosts(node, keep_disks=True))
-        return self.operations.begin("stop", node)
+        return self.operations.start("stop", node)
 
     def start_node(self, name: str) -> Operation:
-        """Start a node that was stopped, if there are chips for it."""
+        """Start a stopped node if there are chips for it."""
         node = self.node(name)
         _check_stoppable(node, "start")
         if node.state is not NodeState.STOPPED:
-            raise not_allowed_now(name, "start", node.state, NodeState.STOPPED)
+            raise wrong_state(name, "start", node.state, NodeState.STOPPED)
         if not fits((node.spec,), self.nodes.values(), self.limits):
-            return self.operations.begin("start", node, _stockout(node.spec))
+            return self.operations.start("start", node, _stockout(node.spec))
         node.state = NodeState.STARTING
         node.has_hosts = True
         node.ready_at = self._clock() + self.timing.provision
         self.orders.append(StartHosts(node))
-        return self.operations.begin("start", node)
+        return self.operations.start("start", node)
 
     def reset_request(self, name: str) -> Operation:
-        """Reset the hosts of a request: they reboot, with their disks and without programs."""
+        """Reboot the hosts of a request. They keep their disks."""
         request = self.request(name)
         if request.state is not RequestState.ACTIVE:
-            raise not_allowed_now(name, "reset", request.state, RequestState.ACTIVE)
+            raise wrong_state(name, "reset", request.state, RequestState.ACTIVE)
         nodes = tuple(self.nodes_under(request))
         for node in nodes:
             node.state = NodeState.RESTARTING
-            node.answers = False
+            node.accepts_logins = False
             self.orders.append(RestartHosts(node))
-        operation = self.operations.begin("reset", request)
+        operation = self.operations.start("reset", request)
         operation.nodes = nodes
         return operation
 
     def relabel(self, name: str, labels: Mapping[str, str]) -> Operation:
-        """Replace a node's labels, which is allowed only while it is READY."""
+        """Replace the labels of a node that is READY."""
         node = self.node(name)
         if node.state is not NodeState.READY:
             raise ApiError(
@@ -172,80 +174,80 @@ class Fleet:
                     FAILED_PRECONDITION, f"update is not supported while in state {node.state}"
                 )
             )
-        shown = node.spec.shown | {"labels": dict(labels)}
-        node.spec = replace(node.spec, labels=dict(labels), shown=shown)
-        return self.operations.begin("update", node)
+        fields = node.spec.fields | {"labels": dict(labels)}
+        node.spec = replace(node.spec, labels=dict(labels), fields=fields)
+        return self.operations.start("update", node)
 
     def request(self, name: str) -> Request:
-        """The request of that full name."""
+        """Return a request by its full name."""
         if name not in self.requests:
             raise not_found(name)
         return self.requests[name]
 
     def node(self, name: str) -> Node:
-        """The node of that full name."""
+        """Return a node by its full name."""
         if name not in self.nodes:
             raise not_found(name)
         return self.nodes[name]
 
     def nodes_under(self, request: Request) -> list[Node]:
-        """The nodes of a request, in the order in which it named them."""
+        """Return the nodes of a request in the order of its specs."""
         return [
             self.nodes[spec.name]
             for spec in request.spec.nodes
             if spec.name in self.nodes and self.nodes[spec.name].request == request.spec.name
         ]
 
-    # What the cloud does on its own.
+    # Changes by the cloud
 
     def preempt(self, subject: Request | Node, after: float = 0.0) -> None:
         """Preempt a node, or a request in any state."""
         nodes = [subject] if isinstance(subject, Node) else self.nodes_under(subject)
         for node in nodes:
-            if node.state is NodeState.READY or node.state in COMING_UP:
+            if node.state is NodeState.READY or node.state in STARTING_STATES:
                 node.preempt_at = self._clock() + after
-        waits = {RequestState.CREATING, RequestState.WAITING}
-        if isinstance(subject, Request) and subject.state in waits:
-            self._enter(subject, RequestState.SUSPENDING, By.SERVICE)
+        preemptable = {RequestState.CREATING, RequestState.WAITING}
+        if isinstance(subject, Request) and subject.state in preemptable:
+            self._set_state(subject, RequestState.SUSPENDING, Initiator.SERVICE)
 
-    def hosts_up(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
-        """Note that all hosts of a node have booted and accept logins."""
+    def hosts_booted(self, node: Node, hosts: tuple[HostAddress, ...]) -> None:
+        """Record that all hosts of a node have booted and accept logins."""
         node.hosts = hosts
-        node.answers = True
+        node.accepts_logins = True
 
-    def hosts_gone(self, node: Node, *, disks_kept: bool = False) -> None:
-        """Note that nothing is left of the node's hosts, or only their disks."""
+    def hosts_ended(self, node: Node, *, disks_kept: bool = False) -> None:
+        """Record that the hosts of a node have ended, and their disks unless they are kept."""
         node.has_hosts = False
         node.has_disks = node.has_disks and disks_kept
         if not disks_kept:
-            self.machines.give_back(node.machines)
+            self.machines.release(node.machines)
             node.machines = ()
         node.hosts = ()
-        node.answers = False
+        node.accepts_logins = False
 
     def advance(self) -> None:
-        """Apply everything that is due at this moment."""
+        """Apply all changes that are due."""
         now = self._clock()
-        moved = True
-        while moved:
-            moved = False
+        changed = True
+        while changed:
+            changed = False
             for node in list(self.nodes.values()):
-                moved |= self._advance_node(node, now)
+                changed |= self._advance_node(node, now)
             for request in list(self.requests.values()):
-                moved |= self._advance_request(request, now)
-        self.operations.close_done()
+                changed |= self._advance_request(request, now)
+        self.operations.finish_done()
 
-    def next_due(self) -> float | None:
-        """When `advance` will next have something to do, if that depends on time alone."""
-        return min(self._dues(), default=None)
+    def next_change_at(self) -> float | None:
+        """Return the time of the next change that depends on time alone, if any."""
+        return min(self._change_times(), default=None)
 
-    def _dues(self) -> Iterator[float]:
+    def _change_times(self) -> Iterator[float]:
         now = self._clock()
         for request in self.requests.values():
-            if request.due > now:
-                yield request.due
+            if request.due_at > now:
+                yield request.due_at
         for node in self.nodes.values():
-            if node.state in COMING_UP and node.ready_at > now:
+            if node.state in STARTING_STATES and node.ready_at > now:
                 yield node.ready_at
             if node.preempt_at is not None:
                 yield node.preempt_at
@@ -260,42 +262,48 @@ class Fleet:
             del self.nodes[node.spec.name]
             return True
         if node.preempt_at is not None and now >= node.preempt_at:
-            self._take(node)
+            self._preempt_now(node)
             return True
         if node.state is NodeState.STOPPING and not node.has_hosts:
             node.state = NodeState.STOPPED
             return True
-        if node.state in COMING_UP and node.answers and now >= node.ready_at:
+        if node.state in STARTING_STATES and node.accepts_logins and now >= node.ready_at:
             node.state = NodeState.READY
-            mean = self.timing.preempt_every
-            if mean is not None and node.spec.tier is Tier.SPOT and node.preempt_at is None:
-                node.preempt_at = now + self._chance.expovariate(1 / mean)
+            mean_lifetime = self.timing.preempt_every
+            if (
+                mean_lifetime is not None
+                and node.spec.tier is Tier.SPOT
+                and node.preempt_at is None
+            ):
+                node.preempt_at = now + self._random.expovariate(1 / mean_lifetime)
             return True
         return False
 
     def _advance_request(self, request: Request, now: float) -> bool:
-        if now < request.due:
+        if now < request.due_at:
             return False
         nodes = self.nodes_under(request)
         match request.state:
             case RequestState.CREATING:
-                self._enter(request, RequestState.WAITING, By.SERVICE, self.timing.waiting)
+                self._set_state(
+                    request, RequestState.WAITING, Initiator.SERVICE, self.timing.waiting
+                )
             case RequestState.WAITING:
-                return self._try_to_fill(request)
+                return self._try_to_provision(request)
             case RequestState.PROVISIONING if any(node.state in LOST for node in nodes):
                 self._fail(request, preempted_while_created())
             case RequestState.PROVISIONING if _all_ready(request, nodes):
-                self._enter(request, RequestState.ACTIVE, By.SERVICE)
+                self._set_state(request, RequestState.ACTIVE, Initiator.SERVICE)
             case RequestState.ACTIVE | RequestState.PROVISIONING if any(
                 node.state in LOST for node in nodes
             ):
-                self._suspend(request, nodes, By.SERVICE)
+                self._suspend(request, nodes, Initiator.SERVICE)
             case RequestState.ACTIVE | RequestState.PROVISIONING if len(nodes) < len(
                 request.spec.nodes
             ):
-                self._suspend(request, nodes, By.USER)
+                self._suspend(request, nodes, Initiator.USER)
             case RequestState.SUSPENDING if not any(node.has_hosts for node in nodes):
-                self._enter(request, RequestState.SUSPENDED, request.by)
+                self._set_state(request, RequestState.SUSPENDED, request.initiator)
             case RequestState.DELETING if not nodes:
                 request.gone = True
                 del self.requests[request.spec.name]
@@ -303,9 +311,9 @@ class Fleet:
                 return False
         return True
 
-    def _try_to_fill(self, request: Request) -> bool:
+    def _try_to_provision(self, request: Request) -> bool:
         if fits(request.spec.nodes, self.nodes.values(), self.limits):
-            self._enter(request, RequestState.PROVISIONING, By.SERVICE)
+            self._set_state(request, RequestState.PROVISIONING, Initiator.SERVICE)
             for spec in request.spec.nodes:
                 self._make_node(spec, request.spec.name)
             return True
@@ -314,39 +322,41 @@ class Fleet:
             return True
         return False
 
-    def _enter(self, request: Request, state: RequestState, by: By, stay: float = 0.0) -> None:
-        request.state, request.by, request.due = state, by, self._clock() + stay
+    def _set_state(
+        self, request: Request, state: RequestState, initiator: Initiator, delay: float = 0.0
+    ) -> None:
+        request.state, request.initiator, request.due_at = state, initiator, self._clock() + delay
 
     def _fail(self, request: Request, error: RpcStatus) -> None:
-        self._enter(request, RequestState.FAILED, By.SERVICE)
+        self._set_state(request, RequestState.FAILED, Initiator.SERVICE)
         request.error = error
         for node in self.nodes_under(request):
             if node.state not in LOST:
-                self._take(node)
+                self._preempt_now(node)
 
-    def _suspend(self, request: Request, nodes: list[Node], by: By) -> None:
-        # The nodes of a request run one program: the others are preempted with the first.
-        self._enter(request, RequestState.SUSPENDING, by)
+    def _suspend(self, request: Request, nodes: list[Node], initiator: Initiator) -> None:
+        # The nodes of a request run one program, so all of them are preempted together.
+        self._set_state(request, RequestState.SUSPENDING, initiator)
         for node in nodes:
             if node.state not in LOST and node.state is not NodeState.DELETING:
-                self._take(node)
+                self._preempt_now(node)
 
     def _make_node(self, spec: NodeSpec, request: str | None) -> Node:
         now = self._clock()
         node = Node(
             spec,
-            uid=self._chance.getrandbits(62),
+            uid=self._random.getrandbits(62),
             created=now,
             ready_at=now + self.timing.provision,
             request=request,
-            machines=self.machines.take(spec),
+            machines=self.machines.assign(spec),
         )
         self.nodes[spec.name] = node
         self.orders.append(StartHosts(node))
         return node
 
-    def _take(self, node: Node) -> None:
-        # Nodes that are not spot are not preempted; they are terminated by a failure.
+    def _preempt_now(self, node: Node) -> None:
+        # Only spot nodes are preempted. Others are terminated by a failure.
         spot = node.spec.tier is Tier.SPOT
         node.state = NodeState.PREEMPTED if spot else NodeState.TERMINATED
         node.preempt_at = None
@@ -364,9 +374,9 @@ class Fleet:
         if node.has_hosts or node.has_disks:
             self.orders.append(EndHosts(node))
 
-    # Capacity and quota.
+    # Names and quota
 
-    def _is_promised(self, name: str) -> bool:
+    def _is_reserved_name(self, name: str) -> bool:
         return any(
             name == spec.name
             for request in self.requests.values()
@@ -374,7 +384,7 @@ class Fleet:
             for spec in request.spec.nodes
         )
 
-    def _holding_quota(self) -> Iterator[NodeSpec]:
+    def _specs_with_quota(self) -> Iterator[NodeSpec]:
         for request in self.requests.values():
             yield from request.spec.nodes
         for node in self.nodes.values():
@@ -393,8 +403,43 @@ def _stockout(spec: NodeSpec | RequestSpec) -> RpcStatus:
 
 
 def _check_stoppable(node: Node, verb: str) -> None:
-    """Refuse unless the node has one host and was created without a queue."""
+    """Raise ApiError unless the node has one host and was created without a queue."""
     if node.request is not None:
         raise not_supported(node.spec.name, verb, "it was created through a queued resource")
     if node.spec.slice.hosts > 1:
         raise not_supported(node.spec.name, verb, "it has more than one host")
+
+
+# Capacity and quota -----------------------------------------------------------------------------
+
+
+def fits(specs: Sequence[NodeSpec], nodes: Iterable[Node], limits: Limits) -> bool:
+    """Return True if a zone has the chips for these nodes, in addition to those that run."""
+    zone = specs[0].zone
+    running = [node.spec for node in nodes if node.has_hosts and node.spec.zone == zone]
+    for pool, chips in limits.capacity.get(zone, {}).items():
+        requested = sum(spec.slice.chips for spec in specs if _uses_pool(spec, pool))
+        used = sum(spec.slice.chips for spec in running if _uses_pool(spec, pool))
+        if requested and used + requested > chips:
+            return False
+    return True
+
+
+def check_quota(specs: Sequence[NodeSpec], existing: Iterable[NodeSpec], limits: Limits) -> None:
+    """Raise ApiError if the nodes exceed, with the existing ones, the quota of a zone or region."""
+    first = specs[0]
+    requested = sum(spec.slice.chips for spec in specs)
+    same_tier = [spec for spec in existing if spec.tier is first.tier]
+    for location, error in ((first.zone, zone_quota), (region_of(first.zone), region_quota)):
+        limit = limits.quota.get(location, {}).get(first.tier)
+        if limit is None:
+            continue
+        used = sum(
+            spec.slice.chips for spec in same_tier if location in {spec.zone, region_of(spec.zone)}
+        )
+        if used + requested > limit:
+            raise ApiError(error(first.slice.generation, first.tier, location, limit))
+
+
+def _uses_pool(spec: NodeSpec, pool: str) -> bool:
+    return pool in {spec.slice.name, spec.slice.generation}

@@ -1,8 +1,8 @@
-"""The physical machines under the hosts: which node is on which, and which are given next. Pure.
+"""Assigns physical machines to the hosts of nodes. Pure.
 
-A host is a virtual machine and new with every node; the machine under it is not, and a bad one is
-given again. Machines of one zone, generation and number of chips form a pool, and are called by
-them: `local-a-v4-4-0`.
+A host is a virtual machine and new with every node. Its physical machine is not, so a bad machine
+is assigned again. Machines of one zone, generation and number of chips form a pool, from which they
+have their names: `local-a-v4-4-0`.
 """
 
 from collections import Counter
@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from drumline.chips import LOCAL_ZONES, Slice, slices, zone_offers
 from drumline.cloud.model.resources import NodeSpec
 
-# Whoever holds a bad slice, and does not give it back lest it be given again, needs another one.
-_SLICES_KEPT = 2
+# A user who keeps a bad slice, so that it is not assigned again, needs a second one.
+_SLICES_PER_POOL = 2
 
 
 @dataclass
 class _Pool:
+    """The machines of one zone, generation and number of chips per host."""
+
     size: int = 0
     free: dict[int, int] = field(default_factory=dict)
-    """The free machines, each with its turn: 0 if it was never used, else when it was freed."""
+    """The free machines, with the number of their last release; 0 if they were never used."""
 
     def grow_to(self, size: int) -> None:
         for number in range(self.size, size):
@@ -32,64 +34,68 @@ class Machines:
     """The pools of all zones."""
 
     def __init__(self) -> None:
-        """No machines: pools grow with what is asked for."""
+        """Start without machines. The pools grow with the requests."""
         self._pools: dict[str, _Pool] = {}
-        self._turns = 0
+        self._releases = 0
 
     def provide(self, specs: Sequence[NodeSpec]) -> None:
-        """Have machines for twice the slices that are asked for together."""
-        for kind, hosts in _hosts_by_kind(specs).items():
-            self._pools.setdefault(kind, _Pool()).grow_to(_SLICES_KEPT * hosts)
+        """Grow the pools to twice the slices that are requested together."""
+        for pool_key, hosts in _hosts_by_pool(specs).items():
+            self._pools.setdefault(pool_key, _Pool()).grow_to(_SLICES_PER_POOL * hosts)
 
-    def take(self, spec: NodeSpec) -> tuple[str, ...]:
-        """The machines of a new node, one for each host: those that were free the longest."""
-        kind = _kind(spec.zone, spec.slice)
-        pool = self._pools.setdefault(kind, _Pool())
+    def assign(self, spec: NodeSpec) -> tuple[str, ...]:
+        """Return a machine for each host of a new node: those that were free the longest."""
+        pool_key = _pool_key(spec.zone, spec.slice)
+        pool = self._pools.setdefault(pool_key, _Pool())
         pool.grow_to(pool.size + spec.slice.hosts - len(pool.free))
-        longest = sorted(pool.free, key=lambda number: (pool.free[number], number))
-        taken = sorted(longest[: spec.slice.hosts])
-        for number in taken:
+        idle_longest = sorted(pool.free, key=lambda number: (pool.free[number], number))
+        numbers = sorted(idle_longest[: spec.slice.hosts])
+        for number in numbers:
             del pool.free[number]
-        return tuple(f"{kind}-{number}" for number in taken)
+        return tuple(f"{pool_key}-{number}" for number in numbers)
 
-    def give_back(self, names: Sequence[str]) -> None:
-        """Free the machines of a node; all others are given before them."""
-        self._turns += 1
+    def release(self, names: Sequence[str]) -> None:
+        """Free the machines of a node. All other free machines are assigned before them."""
+        self._releases += 1
         for name in names:
-            kind, _, number = name.rpartition("-")
-            self._pools[kind].free[int(number)] = self._turns
+            pool_key, _, number = name.rpartition("-")
+            self._pools[pool_key].free[int(number)] = self._releases
 
     def chips(self, name: str) -> int | None:
-        """The chips of a machine; None if there is none of that name, and never would be.
+        """Return the number of chips of a machine, or None if no machine can have that name.
 
-        A machine may be named before the first slice that is on it.
+        A machine may be named before it has its first slice.
         """
-        kind, _, number = name.rpartition("-")
+        pool_key, _, number = name.rpartition("-")
         if not (number.isascii() and number.isdecimal() and str(int(number[:9])) == number):
             return None
-        zone = "-".join(kind.split("-")[:-2])
-        for_sale = [
-            one
-            for one in slices()
-            if one.runtime_image and _kind(zone, one) == kind and _is_sold(one, zone)
+        zone = "-".join(pool_key.split("-")[:-2])
+        candidates = [
+            candidate
+            for candidate in slices()
+            if candidate.runtime_image
+            and _pool_key(zone, candidate) == pool_key
+            and _is_offered(candidate, zone)
         ]
-        if not for_sale:
+        if not candidates:
             return None
-        pool = self._pools.get(kind, _Pool())
-        most = max(pool.size, _SLICES_KEPT * max(one.hosts for one in for_sale))
-        return for_sale[0].chips_per_host if int(number) < most else None
+        pool = self._pools.get(pool_key, _Pool())
+        machines = max(
+            pool.size, _SLICES_PER_POOL * max(candidate.hosts for candidate in candidates)
+        )
+        return candidates[0].chips_per_host if int(number) < machines else None
 
 
-def _kind(zone: str, wanted: Slice) -> str:
-    return f"{zone}-{wanted.generation}-{wanted.chips_per_host}"
+def _pool_key(zone: str, tpu_slice: Slice) -> str:
+    return f"{zone}-{tpu_slice.generation}-{tpu_slice.chips_per_host}"
 
 
-def _hosts_by_kind(specs: Sequence[NodeSpec]) -> Counter[str]:
+def _hosts_by_pool(specs: Sequence[NodeSpec]) -> Counter[str]:
     hosts: Counter[str] = Counter()
     for spec in specs:
-        hosts[_kind(spec.zone, spec.slice)] += spec.slice.hosts
+        hosts[_pool_key(spec.zone, spec.slice)] += spec.slice.hosts
     return hosts
 
 
-def _is_sold(wanted: Slice, zone: str) -> bool:
-    return zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(wanted))
+def _is_offered(tpu_slice: Slice, zone: str) -> bool:
+    return zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(tpu_slice))

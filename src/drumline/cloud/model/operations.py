@@ -1,7 +1,7 @@
-"""Long-running operations: when each is done, how it ended, and which call began it.
+"""Long-running operations: their state, their result, and the call that started them.
 
-A call with a `requestId` may be repeated by a caller that got no answer: it gets the same operation
-again, and nothing is done twice.
+A caller that got no response may repeat a call with the same `requestId`. It gets the same
+operation, and the change happens start_once.
 """
 
 import random
@@ -17,9 +17,9 @@ from drumline.cloud.model.resources import (
     RequestState,
 )
 
-# Callers read an operation for a while after it ended, but not after so many others.
-_KEPT = 10_000
-_UNDER_WAY = {
+# Callers read an operation for a while after its end. The limit bounds the memory.
+_MAX_OPERATIONS = 10_000
+_STATE_DURING = {
     "create": NodeState.CREATING,
     "start": NodeState.STARTING,
     "stop": NodeState.STOPPING,
@@ -28,53 +28,53 @@ _UNDER_WAY = {
 
 
 class Operations:
-    """All operations; the oldest are dropped when there are too many."""
+    """All operations. The oldest are dropped when there are too many."""
 
-    def __init__(self, clock: Callable[[], float], chance: random.Random) -> None:
-        """No operations yet."""
+    def __init__(self, clock: Callable[[], float], random_source: random.Random) -> None:
+        """Start without operations."""
         self.all: dict[str, Operation] = {}
         self._open: list[Operation] = []
-        self._asked: dict[str, Operation] = {}
+        self._by_request_id: dict[str, Operation] = {}
         self._clock = clock
-        self._chance = chance
+        self._random = random_source
 
-    def begin(
+    def start(
         self, verb: str, subject: Request | Node, error: RpcStatus | None = None
     ) -> Operation:
-        """Add an operation that starts now, or has failed already."""
+        """Add an operation that starts now, or one that has failed."""
         parent = subject.spec.name.rsplit("/", 2)[0]
-        identity = f"{self._chance.getrandbits(128):032x}"
+        operation_id = f"{self._random.getrandbits(128):032x}"
         operation = Operation(
-            f"{parent}/operations/operation-{identity}", verb, subject, self._clock()
+            f"{parent}/operations/operation-{operation_id}", verb, subject, self._clock()
         )
         self.all[operation.name] = operation
         if error is None:
             self._open.append(operation)
         else:
             operation.ended, operation.error = operation.created, error
-        if len(self.all) > _KEPT:
+        if len(self.all) > _MAX_OPERATIONS:
             oldest = self.all.pop(next(iter(self.all)))
-            self._asked.pop(oldest.request_id, None)
+            self._by_request_id.pop(oldest.request_id, None)
         return operation
 
-    def once(self, request_id: str, call: str, do: Callable[[], Operation]) -> Operation:
-        """The operation of this request id, or a new one; `call` must be the same as before."""
+    def start_once(self, request_id: str, call: str, start: Callable[[], Operation]) -> Operation:
+        """Return the operation of a request id, or a new one. Its call must be the same."""
         if not request_id:
-            return do()
-        before = self._asked.get(request_id)
-        if before is None:
-            before = self._asked[request_id] = do()
-            before.request_id, before.call = request_id, call
-        elif before.call != call:
+            return start()
+        operation = self._by_request_id.get(request_id)
+        if operation is None:
+            operation = self._by_request_id[request_id] = start()
+            operation.request_id, operation.call = request_id, call
+        elif operation.call != call:
             raise invalid(
                 f"The request_id '{request_id}' was used for another request", "request_id"
             )
-        return before
+        return operation
 
-    def close_done(self) -> None:
-        """Note the end of the operations that are done."""
+    def finish_done(self) -> None:
+        """Record the end of the operations that are done."""
         for operation in [candidate for candidate in self._open if _is_done(candidate)]:
-            operation.ended, operation.error = self._clock(), _trouble(operation)
+            operation.ended, operation.error = self._clock(), _error_of(operation)
             self._open.remove(operation)
 
 
@@ -83,13 +83,13 @@ def _is_done(operation: Operation) -> bool:
     if operation.verb == "delete" or subject.gone:
         return subject.gone
     if not isinstance(subject, Request):
-        return subject.state is not _UNDER_WAY.get(operation.verb)
+        return subject.state is not _STATE_DURING.get(operation.verb)
     if operation.verb == "reset":
         return not any(node.state is NodeState.RESTARTING for node in operation.nodes)
     return subject.state is not RequestState.CREATING
 
 
-def _trouble(operation: Operation) -> RpcStatus | None:
+def _error_of(operation: Operation) -> RpcStatus | None:
     subject = operation.subject
     if isinstance(subject, Request) or operation.verb not in {"create", "start"}:
         return None

@@ -1,6 +1,6 @@
 """The resources of the emulated cloud: requests, nodes, operations, and limits on chips.
 
-Values only; `fleet` decides how they change.
+They are plain values. `fleet` changes them.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from drumline.cloud.model.errors import Json, RpcStatus
 
 
 class Tier(StrEnum):
-    """The provisioning of chips."""
+    """The capacity tiers."""
 
     SPOT = "spot"
     ON_DEMAND = "on-demand"
@@ -46,16 +46,16 @@ class NodeState(StrEnum):
     DELETING = "DELETING"
 
 
-class By(StrEnum):
-    """Who moved a request into its state."""
+class Initiator(StrEnum):
+    """The party that changed the state of a request."""
 
     USER = "USER"
     SERVICE = "SERVICE"
 
 
 LOST = frozenset({NodeState.PREEMPTED, NodeState.TERMINATED})
-COMING_UP = frozenset({NodeState.CREATING, NodeState.STARTING, NodeState.RESTARTING})
-"""States of a node that becomes READY as soon as all its hosts are."""
+STARTING_STATES = frozenset({NodeState.CREATING, NodeState.STARTING, NodeState.RESTARTING})
+"""The states of a node that becomes READY once all its hosts accept logins."""
 ENDED = frozenset({RequestState.SUSPENDED, RequestState.FAILED})
 
 
@@ -68,8 +68,8 @@ class NodeSpec:
     tier: Tier
     labels: Mapping[str, str]
     metadata: Mapping[str, str]
-    shown: Json
-    """The fields that the caller set, which the API returns."""
+    fields: Json
+    """The fields that the caller set and that the API returns."""
 
     @property
     def zone(self) -> str:
@@ -84,7 +84,7 @@ class RequestSpec:
     name: str
     tier: Tier
     nodes: tuple[NodeSpec, ...]
-    shown: Json
+    fields: Json
 
     @property
     def zone(self) -> str:
@@ -114,14 +114,14 @@ class Node:
     machines: tuple[str, ...] = ()
     """The physical machine under each host, as long as the node has disks."""
     hosts: tuple[HostAddress, ...] = ()
-    answers: bool = False
-    """Whether every host accepts logins."""
+    accepts_logins: bool = False
+    """True if every host accepts logins."""
     has_hosts: bool = True
-    """Whether its hosts run as processes, or are about to."""
+    """True if its hosts run as processes or are starting."""
     has_disks: bool = True
-    """Whether the folders of its hosts exist; a stopped node keeps its disks."""
+    """True if the folders of its hosts exist. A stopped node keeps its disks."""
     preempt_at: float | None = None
-    """When the node will be preempted, if that is decided."""
+    """The time of its preemption, if it is decided."""
     gone_at: float = 0.0
     gone: bool = False
 
@@ -132,17 +132,17 @@ class Request:
 
     spec: RequestSpec
     created: float
-    due: float
+    due_at: float
     """The earliest time at which the request leaves its state."""
     state: RequestState = RequestState.CREATING
-    by: By = By.USER
+    initiator: Initiator = Initiator.USER
     error: RpcStatus | None = None
     gone: bool = False
 
 
 @dataclass
 class Operation:
-    """A change under way, for callers that wait for its end."""
+    """A change that callers can wait for."""
 
     name: str
     verb: str
@@ -151,29 +151,29 @@ class Operation:
     ended: float | None = None
     error: RpcStatus | None = None
     nodes: tuple[Node, ...] = ()
-    """The nodes of the request that is being changed."""
+    """The nodes of a request that is being reset."""
     request_id: str = ""
     call: str = ""
-    """The call that was made with this request id."""
+    """The call of this request id."""
 
 
 @dataclass(frozen=True)
 class StartHosts:
-    """The node's hosts are to be started."""
+    """An order to start the hosts of a node."""
 
     node: Node
 
 
 @dataclass(frozen=True)
 class RestartHosts:
-    """The node's hosts are to be reset, as by a reset button."""
+    """An order to reboot the hosts of a node."""
 
     node: Node
 
 
 @dataclass(frozen=True)
 class EndHosts:
-    """The node's hosts and everything that runs there are to be killed."""
+    """An order to kill the hosts of a node and all their processes."""
 
     node: Node
     keep_disks: bool = False
@@ -184,7 +184,7 @@ Order = StartHosts | RestartHosts | EndHosts
 
 @dataclass
 class Limits:
-    """Capacity and quota, which the `capacity` control can change while the emulator runs."""
+    """Capacity and quota, which the `capacity` control can change."""
 
     capacity: dict[str, dict[str, int]] = field(default_factory=dict)
     """The number of chips, by zone and by `v4` or `v4-8`."""
@@ -195,10 +195,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class CloudTiming:
-    """How long things take, in seconds."""
+    """The delays of the cloud, in seconds."""
 
     waiting: float = 0.0
     provision: float = 0.0
     delete: float = 0.0
     preempt_every: float | None = None
-    """The mean lifetime of a spot node; None is without preemption."""
+    """The mean lifetime of a spot node; None means no preemption."""

@@ -1,19 +1,19 @@
-"""The agent: runs one attempt's program on one host and outlives every connection.
+"""The agent: runs the program of one attempt on one host and survives every lost connection.
 
-This package is zipped into one file, pushed to each host, and called as `python3 agent VERB …`. It
-needs nothing but Python 3.8. All it knows stands in files below ~/.drumline, each replaced in one
-rename, so any later call, from any connection, finds out what became of an attempt:
+This package is zipped into one file, copied to each host, and called as `python3 agent VERB …`. It
+needs only Python 3.8. Its whole state is in files below ~/.drumline, each replaced by a rename, so
+a later call over any connection can report the state of an attempt:
 
-    jobs/<job>/<attempt>/  program.json  what to run             pid.json    the program's leader
-                           started.json  claimed once, for good  exit.json   how it ended
-                           log           set-up and program      stop.json   it must not run (on)
+    jobs/<job>/<attempt>/  program.json  the program to run      pid.json    the leading process
+                           started.json  written once, at start  exit.json   the exit of the program
+                           log           output of set-up, run   stop.json   never run (again)
                            times         when the log grew
-                           secrets.json  0600, gone once the program has them in its environment
+                           secrets.json  mode 0600, deleted once the program has started
                            heartbeat.json, error.json            written by the program itself
-    steps/<key>.json       a set-up step that ran on this host
-    code/<sha>.tar.gz      the code as it was sent               work/<job>/<sha>/  unpacked
+    steps/<key>.json       the result of a set-up step on this host
+    code/<sha>.tar.gz      an archive of code                    work/<job>/<sha>/  unpacked
 
-Three processes belong to a running attempt: the program, in a session of its own, which writes
-straight into the log; the one that waits for it; and, while somebody looks, `watch`. Either of the
-last two may be killed without the program noticing.
+A running attempt has three processes: the program, in its own session, which writes directly to
+the log; a waiter, which records the exit; and, while a server is connected, `watch`. The program
+is not affected if one of the other two is killed.
 """

@@ -1,4 +1,4 @@
-"""An attempt from its program to its end: prepare, start, wait."""
+"""An attempt on one host: prepare it, start it, wait for its end, stop it."""
 
 from __future__ import annotations
 
@@ -8,115 +8,180 @@ import os
 import signal
 import time
 
-from .caller import heard, say
-from .code import unpacked
-from .devices import clear
+from .code import unpack_archive
+from .devices import free_chips
 from .environment import (
-    environment_of,
-    prepared_program,
+    find_program,
+    program_environment,
+    read_program,
     working_copy,
-    write_names,
     write_script,
+    write_variable_names,
 )
+from .files import acquire_lock, read_json, remove, write_json
 from .first_error import FirstError
-from .status import conclude, status, waited_for
-from .system.files import read_json, remove, take_lock, write_json
-from .system.identity import identity
-from .system.log import Growth, log_size, write_log
-from .system.machine import boot, free_port
-from .system.processes import POLL, become, detach, end, members, started_as
-from .wire import HostProgram, Port, Prepare, Prepared, Start
+from .log import GrowthRecorder, append_to_log, log_size
+from .machine import boot_id, free_port, machine_identity
+from .processes import (
+    POLL_SECONDS,
+    attempt_processes,
+    exec_program,
+    exit_code,
+    process_record,
+    program_processes,
+    run_detached,
+    terminate,
+)
+from .status import attempt_status, exit_record, has_waiter
+from .wire import FreePort, HostProgram, Prepare, PrepareResult, Start, receive_message, send
 
-# A shell that is told to stop together with what it runs would be gone at once, and with it the
-# exit code of a program that saves its work and asks (with 75) to be started again. A shell with a
-# trap waits for the program. On the first line of the script, so that its line numbers stay true.
+# If a shell gets SIGTERM together with the program that it runs, it ends at once, and the exit code
+# of a program that saves its work and asks for a restart (75) is lost. A shell with a trap waits
+# for the program. It is put on the first line of the script, so that line numbers stay correct.
 TRAP = "trap 'if [ $? = 75 ]; then exit 75; fi; trap - TERM; kill -TERM $$' TERM; "
 
 
-def prepare(folder: str, limit: str) -> None:
-    """Free the chips, write down what the attempt runs, and unpack its code if it is here.
+def prepare(folder: str, chip_timeout: str) -> None:
+    """Free the chips, store the program of the attempt, and unpack its code if it is here.
 
-    What has been started, or stopped, is left as it is.
+    An attempt that was started or stopped is left unchanged.
     """
-    sent = heard(Prepare)
-    trouble = clear(folder, float(limit))
+    message = receive_message(Prepare)
+    chip_error = free_chips(folder, float(chip_timeout))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     started = os.path.exists(os.path.join(folder, "started.json"))
     if not started and not os.path.exists(os.path.join(folder, "stop.json")):
-        write_json(sent.program, folder, "program.json")
-        write_json(sent.secrets, folder, "secrets.json")
-    have = sent.archive is None or unpacked(sent.archive, HostProgram(**sent.program).work)
-    say(Prepared(trouble=trouble, have_code=have, identity=identity()))
+        write_json(message.program, folder, "program.json")
+        write_json(message.secrets, folder, "secrets.json")
+    have_code = message.archive is None or unpack_archive(
+        message.archive, HostProgram(**message.program).work
+    )
+    send(PrepareResult(trouble=chip_error, have_code=have_code, identity=machine_identity()))
 
 
 def start(folder: str) -> None:
-    """Start the program, once for ever; a second call reports the first one's program."""
-    sent = heard(Start)
+    """Start the program. Later calls never start it again and report its status."""
+    message = receive_message(Start)
     deadline = time.monotonic() + 10
     while not os.path.exists(os.path.join(folder, "started.json")):
         if os.path.exists(os.path.join(folder, "stop.json")):
             break
-        lock = take_lock(os.path.join(folder, "waiting.lock"))
+        lock = acquire_lock(os.path.join(folder, "waiting.lock"))
         if lock is not None:
             if not os.path.exists(os.path.join(folder, "started.json")):
-                record = {"at": time.time(), "boot": boot(), "coordinator": sent.coordinator}
-                if sent.before:
-                    record["before"] = sent.before
+                record = {"at": time.time(), "boot": boot_id(), "coordinator": message.coordinator}
+                if message.before:
+                    record["before"] = message.before
                 write_json(dict(record, log_from=log_size(folder)), folder, "started.json")
-                detach(functools.partial(run_and_wait, folder), folder, keep={lock})
+                run_detached(functools.partial(run_and_wait, folder), folder, keep={lock})
             os.close(lock)
             break
         if time.monotonic() > deadline:
-            raise TimeoutError(f"another start of {folder} does not come to an end")
-        time.sleep(POLL / 4)
+            raise TimeoutError(f"another start of {folder} did not finish within 10 s")
+        time.sleep(POLL_SECONDS / 4)
     while not os.path.exists(os.path.join(folder, "pid.json")) and time.monotonic() < deadline:
-        if not waited_for(folder):
+        if not has_waiter(folder):
             break
-        time.sleep(POLL / 4)
-    say(status(folder))
+        time.sleep(POLL_SECONDS / 4)
+    send(attempt_status(folder))
 
 
 def run_and_wait(folder: str) -> None:
-    """The process that waits: starts the program, notes the first error and the end."""
-    program = prepared_program(folder)
+    """Run the program as its waiter: start it and record its first error and its exit."""
+    program = read_program(folder)
     started = read_json(folder, "started.json") or {}
-    environment = environment_of(folder, program)
-    write_names(folder, program, environment)
+    environment = program_environment(folder, program)
+    write_variable_names(folder, program, environment)
     script = write_script(folder, "run.sh", TRAP + str(started.get("before", "")) + program.run)
     command = [*program.wrap, "bash", "-eo", "pipefail", script]
     work = working_copy(program.work)
     child = os.fork()
     if child == 0:
-        # Before it is anyone's program it writes down who it is: it never runs unrecorded.
-        write_json(started_as(os.getpid()), folder, "pid.json")
-        become(folder, command, environment, work)
+        # The child records itself before it becomes the program: no program runs unrecorded.
+        write_json(process_record(os.getpid()), folder, "pid.json")
+        exec_program(folder, command, environment, work)
     remove(folder, "secrets.json")
-    first = FirstError(folder, started["log_from"])
-    growth = Growth(folder, started["log_from"])
+    first_error = FirstError(folder, started["log_from"])
+    growth = GrowthRecorder(folder, started["log_from"])
     while True:
-        done, result = os.waitpid(child, os.WNOHANG)
-        ended = time.time()
+        pid, wait_status = os.waitpid(child, os.WNOHANG)
+        ended_at = time.time()
         with contextlib.suppress(Exception):
-            first.look()
-            growth.look()
-        if done:
+            first_error.scan()
+            growth.update()
+        if pid:
             break
-        time.sleep(POLL)
-    code = -os.WTERMSIG(result) if os.WIFSIGNALED(result) else os.WEXITSTATUS(result)
+        time.sleep(POLL_SECONDS)
+    code = exit_code(wait_status)
     stopping = os.path.exists(os.path.join(folder, "stop.json"))
     if stopping or code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        # Told to stop, the shell goes at once while what it ran may be saving a checkpoint. Who
-        # stops us keeps the time; a host that shuts down leaves about a minute.
+        # After SIGTERM the shell ends at once, while its children may still save a checkpoint.
+        # `stop` enforces its own grace period; a host that shuts down leaves about a minute.
         deadline = time.monotonic() + (3600 if stopping else 60)
-        while members(folder) and time.monotonic() < deadline:
-            time.sleep(POLL)
-        ended = time.time()
-    write_json(conclude(folder, code, ended, first), folder, "exit.json")
-    left = end(lambda: members(folder), grace=5)
-    if left:
-        write_log(folder, f"drumline: ended {left} process(es) the run left behind")
+        while program_processes(folder) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        ended_at = time.time()
+    write_json(exit_record(folder, code, ended_at, first_error), folder, "exit.json")
+    remaining = terminate(lambda: program_processes(folder), grace=5)
+    if remaining:
+        append_to_log(folder, f"drumline: ended {remaining} process(es) the run left behind")
 
 
 def choose_port() -> None:
-    """Say where the first host may listen."""
-    say(Port(port=free_port()))
+    """Report a port where rank 0 can listen."""
+    send(FreePort(port=free_port()))
+
+
+# Stopping ----------------------------------------------------------------------------------------
+
+
+def stop(folder: str, grace: str) -> None:
+    """Stop the program on this host and make sure that it never starts again."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.exists(os.path.join(folder, "stop.json")):
+        write_json({"at": time.time()}, folder, "stop.json")
+    remove(folder, "secrets.json")
+    lock = acquire_lock(os.path.join(folder, "stopping.lock"))
+    if lock is not None:
+        run_detached(lambda: stop_processes(folder, float(grace)), folder, keep={lock})
+        os.close(lock)
+    while True:
+        lock = acquire_lock(os.path.join(folder, "stopping.lock"))
+        if lock is not None:
+            break
+        time.sleep(POLL_SECONDS / 2)
+    os.close(lock)
+    send(attempt_status(folder))
+
+
+def stop_processes(folder: str, grace: float) -> None:
+    """Stop all processes of an attempt and its container, independently of the connection."""
+    container = container_name(folder)
+    if container:
+        # The first process of a container ignores SIGTERM unless it handles it, so signal all.
+        run_docker("exec", container, "sh", "-c", "kill -TERM -1")
+    terminate(functools.partial(attempt_processes, folder), grace)
+    if container:
+        # A container is not a child of the agent: SIGKILL only ends the docker client.
+        run_docker("rm", "--force", container)
+    deadline = time.monotonic() + 5
+    while has_waiter(folder) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 2)
+
+
+def run_docker(*arguments: str) -> None:
+    """Run docker and ignore a failure: the container may have ended."""
+    import shutil
+    import subprocess
+
+    command = [shutil.which("docker") or "docker", *arguments]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(command, check=False, capture_output=True, timeout=60)
+
+
+def container_name(folder: str) -> str:
+    """Return the name of the attempt's container, or an empty text without container."""
+    program = find_program(folder)
+    if program and any("docker run" in argument for argument in program.wrap):
+        return str(program.variables.get("DRUMLINE_CONTAINER", ""))
+    return ""

@@ -1,4 +1,4 @@
-"""The user's code: received whole, unpacked in one rename."""
+"""The archives of the user's code: received completely or not at all, unpacked by a rename."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import contextlib
 import os
 import sys
 
-from .caller import say
-from .system.files import ROOT, below_root, remove
-from .wire import Prepared, Received
+from .files import ROOT, below_root, remove
+from .wire import PrepareResult, ReceiveResult, send
 
 
 def receive(sha: str) -> None:
-    """Store an archive sent on standard input; one that is cut short leaves nothing."""
+    """Store an archive from standard input. An incomplete one leaves no file."""
     import hashlib
 
     folder = os.path.join(ROOT, "code")
@@ -28,20 +27,20 @@ def receive(sha: str) -> None:
                 digest.update(data)
                 file.write(data)
         if digest.hexdigest() != sha:
-            raise ValueError("the code arrived damaged or cut short")
+            raise ValueError("the archive of the code arrived damaged or incomplete")
         os.replace(draft, below_root(os.path.join("code", sha + ".tar.gz")))
     finally:
         remove(draft)
-    say(Received(received=True))
+    send(ReceiveResult(received=True))
 
 
 def unpack(sha: str, work: str) -> None:
     """Unpack an archive that was received."""
-    say(Prepared(have_code=unpacked(sha, work)))
+    send(PrepareResult(have_code=unpack_archive(sha, work)))
 
 
-def unpacked(sha: str, work: str) -> bool:
-    """Unpack an archive into a working copy, all of it or nothing; False if it is not here."""
+def unpack_archive(sha: str, work: str) -> bool:
+    """Unpack an archive into a working copy atomically. Return False without an archive."""
     final = below_root(work)
     archive = below_root(os.path.join("code", sha + ".tar.gz"))
     if os.path.isdir(final):
@@ -58,11 +57,11 @@ def unpacked(sha: str, work: str) -> bool:
             for member in tar.getmembers():
                 target = os.path.normpath(os.path.join(draft, member.name))
                 link = os.path.normpath(os.path.join(os.path.dirname(target), member.linkname))
-                good = target.startswith(draft + os.sep) and (member.isreg() or member.issym())
+                inside = target.startswith(draft + os.sep) and (member.isreg() or member.issym())
                 if member.issym():
-                    good = good and (link + os.sep).startswith(draft + os.sep)
-                if not good:
-                    raise ValueError(f"{member.name!r} leads out of the working copy")
+                    inside = inside and (link + os.sep).startswith(draft + os.sep)
+                if not inside:
+                    raise ValueError(f"{member.name!r} points outside the working copy")
                 tar.extract(member, draft)
         os.makedirs(draft, exist_ok=True)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The host's chips: who holds them, and whether they can be opened."""
+"""The chips of the host: the processes that hold them, and a test that they can be opened."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ import glob
 import os
 import time
 
-from .stopping import everyone
-from .system.files import ROOT, remove
-from .system.processes import POLL, end, every_pid
+from .files import ROOT, remove
+from .processes import (
+    POLL_SECONDS,
+    all_pids,
+    attempt_processes,
+    process_environment,
+    terminate,
+)
 
 
-def clear(folder: str, limit: float) -> str:
-    """End earlier attempts' programs, wait until the chips can be opened; why they cannot."""
-    deadline = time.monotonic() + limit
-    for other in glob.glob(os.path.join(ROOT, "jobs", "*", "*")):
-        if other != folder:
-            end(functools.partial(everyone, other), grace=3)
+def free_chips(folder: str, timeout: float) -> str:
+    """Stop the programs of earlier attempts and wait until the chips can be opened.
+
+    Return the error if they cannot be opened within `timeout` seconds, else an empty text.
+    """
+    deadline = time.monotonic() + timeout
+    for attempt in glob.glob(os.path.join(ROOT, "jobs", "*", "*")):
+        if attempt != folder:
+            terminate(functools.partial(attempt_processes, attempt), grace=3)
     devices = os.environ.get("DRUMLINE_DEV", "/dev")
-    end(lambda: holders(devices, folder), grace=3)
+    terminate(lambda: chip_holders(devices, folder), grace=3)
     emulated = "DRUMLINE_DEV" in os.environ
     lockfile = os.path.join(devices if emulated else "/tmp", "libtpu_lockfile")  # noqa: S108
     if os.path.exists(lockfile):
@@ -29,41 +37,40 @@ def clear(folder: str, limit: float) -> str:
         if os.path.exists(lockfile):
             import subprocess
 
-            # Made by another user (root, as a rule). Ours may use sudo on a TPU VM.
+            # Another user, usually root, has created it. On a TPU VM the agent may use sudo.
             command = ["sudo", "-n", "rm", "-f", lockfile]
             with contextlib.suppress(OSError):
                 subprocess.run(command, check=False, capture_output=True, timeout=10)
     while True:
-        trouble = device_trouble(os.path.join(devices, "vfio", "0"))
-        if not trouble or time.monotonic() > deadline:
-            return trouble
-        # The kernel takes seconds to let go of a chip after its holder ended.
-        time.sleep(POLL)
+        error = device_error(os.path.join(devices, "vfio", "0"))
+        if not error or time.monotonic() > deadline:
+            return error
+        # After its holder has ended, the kernel takes seconds to release a chip.
+        time.sleep(POLL_SECONDS)
 
 
-def holders(devices: str, folder: str) -> set[int]:
-    """Processes of earlier attempts that hold a chip."""
-    ours = os.path.join(folder, "heartbeat.json").encode()
+def chip_holders(devices: str, folder: str) -> set[int]:
+    """Return the processes of earlier attempts that hold a chip."""
+    heartbeat = os.path.join(folder, "heartbeat.json").encode()
     patterns = (os.path.join(devices, "accel"), os.path.join(devices, "vfio") + os.sep)
-    found = set()
-    for pid in every_pid():
+    pids = set()
+    for pid in all_pids():
+        environment = process_environment(pid)
+        if b"DRUMLINE_JOB_ID=" not in environment or heartbeat in environment or pid == os.getpid():
+            continue
         with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environ = file.read()
-            if b"DRUMLINE_JOB_ID=" not in environ or ours in environ or pid == os.getpid():
-                continue
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{number}").startswith(patterns):
-                    found.add(pid)
-    return found
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(patterns):
+                    pids.add(pid)
+    return pids
 
 
-def device_trouble(path: str) -> str:
-    """Why the first chip cannot be opened; empty when it can or there is no such device."""
+def device_error(path: str) -> str:
+    """Return the error of opening the first chip; empty if it opens or does not exist."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-    except OSError as trouble:
-        if trouble.errno in (errno.ENOENT, errno.ENOTDIR):
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return ""
-        return f"open(/dev/vfio/0): {os.strerror(trouble.errno or errno.EBUSY)}"
+        return f"open(/dev/vfio/0): {os.strerror(error.errno or errno.EBUSY)}"
     return ""

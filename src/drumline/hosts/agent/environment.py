@@ -1,63 +1,62 @@
-"""What a program finds: its environment, its working copy, its script."""
+"""The environment, the working copy and the script of a program."""
 
 from __future__ import annotations
 
 import os
 
-from .caller import say
-from .system.files import below_root, read_json, remove
-from .wire import Forgotten, HostProgram
+from .files import below_root, read_json
+from .wire import HostProgram
 
 
-def on_this_host(checkpoint: str) -> str:
-    """Where a checkpoint is: Cloud Storage is a folder on an emulated host."""
+def local_checkpoint(checkpoint: str) -> str:
+    """Return the path of a checkpoint. On an emulated host, Cloud Storage is a folder."""
     buckets = os.environ.get("DRUMLINE_BUCKETS")
     if not buckets or not checkpoint.startswith("gs://"):
         return checkpoint
     path = os.path.normpath(os.path.join(buckets, checkpoint[len("gs://") :]))
     if not path.startswith(os.path.normpath(buckets) + os.sep):
-        raise ValueError(f"{checkpoint!r} leads out of the bucket folder")
+        raise ValueError(f"{checkpoint!r} points outside the folder of buckets")
     os.makedirs(path, exist_ok=True)
     return path
 
 
 def find_program(folder: str) -> HostProgram | None:
-    """What the attempt runs; None where it was not prepared."""
-    kept = read_json(folder, "program.json")
-    return HostProgram(**kept) if kept else None
+    """Return the program of the attempt, or None if the attempt was not prepared."""
+    fields = read_json(folder, "program.json")
+    return HostProgram(**fields) if fields else None
 
 
-def prepared_program(folder: str) -> HostProgram:
-    """What the attempt runs, of which nothing can be done before it was prepared."""
+def read_program(folder: str) -> HostProgram:
+    """Return the program of the attempt. Raise FileNotFoundError if it was not prepared."""
     program = find_program(folder)
     if program is None:
-        raise FileNotFoundError(f"nothing was prepared in {folder}")
+        raise FileNotFoundError(f"the attempt in {folder} was not prepared")
     return program
 
 
-def environment_of(folder: str, program: HostProgram) -> dict[str, str]:
-    """The host's environment, then the user's, then the secrets, then what we set."""
-    # Left over from an earlier multislice job they hang the next one; SSH's say nothing here.
-    made = {
+def program_environment(folder: str, program: HostProgram) -> dict[str, str]:
+    """Return the variables of the host, the user, the secrets and Drumline, in that order."""
+    # Variables of an earlier multislice job make the next one hang.
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MEGASCALE_", "SSH_"))
     }
-    made.setdefault("PYTHONUNBUFFERED", "1")
-    made.update(program.environment)
-    made.update(read_json(folder, "secrets.json") or {})
-    made.update(program.variables)
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    environment.update(program.environment)
+    environment.update(read_json(folder, "secrets.json") or {})
+    environment.update(program.variables)
     started = read_json(folder, "started.json") or {}
-    made["DRUMLINE_COORDINATOR"] = started.get("coordinator", "")
-    made["DRUMLINE_HEARTBEAT"] = os.path.join(folder, "heartbeat.json")
-    made["DRUMLINE_ENV_FILE"] = os.path.join(folder, "names.env")
+    environment["DRUMLINE_COORDINATOR"] = started.get("coordinator", "")
+    environment["DRUMLINE_HEARTBEAT"] = os.path.join(folder, "heartbeat.json")
+    environment["DRUMLINE_ENV_FILE"] = os.path.join(folder, "names.env")
     if program.checkpoint:
-        made["DRUMLINE_CHECKPOINT"] = on_this_host(program.checkpoint)
-    return made
+        environment["DRUMLINE_CHECKPOINT"] = local_checkpoint(program.checkpoint)
+    return environment
 
 
-def write_names(folder: str, program: HostProgram, environment: dict[str, str]) -> None:
-    """Which variables a container gets. Names alone: it takes the values from its caller's."""
+def write_variable_names(folder: str, program: HostProgram, environment: dict[str, str]) -> None:
+    """Write the names of the variables for a container, which docker reads from its own."""
     names = set(program.environment) | set(read_json(folder, "secrets.json") or {})
     names |= {name for name in environment if name.startswith(("DRUMLINE_", "PYTHONUNBUFFERED"))}
     with open(os.path.join(folder, "names.env"), "w") as file:
@@ -65,21 +64,15 @@ def write_names(folder: str, program: HostProgram, environment: dict[str, str]) 
 
 
 def working_copy(work: str) -> str:
-    """Where the job's code is; an empty folder for a job without any."""
+    """Return the folder of the job's code, which is empty for a job without code."""
     path = below_root(work)
     os.makedirs(path, exist_ok=True)
     return path
 
 
 def write_script(folder: str, name: str, text: str) -> str:
-    """A script on disk, so that no value of the user's ever stands in a process list."""
+    """Write a script to a file, so that its text does not appear in a list of processes."""
     path = os.path.join(folder, name)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text if text.endswith("\n") else text + "\n")
     return path
-
-
-def forget(folder: str) -> None:
-    """Remove the secrets."""
-    remove(folder, "secrets.json")
-    say(Forgotten(forgotten=True))

@@ -1,4 +1,4 @@
-"""The first error in a log, as one line: what ended the program, and where in the user's code."""
+"""The first error in a log as one line: the exception and its place in the user's code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import re
 import time
 
-from .system.log import read_log
+from .log import read_log
 
 TRACEBACK = b"Traceback (most recent call last)"
 
-# What ends a JAX program without a traceback, or is the reason behind the traceback that follows.
+# Texts that end a JAX program without a traceback, or give the cause of the traceback after them.
 FATAL = re.compile(
     rb"Traceback \(most recent call last\)|^Fatal Python error|^F\d{4} \d\d:|open\(/dev/vfio"
     rb"|Couldn.t open iommu group|Failed to initialize TPU system|TPU initialization failed"
@@ -23,29 +23,32 @@ FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)')
 
 CHAINED = ("During handling of the above", "The above exception was the direct cause")
 
-NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python3|^<")
+LIBRARY_PATH = re.compile(r"site-packages|dist-packages|/lib/python3|^<")
 
 
-def described(text: str, work: str) -> str:
-    """`train.py:214  ValueError: …` from the first traceback in the text and what it led to."""
+def summarize_traceback(text: str, work: str) -> str:
+    """Return `train.py:214  ValueError: …` for the first traceback in a text.
+
+    Of chained exceptions, return the last.
+    """
     lines = text.splitlines()
     head = TRACEBACK.decode()
-    start = next((at for at, line in enumerate(lines) if head in line), None)
+    start = next((index for index, line in enumerate(lines) if head in line), None)
     if start is None:
         return ""
-    group = "Exception Group " in lines[start]
-    prefix = "" if group else lines[start][: lines[start].index(head)]
+    is_group = "Exception Group " in lines[start]
+    prefix = "" if is_group else lines[start][: lines[start].index(head)]
 
-    def plain(line: str) -> str:
-        if group:
+    def without_prefix(line: str) -> str:
+        if is_group:
             return re.sub(r"^\s*[|+] ?", "", line)
         return line[len(prefix) :] if line.startswith(prefix) else line
 
     frames: list[tuple[str, str]] = []
-    at = start + 1
-    while at < len(lines):
-        line = plain(lines[at])
-        at += 1
+    index = start + 1
+    while index < len(lines):
+        line = without_prefix(lines[index])
+        index += 1
         frame = FRAME.match(line)
         if frame:
             frames.append((frame.group(1), frame.group(2)))
@@ -54,60 +57,62 @@ def described(text: str, work: str) -> str:
         elif not line.strip() or line[0] in " \t" or line.startswith(CHAINED):
             continue
         else:
-            ahead = [plain(later) for later in lines[at : at + 60]]
-            chain = next((n for n, later in enumerate(ahead) if later.startswith(CHAINED)), None)
-            if chain is None or any(later.startswith(head) for later in ahead[:chain]):
-                return (place(frames, work) + line.strip())[:500]
-            at += chain
-    return place(frames, work) + "error" if frames else ""
+            following = [without_prefix(later) for later in lines[index : index + 60]]
+            chain = next(
+                (n for n, later in enumerate(following) if later.startswith(CHAINED)), None
+            )
+            if chain is None or any(later.startswith(head) for later in following[:chain]):
+                return (source_location(frames, work) + line.strip())[:500]
+            index += chain
+    return source_location(frames, work) + "error" if frames else ""
 
 
-def place(frames: list[tuple[str, str]], work: str) -> str:
-    """The innermost frame in the user's own code."""
+def source_location(frames: list[tuple[str, str]], work: str) -> str:
+    """Return file and line of the innermost frame in the user's own code."""
     if not frames:
         return ""
-    theirs = [frame for frame in frames if not NOT_THE_USERS.search(frame[0])]
-    path, line = (theirs or frames)[-1]
-    inside = path.startswith(work + os.sep)
-    return f"{os.path.relpath(path, work) if inside else os.path.basename(path)}:{line}  "
+    user_frames = [frame for frame in frames if not LIBRARY_PATH.search(frame[0])]
+    path, line = (user_frames or frames)[-1]
+    in_work = path.startswith(work + os.sep)
+    return f"{os.path.relpath(path, work) if in_work else os.path.basename(path)}:{line}  "
 
 
 class FirstError:
-    """Looks through the log as it grows, for the moment the program began to fail."""
+    """Scans the growing log for the moment at which the program began to fail."""
 
     def __init__(self, folder: str, offset: int) -> None:
-        """Start where the program's own output starts."""
+        """Start at the offset where the program's output starts."""
         self.folder = folder
         self.position = offset
         self.at: float | None = None
         self.offset = offset
 
-    def look(self) -> None:
-        """Take in what was written since the last look."""
+    def scan(self) -> None:
+        """Scan the bytes that were written since the last call."""
         if self.at is not None:
-            # A program that reported progress after a traceback had caught the exception.
+            # A program that reports progress after a traceback has caught the exception.
             with contextlib.suppress(OSError):
-                beat = os.stat(os.path.join(self.folder, "heartbeat.json")).st_mtime
-                if beat > self.at + 0.5:
+                heartbeat_at = os.stat(os.path.join(self.folder, "heartbeat.json")).st_mtime
+                if heartbeat_at > self.at + 0.5:
                     self.at = None
         for _ in range(16):
             data = read_log(self.folder, self.position, 1 << 20)
             if self.at is None:
-                found = FATAL.search(data)
-                if found:
+                match = FATAL.search(data)
+                if match:
                     self.at = time.time()
-                    self.offset = self.position + data.rfind(b"\n", 0, found.start()) + 1
-            # A phrase cut in two by the end of what there is now is whole the next time.
-            line = data.rfind(b"\n") + 1
-            step = line or (len(data) if len(data) > 65536 else 0)
+                    self.offset = self.position + data.rfind(b"\n", 0, match.start()) + 1
+            # An incomplete last line is scanned again with the next bytes.
+            complete = data.rfind(b"\n") + 1
+            step = complete or (len(data) if len(data) > 65536 else 0)
             self.position += step
             if not step:
                 return
 
-    def text(self, work: str) -> str:
-        """What it says, in one line."""
+    def message(self, work: str) -> str:
+        """Return the error as one line."""
         data = read_log(self.folder, self.offset, 1 << 18)
-        first = data.split(b"\n", 1)[0]
-        if TRACEBACK in first:
-            return described(data.decode("utf-8", "replace"), work)
-        return first.decode("utf-8", "replace").strip()[:500]
+        first_line = data.split(b"\n", 1)[0]
+        if TRACEBACK in first_line:
+            return summarize_traceback(data.decode("utf-8", "replace"), work)
+        return first_line.decode("utf-8", "replace").strip()[:500]

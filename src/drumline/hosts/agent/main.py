@@ -1,53 +1,41 @@
-"""The agent's verbs. Each imports what it needs: on a host, every call is a process of its own."""
+"""The verbs of the agent. Each call is a new process, so a verb imports only what it needs."""
 
 from __future__ import annotations
 
 import os
 from importlib import import_module
 
-from .system.files import below_root
-from .wire import (
-    EXEC,
-    FORGET,
-    FREE_PORT,
-    PREPARE,
-    RECEIVE,
-    START,
-    STATUS,
-    STEP,
-    STOP,
-    UNPACK,
-    WATCH,
-)
+from .files import below_root
+from .wire import EXEC, FREE_PORT, PREPARE, RECEIVE, START, STATUS, STEP, STOP, UNPACK, WATCH
 
-OF_ATTEMPT = {
+ATTEMPT_VERBS = {
     PREPARE: "attempt:prepare",
     START: "attempt:start",
-    STATUS: "status:tell",
-    STEP: "steps:step",
-    WATCH: "watch:watch",
-    STOP: "stopping:stop",
+    STATUS: "status:report_status",
+    STEP: "steps:run_step",
+    WATCH: "status:watch",
+    STOP: "attempt:stop",
     EXEC: "execute:execute",
-    FORGET: "environment:forget",
 }
-OTHERS = {
+"""Verbs whose first argument is the folder of an attempt, as `module:function`."""
+HOST_VERBS = {
     RECEIVE: "code:receive",
     UNPACK: "code:unpack",
     FREE_PORT: "attempt:choose_port",
 }
 
 
-def main(words: list[str]) -> None:
-    """Do what the first word says."""
+def main(arguments: list[str]) -> None:
+    """Run the verb in the first argument."""
     os.umask(0o077)
-    verb, rest = words[0], words[1:]
-    module, _, name = (OTHERS.get(verb) or OF_ATTEMPT[verb]).partition(":")
-    do = getattr(import_module("." + module, __package__), name)
+    verb, rest = arguments[0], arguments[1:]
+    module, _, name = (HOST_VERBS.get(verb) or ATTEMPT_VERBS[verb]).partition(":")
+    function = getattr(import_module("." + module, __package__), name)
     try:
-        if verb in OTHERS:
-            do(*rest)
+        if verb in HOST_VERBS:
+            function(*rest)
         else:
-            do(below_root(rest[0]), *rest[1:])
+            function(below_root(rest[0]), *rest[1:])
     except BrokenPipeError:
-        # Whoever listened is gone. Python would complain once more when it flushes at exit.
+        # The caller has disconnected. Without _exit, Python would fail again in its last flush.
         os._exit(0)

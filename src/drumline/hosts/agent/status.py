@@ -1,133 +1,197 @@
-"""What became of an attempt, from its files and its processes."""
+"""The status of an attempt, from its files and processes: reported once or watched."""
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import time
 
-from .caller import say
 from .environment import find_program, working_copy
+from .files import acquire_lock, read_json, write_json
 from .first_error import FirstError
-from .system.files import read_json, take_lock, write_json
-from .system.log import last_lines, log_size
-from .system.machine import boot, going_down
-from .system.processes import lives, process_stat
-from .wire import AttemptStatus
+from .log import CHUNK_BYTES, growth_times, last_lines, log_size, read_log
+from .machine import announced_shutdown, boot_id
+from .processes import KEEP_ALIVE_SECONDS, POLL_SECONDS, is_alive, process_stat
+from .wire import AttemptStatus, WatchLine, send
 
-TYPE_CHECKING = False  # spares each call the import of typing
+TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
     from typing import Any
 
     Json = dict[str, Any]
 
+WATCHED_FILES = (
+    "program.json",
+    "started.json",
+    "exit.json",
+    "heartbeat.json",
+    "error.json",
+    "stop.json",
+    "burnin.json",
+)
 
-def moment(value: Any, otherwise: float | None) -> float | None:
-    """A time that the program reported, if it is one."""
-    return value if isinstance(value, (int, float)) else otherwise
+
+def report_status(folder: str) -> None:
+    """Send the status of the attempt and the size of its log."""
+    status = attempt_status(folder)
+    status.log_size = log_size(folder)
+    send(status)
 
 
-def conclude(folder: str, code: int | None, ended: float, first: FirstError) -> Json:
-    """How the attempt ended on this host; code None where nobody was there to see."""
-    ending: Json = {"exit_code": -9 if code is None else code, "ended_at": ended}
+def attempt_status(folder: str) -> AttemptStatus:
+    """Return the status of the attempt, and record its exit if no waiter could."""
+    started = read_json(folder, "started.json")
+    status = AttemptStatus(
+        state="none",
+        prepared=os.path.exists(os.path.join(folder, "program.json")),
+        stopped=os.path.exists(os.path.join(folder, "stop.json")),
+        going_down=announced_shutdown(),
+        heartbeat=read_json(folder, "heartbeat.json"),
+    )
+    if started is None:
+        return status
+    status.state = "running"
+    status.started_at, status.coordinator = started["at"], started.get("coordinator", "")
+    if started.get("before"):
+        status.burnin = burn_in_report(folder)
+    record = read_json(folder, "exit.json")
+    if record is None and not has_waiter(folder) and not program_runs(folder):
+        record = read_json(folder, "exit.json")
+        if record is None and started["boot"] != boot_id():
+            status.state = "lost"
+            return status
+        if record is None:
+            record = _record_unseen_exit(folder, started["log_from"])
+    if record is not None:
+        # The keys of the record, from this agent or an older one, are fields of the status.
+        vars(status).update(record, state="exited")
+    elif os.path.exists(os.path.join(folder, "error.json")):
+        error = read_json(folder, "error.json") or {}
+        status.error = str(error.get("error", ""))
+        status.error_at = _time_or_default(error.get("at"), None)
+    return status
+
+
+def _record_unseen_exit(folder: str, log_from: int) -> Json:
+    """Record the exit of a program whose waiter was killed."""
+    first_error = FirstError(folder, log_from)
+    first_error.scan()
+    ended_at = os.stat(os.path.join(folder, "log")).st_mtime if log_size(folder) else 0.0
+    if first_error.at is not None:
+        first_error.at = ended_at
+    record = exit_record(folder, None, ended_at or time.time(), first_error)
+    write_json(record, folder, "exit.json")
+    return record
+
+
+def exit_record(folder: str, code: int | None, ended_at: float, first_error: FirstError) -> Json:
+    """Return the record of the program's exit; `code` is None if no waiter saw it."""
+    record: Json = {"exit_code": -9 if code is None else code, "ended_at": ended_at}
     lines = last_lines(folder)
     reported = read_json(folder, "error.json")
     program = find_program(folder)
     work = working_copy(program.work if program else "work")
     error = ""
-    at: float | None = None
+    error_at: float | None = None
     if code == 0:
         pass
     elif os.path.exists(os.path.join(folder, "stop.json")):
-        error, at = "stopped", ended
+        error, error_at = "stopped", ended_at
     elif reported:
-        error, at = str(reported.get("error", "")), moment(reported.get("at"), ended)
+        error = str(reported.get("error", ""))
+        error_at = _time_or_default(reported.get("at"), ended_at)
     elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        error, at = "killed (SIGKILL), most likely out of memory", ended
-    elif first.at is not None:
-        error, at = first.text(work), first.at
+        error, error_at = "killed (SIGKILL), most likely out of memory", ended_at
+    elif first_error.at is not None:
+        error, error_at = first_error.message(work), first_error.at
     elif code is None:
-        error, at = "exit code unknown: who waited for the program was killed", ended
+        error, error_at = "exit code unknown: the agent that waited for it was killed", ended_at
     else:
-        error, at = (lines[-1] if lines else f"exit code {code}"), ended
-    # bash names the script by its path on the host, which says nothing to the user.
+        error, error_at = (lines[-1] if lines else f"exit code {code}"), ended_at
+    # bash names the script by its path on the host, which is of no use to the user.
     error = error.replace(folder + os.sep, "")
-    ending.update(error=error[:500], error_at=at, tail=lines)
-    return ending
+    record.update(error=error[:500], error_at=error_at, tail=lines)
+    return record
 
 
-def status(folder: str) -> AttemptStatus:
-    """What is known of the attempt: state is none, running, exited, or lost by a restart."""
-    started = read_json(folder, "started.json")
-    beat = read_json(folder, "heartbeat.json")
-    known = AttemptStatus(
-        state="none",
-        prepared=os.path.exists(os.path.join(folder, "program.json")),
-        stopped=os.path.exists(os.path.join(folder, "stop.json")),
-        going_down=going_down(),
-        heartbeat=beat,
-    )
-    if started is None:
-        return known
-    known.state = "running"
-    known.started_at, known.coordinator = started["at"], started.get("coordinator", "")
-    if started.get("before"):
-        known.burnin = burnin(folder)
-    ending = read_json(folder, "exit.json")
-    if ending is None and not waited_for(folder) and not program_lives(folder):
-        ending = read_json(folder, "exit.json")
-        if ending is None and started["boot"] != boot():
-            known.state = "lost"
-            return known
-        if ending is None:
-            first = FirstError(folder, started["log_from"])
-            first.look()
-            ended = os.stat(os.path.join(folder, "log")).st_mtime if log_size(folder) else 0.0
-            if first.at is not None:
-                first.at = ended
-            ending = conclude(folder, None, ended or time.time(), first)
-            write_json(ending, folder, "exit.json")
-    if ending is not None:
-        # As it was written down, by this agent or an earlier one: those are fields of a status.
-        vars(known).update(ending, state="exited")
-    elif os.path.exists(os.path.join(folder, "error.json")):
-        reported = read_json(folder, "error.json") or {}
-        known.error = str(reported.get("error", ""))
-        known.error_at = moment(reported.get("at"), None)
-    return known
+def _time_or_default(value: Any, default: float | None) -> float | None:
+    """Return a time that the program reported, or the default if it is not a number."""
+    return value if isinstance(value, (int, float)) else default
 
 
-def burnin(folder: str) -> Json:
-    """How the burn-in went: the verdict and why, without what was measured."""
-    found = read_json(folder, "burnin.json")
-    if found is None:
-        there = os.path.lexists(os.path.join(folder, "burnin.json"))
-        # It is replaced in one rename: what cannot be read now will never be.
-        said = "chips were tested, but the report cannot be read"
-        return {"verdict": "warn", "said": said} if there else {"verdict": "running"}
-    return {name: found[name] for name in ("verdict", "seconds", "said") if name in found}
+def burn_in_report(folder: str) -> Json:
+    """Return the verdict of the burn-in and its message, without the measurements."""
+    report = read_json(folder, "burnin.json")
+    if report is None:
+        exists = os.path.lexists(os.path.join(folder, "burnin.json"))
+        # The file is replaced by a rename: if it is unreadable now, it stays unreadable.
+        message = "chips were tested, but the report cannot be read"
+        return {"verdict": "warn", "said": message} if exists else {"verdict": "running"}
+    return {name: report[name] for name in ("verdict", "seconds", "said") if name in report}
 
 
-def waited_for(folder: str) -> bool:
-    """Whether the process that waits for the program is there."""
-    lock = take_lock(os.path.join(folder, "waiting.lock"), shared=True)
+def has_waiter(folder: str) -> bool:
+    """Return True if the process that waits for the program is running."""
+    lock = acquire_lock(os.path.join(folder, "waiting.lock"), shared=True)
     if lock is None:
         return True
     os.close(lock)
     return False
 
 
-def program_lives(folder: str) -> bool:
-    """Whether the program runs, though nobody may be waiting for it."""
+def program_runs(folder: str) -> bool:
+    """Return True if the program runs, with or without a waiter."""
     leader = read_json(folder, "pid.json")
-    if leader is None or not lives(leader["pid"]):
+    if leader is None or not is_alive(leader["pid"]):
         return False
     stat = process_stat(leader["pid"])
     return stat is None or leader["ticks"] in (None, stat[3])
 
 
-def tell(folder: str) -> None:
-    """Say what became of the attempt, and how long its log is."""
-    known = status(folder)
-    known.log_size = log_size(folder)
-    say(known)
+def watch(folder: str, offset: str) -> None:
+    """Send the log from an offset, and the status at each change, until disconnected."""
+    position = int(offset)
+    initial_size, times = log_size(folder), growth_times(folder)
+    send(WatchLine(log_size=initial_size))
+    previous_stamps: list[tuple[int, int] | None] | None = None
+    sent_status: AttemptStatus | None = None
+    sent_at, checked_at = time.monotonic(), 0.0
+    segment_end, segment_time = 0, 0.0
+    while True:
+        # The status is read before the log: an exit is sent only after the whole log up to it.
+        stamps = [_file_stamp(os.path.join(folder, name)) for name in WATCHED_FILES]
+        status = sent_status
+        if stamps != previous_stamps or time.monotonic() > checked_at + 1:
+            status = attempt_status(folder)
+            previous_stamps, checked_at = stamps, time.monotonic()
+        while True:
+            # Bytes from before this call have the time that was recorded for them.
+            size, written_at = CHUNK_BYTES, time.time()
+            if position < initial_size:
+                while segment_end <= position:
+                    segment_end, segment_time = next(times)
+                size, written_at = min(CHUNK_BYTES, segment_end - position), segment_time
+            data = read_log(folder, position, size)
+            if not data:
+                break
+            send(WatchLine(log=base64.b64encode(data).decode(), offset=position, at=written_at))
+            position += len(data)
+            sent_at = time.monotonic()
+        if status != sent_status:
+            send(WatchLine(status=status))
+            sent_status = status
+            sent_at = time.monotonic()
+        if time.monotonic() > sent_at + KEEP_ALIVE_SECONDS:
+            send(WatchLine(beat=time.time()))
+            sent_at = time.monotonic()
+        time.sleep(POLL_SECONDS)
+
+
+def _file_stamp(path: str) -> tuple[int, int] | None:
+    """Return a value that changes whenever the file is replaced."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino

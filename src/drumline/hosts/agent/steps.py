@@ -1,4 +1,4 @@
-"""Set-up steps: each runs once on a host, and says which of its commands failed."""
+"""Set-up steps: each runs once per host and reports the command that failed."""
 
 from __future__ import annotations
 
@@ -9,126 +9,137 @@ import os
 import signal
 import time
 
-from .caller import heard, say
-from .environment import environment_of, prepared_program, working_copy, write_script
-from .system.files import ROOT, read_json, remove, take_lock, write_json
-from .system.log import Growth, last_lines, log_size, write_log
-from .system.machine import boot
-from .system.processes import BEAT, POLL, become, detach, started_as
-from .wire import Beat, SetUpStep, StepEnded
+from .environment import program_environment, read_program, working_copy, write_script
+from .files import ROOT, acquire_lock, read_json, remove, write_json
+from .log import GrowthRecorder, append_to_log, last_lines, log_size
+from .machine import boot_id
+from .processes import (
+    KEEP_ALIVE_SECONDS,
+    POLL_SECONDS,
+    exec_program,
+    exit_code,
+    process_record,
+    run_detached,
+)
+from .wire import KeepAlive, SetUpStep, StepResult, receive_message, send
 
-# Has a set-up step write down which of its commands failed, with its exit code and its line. What
-# ends by `exit` fails at no command; its line is found by its text. On the first line as well.
-WITNESS = (
+# Makes a script write the exit code, line and text of the command that failed. If the script ends
+# with `exit`, no command has failed; the line is then found by the text of the command. The traps
+# are on the first line of the script, so that line numbers stay correct.
+RECORD_FAILURE = (
     'set -E; trap \'echo "$? $LINENO $BASH_COMMAND" >"$DRUMLINE_FAILED"\' ERR; '
     'trap \'drumline_code=$?; if [ $drumline_code != 0 ] && [ ! -e "$DRUMLINE_FAILED" ]; then '
     'echo "$drumline_code 0 $BASH_COMMAND" >"$DRUMLINE_FAILED"; fi\' EXIT; '
 )
 
 
-def step(folder: str) -> None:
-    """Run one set-up step unless it ran on this host since it booted; waits for its end.
+def run_step(folder: str) -> None:
+    """Run a set-up step unless it ran on this host since its boot, and wait for its end.
 
-    The step itself belongs to no connection: whoever calls again waits for the same one.
+    The step is independent of the connection: a repeated call waits for the same step.
     """
-    wanted = heard(SetUpStep)
-    program = prepared_program(folder)
-    sort = [wanted.name, wanted.script, program.work, program.environment]
-    key = hashlib.sha256(json.dumps(sort, sort_keys=True).encode()).hexdigest()
-    marker = os.path.join(ROOT, "steps", key + ".json")
-    ran, beat = False, 0.0
+    step = receive_message(SetUpStep)
+    program = read_program(folder)
+    inputs = [step.name, step.script, program.work, program.environment]
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    result_file = os.path.join(ROOT, "steps", key + ".json")
+    started, sent_at = False, 0.0
     while True:
-        lock = take_lock(os.path.join(ROOT, "steps", "lock"))
+        lock = acquire_lock(os.path.join(ROOT, "steps", "lock"))
         if lock is None:
-            if time.monotonic() > beat + BEAT:
-                beat = time.monotonic()
-                say(Beat(beat=time.time()))
-            time.sleep(POLL / 2)
+            if time.monotonic() > sent_at + KEEP_ALIVE_SECONDS:
+                sent_at = time.monotonic()
+                send(KeepAlive(beat=time.time()))
+            time.sleep(POLL_SECONDS / 2)
             continue
-        done = read_json(marker)
-        if done and done["boot"] == boot() and (done["exit_code"] == 0 or done["for"] == folder):
-            say(StepEnded(**dict(done, ran=ran)))
+        result = read_json(result_file)
+        if (
+            result
+            and result["boot"] == boot_id()
+            and (result["exit_code"] == 0 or result["for"] == folder)
+        ):
+            send(StepResult(**dict(result, ran=started)))
         elif os.path.exists(os.path.join(folder, "stop.json")):
-            say(StepEnded(exit_code=-15, error="stopped", tail=(), ran=False))
-        elif ran:
-            text = f"set-up {wanted.name!r} was killed"
+            send(StepResult(exit_code=-15, error="stopped", tail=(), ran=False))
+        elif started:
+            error = f"set-up {step.name!r} was killed"
             tail = tuple(last_lines(folder))
-            say(StepEnded(exit_code=-9, error=text, tail=tail, ran=True))
+            send(StepResult(exit_code=-9, error=error, tail=tail, ran=True))
         else:
-            ran = True
-            detach(lambda: run_step(folder, wanted, marker), folder, keep={lock})
+            started = True
+            run_detached(lambda: run_and_record(folder, step, result_file), folder, keep={lock})
             os.close(lock)
             continue
         os.close(lock)
         return
 
 
-def run_step(folder: str, wanted: SetUpStep, marker: str) -> None:
-    """The process that waits for a set-up step."""
-    program = prepared_program(folder)
-    growth = Growth(folder, log_size(folder))
-    write_log(folder, f"--- set-up: {wanted.name}")
-    script = write_script(folder, "step.sh", WITNESS + wanted.script)
-    failed = os.path.join(folder, "failed")
-    remove(failed)
-    began = time.monotonic()
+def run_and_record(folder: str, step: SetUpStep, result_file: str) -> None:
+    """Run a set-up step, wait for its end, and record its result."""
+    program = read_program(folder)
+    growth = GrowthRecorder(folder, log_size(folder))
+    append_to_log(folder, f"--- set-up: {step.name}")
+    script = write_script(folder, "step.sh", RECORD_FAILURE + step.script)
+    failure_file = os.path.join(folder, "failed")
+    remove(failure_file)
+    started_at = time.monotonic()
     child = os.fork()
     if child == 0:
-        write_json(started_as(os.getpid()), folder, "step.json")
+        write_json(process_record(os.getpid()), folder, "step.json")
         command = ["bash", "-eo", "pipefail", script]
-        environment = dict(environment_of(folder, program), DRUMLINE_FAILED=failed)
-        become(folder, command, environment, working_copy(program.work))
+        environment = dict(program_environment(folder, program), DRUMLINE_FAILED=failure_file)
+        exec_program(folder, command, environment, working_copy(program.work))
     while True:
-        done, result = os.waitpid(child, os.WNOHANG)
-        growth.look()
-        if done:
+        pid, wait_status = os.waitpid(child, os.WNOHANG)
+        growth.update()
+        if pid:
             break
-        time.sleep(POLL)
-    code = -os.WTERMSIG(result) if os.WIFSIGNALED(result) else os.WEXITSTATUS(result)
+        time.sleep(POLL_SECONDS)
+    code = exit_code(wait_status)
     lines = [line for line in last_lines(folder) if not line.startswith("--- set-up: ")]
-    where = "" if code == 0 else failing_command(failed, code, wanted)
-    error = "" if code == 0 else f"{where}  {ended_how(code)}"
+    location = "" if code == 0 else failed_command(failure_file, code, step)
+    error = "" if code == 0 else f"{location}  {describe_exit(code)}"
     if error and lines:
         error += f": {lines[-1]}"
     error = error.replace(folder + os.sep, "")[:500]
-    note = "done" if code == 0 else f"failed at {where}, {ended_how(code)}"
-    seconds = time.monotonic() - began
-    write_log(folder, f"--- set-up: {wanted.name} {note} ({seconds:.1f} s)")
+    outcome = "done" if code == 0 else f"failed at {location}, {describe_exit(code)}"
+    seconds = time.monotonic() - started_at
+    append_to_log(folder, f"--- set-up: {step.name} {outcome} ({seconds:.1f} s)")
     remove(folder, "step.json")
-    ending = {"exit_code": code, "error": error, "tail": lines, "for": folder, "boot": boot()}
-    write_json(dict(ending, at=time.time()), marker)
+    record = {"exit_code": code, "error": error, "tail": lines, "for": folder, "boot": boot_id()}
+    write_json(dict(record, at=time.time()), result_file)
 
 
-def failing_command(witness: str, code: int, wanted: SetUpStep) -> str:
-    """`setup:2  pip install nope`, or the step's name where nobody saw which command it was."""
-    own = wanted.name == "setup"
-    name = "setup" if own else f"set-up of {wanted.name}"
+def failed_command(failure_file: str, code: int, step: SetUpStep) -> str:
+    """Return `setup:2  pip install nope`, or the step's name if the command is unknown."""
+    is_user_step = step.name == "setup"
+    name = "setup" if is_user_step else f"set-up of {step.name}"
     with contextlib.suppress(OSError, ValueError):
-        with open(witness, errors="replace") as file:
-            seen, line, command = file.read(1000).strip().split(" ", 2)
-        if int(seen) != (128 - code if code < 0 else code):
-            return name  # a failure that the script went on from
-        lines = wanted.script.splitlines()
+        with open(failure_file, errors="replace") as file:
+            recorded_code, line, command = file.read(1000).strip().split(" ", 2)
+        if int(recorded_code) != (128 - code if code < 0 else code):
+            return name  # the script continued after this failure
+        lines = step.script.splitlines()
         number = int(line)
         if not number:
-            found = [at for at, text in enumerate(lines, 1) if command in text]
-            number = found[0] if len(found) == 1 else 0
+            matches = [index for index, text in enumerate(lines, 1) if command in text]
+            number = matches[0] if len(matches) == 1 else 0
         elif 1 < number <= len(lines):
-            begun = number
-            while begun > 1 and lines[begun - 2].endswith("\\"):
-                begun -= 1
-            if begun == number and not lines[number - 1].endswith("\\"):
+            first = number
+            while first > 1 and lines[first - 2].endswith("\\"):
+                first -= 1
+            if first == number and not lines[number - 1].endswith("\\"):
                 command = lines[number - 1].strip()
-            number = begun
+            number = first
         command = " ".join(command.split())
-        # Only in the user's own lines do numbers say something to the user.
-        return f"{name}:{number}  {command}" if own and number else f"{name}  {command}"
+        # Line numbers help the user only in the user's own script.
+        return f"{name}:{number}  {command}" if is_user_step and number else f"{name}  {command}"
     return name
 
 
-def ended_how(code: int) -> str:
-    """How a step ended that failed."""
+def describe_exit(code: int) -> str:
+    """Return the exit code or the signal that ended a step."""
     if code > 0:
         return f"exit code {code}"
-    known = {one.value: one.name for one in signal.Signals}
-    return "killed by {}".format(known.get(-code, f"signal {-code}"))
+    names = {member.value: member.name for member in signal.Signals}
+    return "killed by {}".format(names.get(-code, f"signal {-code}"))

@@ -1,106 +1,109 @@
-"""What server and agent say to each other, written down once for both sides.
+"""The messages between the server and the agent, defined once for both sides.
 
-A call of the agent is one verb with its words. What it takes beside them is one message on standard
-input; what it answers is one message a line on standard output, of which the last line counts and
-`watch` has no last. A message is a JSON object, and a class here names its fields: the agent makes
-it and takes it as it is; the server checks every answer against the types (hosts/messages.py),
+A call of the agent has a verb and arguments. Further input is one message on standard input. The
+agent answers with one message per line on standard output; the last line is the answer, except for
+`watch`, which never ends. A message is a JSON object, and its class lists its fields. The agent
+trusts what it receives. The server checks every answer against the types (see hosts/remote.py),
 because a host runs the user's code.
 
-An attempt may have been begun by the agent of an earlier version, whose files later agents read.
-So a field never changes its name or its meaning; a new one has a default.
+An agent may have to report on an attempt that an older agent started. So a field never changes its
+name or its meaning, and a new field has a default.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 
-TYPE_CHECKING = False  # spares each call the import of typing
+TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
-    from typing import Any, ClassVar, Literal, dataclass_transform
+    from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
     Json = dict[str, Any]
+    MessageT = TypeVar("MessageT", bound="Message")
 else:
 
     def dataclass_transform(**_):
-        """What tells a type checker that the annotations of a class are its fields."""
-        return lambda kind: kind
+        """Return a decorator without effect. Type checkers read annotations as fields."""
+        return lambda cls: cls
 
 
-# The verbs. Those of an attempt have its folder as their first word.
-PREPARE = "prepare"  # seconds to wait for the chips; Prepare → Prepared
+# The verbs. The first argument of a verb that concerns an attempt is the folder of the attempt.
+PREPARE = "prepare"  # seconds to wait for the chips; Prepare → PrepareResult
 START = "start"  # Start → AttemptStatus
 STATUS = "status"  # → AttemptStatus
-STEP = "step"  # SetUpStep → Beat …, StepEnded
-WATCH = "watch"  # offset in the log → Line …
+STEP = "step"  # SetUpStep → KeepAlive …, StepResult
+WATCH = "watch"  # offset in the log → WatchLine …
 STOP = "stop"  # grace in seconds → AttemptStatus
-EXEC = "exec"  # Command, then its own input → its output and its exit code
-FORGET = "forget"  # → Forgotten
-RECEIVE = "receive"  # sha; the archive → Received
-UNPACK = "unpack"  # sha, working copy → Prepared
-FREE_PORT = "free-port"  # → Port
+EXEC = "exec"  # Command, then the input of the command → its output and exit code
+RECEIVE = "receive"  # sha; the archive → ReceiveResult
+UNPACK = "unpack"  # sha, working copy → PrepareResult
+FREE_PORT = "free-port"  # → FreePort
 
 
 @dataclass_transform(kw_only_default=True)
 class Message:
-    """One JSON object. What is not given is not sent, and reads as its default."""
+    """One JSON object. A field that was not set is not sent and reads as its default."""
 
     BOUNDS: ClassVar[dict[str, tuple[float, float | None]]] = {}
-    """The least and the greatest that a number may be, None where any is good."""
+    """The minimum and maximum of number fields; None means no maximum."""
 
     def __init__(self, **fields: Any) -> None:
-        """Also of fields that this version does not know: another one may have sent them."""
+        """Accept unknown fields too: the other side may have a newer version."""
         vars(self).update(fields)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the same is said."""
+        """Return True if type and fields are equal."""
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __repr__(self) -> str:
-        """As it is sent."""
+        """Return the class name and the JSON text."""
         return f"{type(self).__name__} {encode(self)}"
 
 
 class HostProgram(Message):
-    """What an attempt runs on one host."""
+    """The program of an attempt on one host."""
 
     run: str
     environment: dict[str, str]
     variables: dict[str, str]
-    """What Drumline sets beside the user's own."""
+    """The environment variables that Drumline sets in addition to the user's."""
     checkpoint: str | None = None
     work: str
-    """The working copy, below ~/.drumline."""
+    """The working copy, relative to ~/.drumline."""
     wrap: list[str]
-    """Words put before `bash`."""
+    """The arguments before `bash`."""
 
 
 class Prepare(Message):
-    """All that an attempt needs."""
+    """Everything that an attempt needs on a host."""
 
     program: Json
-    """A `HostProgram`, as it is kept in a file."""
+    """The fields of a `HostProgram`, stored as they are."""
     secrets: dict[str, str]
-    """Apart, for a file of their own."""
+    """The secrets, stored in a separate file."""
     archive: str | None
-    """The sha of the code; None where there is none."""
+    """The sha of the code; None without code."""
 
 
-class Prepared(Message):
-    """What a host still lacks."""
+class PrepareResult(Message):
+    """The state of a host after `prepare` or `unpack`."""
 
     trouble: str = ""
-    """Why its chips cannot be used."""
+    """The reason why the chips cannot be used, if any."""
     have_code: bool
     identity: dict[str, str] = {}  # noqa: RUF012
-    """Which machine it is, as far as it knows."""
+    """The names of this machine, as far as they are known."""
 
 
 class Start(Message):
-    """Where the first host listens."""
+    """The parameters of a start."""
 
     coordinator: str = ""
+    """The address where rank 0 listens."""
     before: str = ""
-    """What the shell does first, on the first line of the run."""
+    """Shell commands to run before the program, on the first line of its script."""
 
 
 class SetUpStep(Message):
@@ -110,21 +113,21 @@ class SetUpStep(Message):
     script: str
 
 
-class StepEnded(Message):
-    """How a set-up step ended."""
+class StepResult(Message):
+    """The result of a set-up step."""
 
     exit_code: int
     error: str = ""
     tail: tuple[str, ...] = ()
     ran: bool = False
-    """Whether this call ran it, or an earlier one."""
+    """True if this call ran the step, False if an earlier call did."""
 
 
 class AttemptStatus(Message):
-    """What the agent knows of the attempt."""
+    """The state of the attempt on this host."""
 
     state: Literal["none", "running", "exited", "lost"]
-    """Lost is what a restart of the host has ended."""
+    """`lost` means that a restart of the host ended the program."""
     prepared: bool = False
     stopped: bool = False
     started_at: float | None = None
@@ -137,18 +140,18 @@ class AttemptStatus(Message):
     going_down: str = ""
     heartbeat: dict[str, object] | None = None
     burnin: dict[str, object] | None = None
-    """How the burn-in before the program went; None where there was none."""
+    """The report of the burn-in before the program; None without burn-in."""
     log_size: int | None = None
 
 
-class Line(Message):
-    """One line of `watch`: a piece of the log, the status after a change, or just a beat."""
+class WatchLine(Message):
+    """One line of `watch`: a piece of the log, a changed status, or a sign of life."""
 
     log: str | None = None
-    """In base64."""
+    """Bytes of the log, in base64."""
     offset: int = 0
     at: float | None = None
-    """When the log was written, by the host's clock."""
+    """The time at which the bytes were written, by the clock of the host."""
     status: AttemptStatus | None = None
     log_size: int | None = None
     beat: float | None = None
@@ -156,22 +159,22 @@ class Line(Message):
     BOUNDS = {"offset": (0, None), "at": (0, 1e11)}  # noqa: RUF012
 
 
-class Beat(Message):
-    """A sign of life while there is nothing else to say."""
+class KeepAlive(Message):
+    """A sign of life while there is nothing to report."""
 
     beat: float
 
 
 class Command(Message):
-    """A user's command."""
+    """A command of the user."""
 
     command: str
     timeout: float | None = None
     stdin: bool = False
-    """Whether its own input follows this line."""
+    """True if the input of the command follows this message."""
 
 
-class Port(Message):
+class FreePort(Message):
     """A free port."""
 
     port: int
@@ -179,30 +182,24 @@ class Port(Message):
     BOUNDS = {"port": (1, 65535)}  # noqa: RUF012
 
 
-class Received(Message):
-    """The archive is here."""
+class ReceiveResult(Message):
+    """The confirmation that an archive was stored."""
 
     received: bool
 
 
-class Forgotten(Message):
-    """The secrets are gone."""
-
-    forgotten: bool
-
-
 def encode(message: Message) -> str:
-    """A message on its line, without the end of the line."""
+    """Return a message as JSON on one line, without a newline."""
     return json.dumps(vars(message), default=vars)
 
 
 def decode(line: str | bytes) -> Json:
-    """One JSON object; NaN, Infinity and endless digits, as in a heartbeat, become text."""
+    """Parse a JSON object. NaN, Infinity and numbers with too many digits become text."""
     text = line if isinstance(line, str) else line.decode("utf-8", "replace")
     try:
-        value = json.loads(line, parse_constant=str, parse_int=_whole)
+        value = json.loads(line, parse_constant=str, parse_int=_parse_int)
         if "\\u" in text:
-            value = _clean(value)
+            value = _replace_surrogates(value)
     except RecursionError:
         raise ValueError("an object that is nested too deeply") from None
     if not isinstance(value, dict):
@@ -210,19 +207,44 @@ def decode(line: str | bytes) -> Json:
     return value
 
 
-def _clean(value: Any) -> Any:
-    """Without halves of characters, which JSON can write and UTF-8 cannot."""
+def _replace_surrogates(value: Any) -> Any:
+    """Replace lone surrogates, which JSON can express and UTF-8 cannot."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [_replace_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
     return value
 
 
-def _whole(digits: str) -> int | str:
-    return int(digits) if len(digits) <= _MOST_DIGITS else digits[:_MOST_DIGITS] + "…"
+def _parse_int(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _MAX_DIGITS else digits[:_MAX_DIGITS] + "…"
 
 
-_MOST_DIGITS = 40
+_MAX_DIGITS = 40
+
+
+# The agent's side of a connection ---------------------------------------------------------------
+
+
+def send(message: Message) -> None:
+    """Write a message to standard output."""
+    sys.stdout.write(encode(message) + "\n")
+    sys.stdout.flush()
+
+
+def receive_message(message_type: type[MessageT]) -> MessageT:
+    """Read a message from standard input, up to its end."""
+    return message_type(**decode(sys.stdin.read()))
+
+
+def receive_line(message_type: type[MessageT]) -> MessageT:
+    """Read a message from the first line of standard input and leave the rest unread."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            break
+        line += byte
+    return message_type(**decode(line))

@@ -9,13 +9,13 @@ import tarfile
 from collections import defaultdict
 from pathlib import Path
 
-from drumline.hosts.code import COMPANION, Archive, ArchiveWriter, CodeError, is_source
+from drumline.hosts.code import Archive, ArchiveWriter, CodeError, is_source
 from drumline.hosts.packing.contents import SecretScan
-from drumline.hosts.packing.folder_rules import DRUMLINE_HOME
-from drumline.hosts.packing.folders import looks_like_home
+from drumline.hosts.packing.folders import DRUMLINE_HOME, looks_like_home
+from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.packing.names import secret_file, secret_folder
 from drumline.hosts.packing.rules import LeftOut
-from drumline.hosts.packing.selection import PIECE
+from drumline.hosts.packing.selection import READ_BYTES
 
 
 def repack(archive: Path) -> Archive | None:
@@ -35,7 +35,7 @@ def repack(archive: Path) -> Archive | None:
                     if member.name in left_out:
                         continue
                     writer.tar.addfile(member, old.extractfile(member) if member.isreg() else None)
-                    if not member.name.startswith(f"{COMPANION}/"):
+                    if not member.name.startswith(f"{PACKAGE_FOLDER}/"):
                         files += 1
                         total += member.size
                 path, sha = writer.finish()
@@ -56,7 +56,7 @@ def _left_out(old: tarfile.TarFile, members: list[tarfile.TarInfo]) -> dict[str,
     left_out = {}
     for member in members:
         # Drumline's own package stands in a folder that no user's file can have.
-        if member.name.startswith(f"{COMPANION}/drumline/") and is_source(member.name):
+        if member.name.startswith(f"{PACKAGE_FOLDER}/drumline/") and is_source(member.name):
             continue
         entry = _by_folder(member.name, homes) or _by_file(old, member)
         if entry is not None:
@@ -86,7 +86,7 @@ def _by_file(old: tarfile.TarFile, member: tarfile.TarInfo) -> LeftOut | None:
     parts = member.name.split("/")
     scan = SecretScan(parts)
     file = old.extractfile(member) if member.isreg() else None
-    while file is not None and (piece := file.read(PIECE)):
+    while file is not None and (piece := file.read(READ_BYTES)):
         scan.feed(piece)
     reason = scan.reason() or secret_file(parts)
     return LeftOut(member.name, reason) if reason else None

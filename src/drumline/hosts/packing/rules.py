@@ -6,30 +6,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drumline.errors import UserError
+
 RULES = 1
 """The version of the packing rules. An archive of a lower version may hold secrets (repack.py)."""
 
-MOST_LISTED = 1000
-"""The most files that are listed as left out; the others are counted."""
-_MOST_NAMED = 4
+MAX_LISTED = 1000
+"""The maximum number of files in the list of files that are left out."""
+_MAX_NAMED = 4
 
 OWNER_ONLY = "readable by you alone"
 UNREADABLE = "not readable by you"
 
 
-class CodeError(Exception):
-    """The folder cannot be sent; the text is a sentence for the user."""
+class CodeError(UserError):
+    """The folder cannot be sent."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file or folder that is not sent; the path of a folder ends with a slash."""
+    """A file or folder that is not sent. The path of a folder ends with a slash."""
 
     path: str
     reason: str
 
     def as_json(self) -> dict[str, str]:
-        """The JSON of `create` and of its dry run. A name that is not UTF-8 is escaped."""
+        """Return the JSON for `create` and its dry run. A name that is not UTF-8 is escaped."""
         return {"path": printable(self.path), "reason": self.reason}
 
 
@@ -49,23 +51,23 @@ class PackingRules:
 
 
 def printable(name: str) -> str:
-    """A file name as text that JSON and UTF-8 can carry."""
+    """Return a file name as valid UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def left_out_json(entries: Sequence[LeftOut]) -> dict[str, Any]:
-    """The fields of JSON for what was left out: the first ones, and how many there are."""
-    shown = [entry.as_json() for entry in entries[:MOST_LISTED]]
-    return {"left_out": shown, "left_out_total": len(entries)}
+    """Return the JSON fields of the files that are left out: the first ones and their number."""
+    listed = [entry.as_json() for entry in entries[:MAX_LISTED]]
+    return {"left_out": listed, "left_out_total": len(entries)}
 
 
 def left_out_line(entries: Mapping[str, Any]) -> str:
-    """The sentence about what was left out, from `left_out_json`. Empty if there is nothing."""
-    listed = entries.get("left_out") or []
-    if not listed:
+    """Return the sentence about the files that are left out, or an empty text without any."""
+    first = entries.get("left_out") or []
+    if not first:
         return ""
-    named = [f"{entry['path']} ({entry['reason']})" for entry in listed[:_MOST_NAMED]]
-    more = (entries.get("left_out_total") or len(listed)) - len(named)
+    items = [f"{entry['path']} ({entry['reason']})" for entry in first[:_MAX_NAMED]]
+    more = (entries.get("left_out_total") or len(first)) - len(items)
     if more > 0:
-        named.append(f"and {more:,} more")
-    return f"left out: {', '.join(named)}; to send one, name it under include"
+        items.append(f"and {more:,} more")
+    return f"left out: {', '.join(items)}; to send one, name it under include"

@@ -1,8 +1,8 @@
-"""The one function that decides for each file whether it is sent.
+"""Decides for each file of a working folder if it is sent.
 
-`pack` and `measure` both go through `Selection.files`. A file is opened once, without following
-links in any part of its path; it is judged by that descriptor's status and by the very bytes that
-go into the archive, so a file that changes meanwhile cannot slip in.
+`pack` and `measure` both use `Selection.files`. A file is opened once, without following links in
+its path. The decision uses the status of this descriptor and the same bytes that go to the archive,
+so it also holds for a file that changes folder_descriptor the same time.
 """
 
 import os
@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
-from drumline.hosts.ignore import ALWAYS
 from drumline.hosts.packing.contents import SecretScan
-from drumline.hosts.packing.folder_rules import DRUMLINE_HOME, MOUNT, OWN_CHECKPOINT, FolderRules
-from drumline.hosts.packing.folders import require_workdir
-from drumline.hosts.packing.listing import PACKAGE_FOLDER, list_files
+from drumline.hosts.packing.folders import (
+    DRUMLINE_HOME,
+    MOUNT,
+    OWN_CHECKPOINT,
+    FolderRules,
+    require_workdir,
+)
+from drumline.hosts.packing.listing import ALWAYS_IGNORED, PACKAGE_FOLDER, list_files
 from drumline.hosts.packing.names import secret_file, secret_folder
 from drumline.hosts.packing.rules import (
     OWNER_ONLY,
@@ -32,11 +36,11 @@ from drumline.hosts.packing.rules import (
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-PIECE = 1 << 20
-"""Bytes that are read at a time."""
+READ_BYTES = 1 << 20
+"""The number of bytes of one read."""
 _TARGET_BYTES = 4 << 20
-"""The most bytes that are read of a file outside the folder, to judge a link to it."""
-_NEVER_INCLUDED = ALWAYS | {"", ".", PurePosixPath(PACKAGE_FOLDER).parts[0]}
+"""The maximum number of bytes to read of a file outside the folder to which a link points."""
+_NEVER_INCLUDED = ALWAYS_IGNORED | {"", ".", PurePosixPath(PACKAGE_FOLDER).parts[0]}
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -47,26 +51,28 @@ class SelectedFile:
 
     entry: tarfile.TarInfo
     content: IO[bytes] | None
-    """The bytes that were judged, from the beginning; None for a link, and where none are kept."""
+    """The bytes from the beginning; None for a link, or if they are not kept."""
 
 
 @dataclass(frozen=True)
 class _OpenFile:
+    """An open file and its status."""
+
     descriptor: int
     status: os.stat_result
     private_folder: str | None
-    """The first folder above it that only its owner can read."""
+    """The first parent folder that only its owner can read."""
 
 
 Verdict = LeftOut | tarfile.TarInfo | None
-"""What is decided about a file; None if it is none, or is gone."""
+"""The decision about a file; None if it does not exist or is not a regular file."""
 
 
 class Selection:
-    """The files of one working folder, and what is left out of them."""
+    """The files of a working folder to send, and the files that are left out."""
 
     def __init__(self, folder: Path, rules: PackingRules, max_bytes: int) -> None:
-        """Raise CodeError if the folder may not be sent, or holds more than `max_bytes`."""
+        """Raise CodeError if the folder must not be sent or is larger than `max_bytes`."""
         require_workdir(folder, rules.home, rules.environ)
         if not folder.is_dir():
             raise CodeError(f"code: {folder} is not a folder")
@@ -78,25 +84,25 @@ class Selection:
         self._left_out: dict[str, LeftOut] = {}
         self._patterns = _patterns(rules.include)
         names = list_files(Path(self._root), self._skip)
-        self._names = self._with_included(names)
+        self._names = self._add_included(names)
         self._require_size()
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What is not sent, sorted; complete once `files` has come to its end."""
+        """The files and folders that are not sent, sorted; complete once `files` has ended."""
         return tuple(self._left_out[path] for path in sorted(self._left_out))
 
     def files(self, new_content: Callable[[], IO[bytes]] | None = None) -> Iterator[SelectedFile]:
-        """Read and judge every file, and yield those to send.
+        """Read every file and yield those to send.
 
-        `new_content` makes the file that keeps the bytes of one entry; without it none are kept.
-        Raises CodeError if all files are readable by their owner alone.
+        `new_content` creates a file for the bytes of one entry. Without it, they are not kept.
+        Raises CodeError if only the owner can read the files.
         """
         sent, total = 0, 0
         for name in self._names:
             content = new_content() if new_content else None
             try:
-                verdict = self._judge(name, content, self._max_bytes - total)
+                verdict = self._decide(name, content, self._max_bytes - total)
                 if isinstance(verdict, LeftOut):
                     self._left_out.setdefault(verdict.path, verdict)
                 elif verdict is None and name in self._rules.include:
@@ -122,21 +128,21 @@ class Selection:
 
     # One file -----------------------------------------------------------------------------------
 
-    def _judge(self, name: str, content: IO[bytes] | None, max_bytes: int) -> Verdict:
-        """Decide about one file or link; `content` gets the bytes that were read."""
-        parts = name.split("/")
-        by_folder = self._folders.verdict("/".join(parts[:-1]))
+    def _decide(self, name: str, content: IO[bytes] | None, max_bytes: int) -> Verdict:
+        """Decide about a file or link. The bytes that are read go to `content`."""
+        components = name.split("/")
+        folder_verdict = self._folders.verdict("/".join(components[:-1]))
         included = name in self._rules.include
-        if by_folder is not None and not (included and by_folder.overridable):
-            return by_folder.left_out
+        if folder_verdict is not None and not (included and folder_verdict.overridable):
+            return folder_verdict.left_out
         path = os.path.join(self._root, name)
         if self._folders.is_mount(path):
             return LeftOut(name, MOUNT)
         if os.path.islink(path):
-            return self._judge_link(name, included=included)
+            return self._decide_link(name, included=included)
         try:
-            with self._opened(parts) as file:
-                return self._judge_file(file, name, content, max_bytes)
+            with self._open(components) as file:
+                return self._decide_file(file, name, content, max_bytes)
         except (FileNotFoundError, _NotAFileError):
             return None
         except PermissionError:
@@ -149,34 +155,34 @@ class Selection:
                 "it was being packed, try again"
             ) from None
 
-    def _judge_file(
+    def _decide_file(
         self, file: _OpenFile, name: str, content: IO[bytes] | None, max_bytes: int
     ) -> LeftOut | tarfile.TarInfo:
         """Read an open file once and decide about it."""
-        parts, status = name.split("/"), file.status
+        components, status = name.split("/"), file.status
         included = name in self._rules.include
         if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._folders.files_of_homes:
             return LeftOut(name, DRUMLINE_HOME)
         private = None
         if file.private_folder is not None or not status.st_mode & 0o044:
-            by_pattern = self._patterns is not None and self._patterns.match_file(name)
-            if not (included or by_pattern):
+            matches_pattern = self._patterns is not None and self._patterns.match_file(name)
+            if not (included or matches_pattern):
                 private = LeftOut(file.private_folder or name, OWNER_ONLY)
-        by_name = secret_file(parts)
-        scan, size = SecretScan(parts), 0
-        while piece := os.read(file.descriptor, PIECE):
-            size += len(piece)
+        name_reason = secret_file(components)
+        scan, size = SecretScan(components), 0
+        while data := os.read(file.descriptor, READ_BYTES):
+            size += len(data)
             if size > max_bytes:
-                if (by_name or private) and not included:
+                if (name_reason or private) and not included:
                     break
                 raise CodeError(
                     f"code: {self._folder} holds more than {megabytes(self._max_bytes)} since "
                     f"{printable(name)} has grown; try again, or add it to .gitignore"
                 )
-            scan.feed(piece)
+            scan.feed(data)
             if content is not None:
-                content.write(piece)
-        reason = scan.reason() or by_name
+                content.write(data)
+        reason = scan.reason() or name_reason
         if reason is not None and not included:
             return LeftOut(name, reason)
         if private is not None:
@@ -187,26 +193,26 @@ class Selection:
         return entry
 
     @contextmanager
-    def _opened(self, parts: list[str]) -> Iterator[_OpenFile]:
-        """Open a file from the root on, one folder after the other, without following any link."""
+    def _open(self, components: list[str]) -> Iterator[_OpenFile]:
+        """Open a file folder by folder from the root, without following links."""
         private = None
-        at = os.open(self._root, _FOLDER & ~os.O_NOFOLLOW)
+        folder_descriptor = os.open(self._root, _FOLDER & ~os.O_NOFOLLOW)
         try:
-            for depth, part in enumerate(parts[:-1], 1):
-                if stat.S_ISLNK(_status(part, at).st_mode):
-                    raise _NotAFileError  # the link itself is judged under its own name
-                below = os.open(part, _FOLDER, dir_fd=at)
-                os.close(at)
-                at = below
-                if private is None and not os.fstat(at).st_mode & 0o055:
-                    private = "/".join(parts[:depth]) + "/"
-            # Opening a device or a pipe may have effects, so its kind is looked up first.
-            kind = _status(parts[-1], at).st_mode
-            if not stat.S_ISREG(kind) and not stat.S_ISLNK(kind):
+            for depth, component in enumerate(components[:-1], 1):
+                if stat.S_ISLNK(_status(component, folder_descriptor).st_mode):
+                    raise _NotAFileError  # the link has an entry of its own
+                child = os.open(component, _FOLDER, dir_fd=folder_descriptor)
+                os.close(folder_descriptor)
+                folder_descriptor = child
+                if private is None and not os.fstat(folder_descriptor).st_mode & 0o055:
+                    private = "/".join(components[:depth]) + "/"
+            # Opening a device or a pipe may have effects, so check the type first.
+            mode = _status(components[-1], folder_descriptor).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise _NotAFileError
-            descriptor = os.open(parts[-1], _FILE, dir_fd=at)
+            descriptor = os.open(components[-1], _FILE, dir_fd=folder_descriptor)
         finally:
-            os.close(at)
+            os.close(folder_descriptor)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -217,11 +223,11 @@ class Selection:
 
     # Links --------------------------------------------------------------------------------------
 
-    def _judge_link(self, name: str, *, included: bool) -> LeftOut | tarfile.TarInfo | None:
-        """Decide about a link by its name and by what it leads to; raises CodeError if outside."""
-        parts, path = name.split("/"), os.path.join(self._root, name)
+    def _decide_link(self, name: str, *, included: bool) -> LeftOut | tarfile.TarInfo | None:
+        """Decide about a link by its name and its target. Raises CodeError if it is outside."""
+        components, path = name.split("/"), os.path.join(self._root, name)
         try:
-            written = os.readlink(path)
+            link = os.readlink(path)
         except OSError:
             return None
         target = os.path.realpath(path)
@@ -230,46 +236,46 @@ class Selection:
                 return LeftOut(name, f"link to {DRUMLINE_HOME}")
         if self._folders.is_own_checkpoint(target):
             return LeftOut(name, OWN_CHECKPOINT)
-        reason = self._target_reason(target) or secret_file(parts) or secret_folder(parts)
+        reason = self._target_reason(target) or secret_file(components) or secret_folder(components)
         if reason is not None and not included:
             return LeftOut(name, reason)
         entry = tarfile.TarInfo(name)
         entry.type = tarfile.SYMTYPE
-        entry.linkname = self._relative_target(name, written)
+        entry.linkname = self._relative_target(name, link)
         return entry
 
     def _target_reason(self, target: str) -> str | None:
-        """The reason why the target of a link is not sent, or None."""
-        if target == self._root or os.path.islink(target):  # the latter is a loop of links
+        """Return the reason why the target of a link is not sent, or None."""
+        if target == self._root or os.path.islink(target):  # islink: a loop of links
             return None
         if not target.startswith(self._root + os.sep):
-            return _outer_reason(target)
+            return _outside_reason(target)
         name = os.path.relpath(target, self._root)
         if os.path.isdir(target):
-            by_folder = self._folders.verdict(name)
-            return by_folder.left_out.reason if by_folder else None
-        verdict = self._judge(name, None, self._max_bytes)
+            folder_verdict = self._folders.verdict(name)
+            return folder_verdict.left_out.reason if folder_verdict else None
+        verdict = self._decide(name, None, self._max_bytes)
         return verdict.reason if isinstance(verdict, LeftOut) else None
 
-    def _relative_target(self, name: str, written: str) -> str:
-        """Where a link points, relative to itself; raises CodeError if it leaves the folder."""
+    def _relative_target(self, name: str, link: str) -> str:
+        """Return the target relative to the link. Raises CodeError if it is outside the folder."""
         root = self._root
-        place = os.path.dirname(os.path.join(root, name))
-        target = os.path.normpath(os.path.join(place, written))
-        if os.path.isabs(written):
+        link_folder = os.path.dirname(os.path.join(root, name))
+        target = os.path.normpath(os.path.join(link_folder, link))
+        if os.path.isabs(link):
             parent = os.path.realpath(os.path.dirname(target))
             target = os.path.join(parent, os.path.basename(target))
         if target != root and not target.startswith(root + os.sep):
             raise CodeError(
                 f"code: the link {printable(name)} points out of the folder, to "
-                f"{printable(written)}; replace it by what it points to, or add it to .gitignore"
+                f"{printable(link)}; replace it by what it points to, or add it to .gitignore"
             )
-        return os.path.relpath(target, place)
+        return os.path.relpath(target, link_folder)
 
     # The list of files --------------------------------------------------------------------------
 
     def _skip(self, folder: str) -> bool:
-        """Leave a folder out before anything in it is listed."""
+        """Return True if a folder is left out, and record it, before its files are listed."""
         verdict = self._folders.verdict(folder)
         left_out = verdict.left_out if verdict else None
         if left_out is None and not os.access(os.path.join(self._root, folder), os.R_OK | os.X_OK):
@@ -279,12 +285,12 @@ class Selection:
         self._left_out.setdefault(left_out.path, left_out)
         return True
 
-    def _with_included(self, names: list[str]) -> list[str]:
-        """The files to judge: those listed, and those that the job file names, ignored or not."""
-        listed = set(names)
+    def _add_included(self, names: list[str]) -> list[str]:
+        """Add the files under `include`, even if a .gitignore excludes them."""
+        selected = set(names)
         for name in self._rules.include:
-            parts, path = name.split("/"), os.path.join(self._root, name)
-            if name.startswith("/") or ".." in parts:
+            components, path = name.split("/"), os.path.join(self._root, name)
+            if name.startswith("/") or ".." in components:
                 raise CodeError(f"include: {printable(name)} is not in {self._folder}")
             if not os.path.lexists(path) and not _matches(name, names):
                 raise CodeError(
@@ -293,24 +299,24 @@ class Selection:
                 )
             if not os.path.lexists(path) or os.path.isdir(path):
                 continue
-            if _NEVER_INCLUDED & set(parts):
+            if _NEVER_INCLUDED & set(components):
                 raise CodeError(f"include: {printable(name)} is not a file that can be sent")
-            verdict = self._folders.verdict("/".join(parts[:-1]))
+            verdict = self._folders.verdict("/".join(components[:-1]))
             if verdict is not None and not verdict.overridable:
                 raise CodeError(
                     f"include: {printable(name)} cannot be sent, because it is in "
                     f"{printable(verdict.left_out.path)} ({verdict.left_out.reason})"
                 )
-            listed.add(name)
-        return sorted(listed)
+            selected.add(name)
+        return sorted(selected)
 
     def _require_size(self) -> None:
-        """Raise CodeError if the files that may be sent are too large, before any is read."""
+        """Raise CodeError if the files are too large, before any of them is read."""
         sizes: dict[str, int] = {}
         for name in self._names:
-            parts = name.split("/")
+            components = name.split("/")
             if name not in self._rules.include and (
-                self._folders.verdict("/".join(parts[:-1])) or secret_file(parts)
+                self._folders.verdict("/".join(components[:-1])) or secret_file(components)
             ):
                 continue
             try:
@@ -321,7 +327,7 @@ class Selection:
                 self._patterns is not None and self._patterns.match_file(name)
             )
             if stat.S_ISREG(status.st_mode) and (name in self._rules.include or not private):
-                sizes[parts[0]] = sizes.get(parts[0], 0) + status.st_size
+                sizes[components[0]] = sizes.get(components[0], 0) + status.st_size
         total = sum(sizes.values())
         if total > self._max_bytes:
             largest = max(sizes, key=lambda name: sizes[name])
@@ -337,16 +343,16 @@ class _NotAFileError(Exception):
 
 
 def megabytes(size: int) -> str:
-    """A size as the messages print it."""
+    """Return a size for a message."""
     return f"{size / 1e6:,.1f} MB"
 
 
 def unmatched(folder: Path, include: tuple[str, ...]) -> list[str]:
-    """The entries of `include` that match nothing in a folder."""
+    """Return the entries of `include` that match nothing in a folder."""
     root = Path(os.path.realpath(folder))
-    named = [name for name in include if not os.path.lexists(root / name)]
-    names = list_files(root) if named else []
-    return [name for name in named if not _matches(name, names)]
+    missing = [name for name in include if not os.path.lexists(root / name)]
+    names = list_files(root) if missing else []
+    return [name for name in missing if not _matches(name, names)]
 
 
 def _status(name: str, folder: int) -> os.stat_result:
@@ -366,18 +372,18 @@ def _matches(pattern: str, names: list[str]) -> bool:
     return spec is not None and any(spec.match_file(name) for name in names)
 
 
-def _outer_reason(target: str) -> str | None:
-    """Why a file outside the folder is secret, so that a link to it is left out."""
-    parts = target.strip("/").split("/")
-    for depth in range(1, len(parts) + 1):
-        if reason := secret_folder(parts[:depth]):
+def _outside_reason(target: str) -> str | None:
+    """Return the reason why a file outside the folder is secret, or None."""
+    components = target.strip("/").split("/")
+    for depth in range(1, len(components) + 1):
+        if reason := secret_folder(components[:depth]):
             return reason
     if not os.path.isfile(target):
         return None
-    scan = SecretScan(parts)
+    scan = SecretScan(components)
     try:
         with closing(os.fdopen(os.open(target, _FILE), "rb")) as file:
             scan.feed(file.read(_TARGET_BYTES))
     except OSError:
         return UNREADABLE
-    return scan.reason() or secret_file(parts)
+    return scan.reason() or secret_file(components)

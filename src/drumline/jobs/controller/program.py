@@ -1,6 +1,6 @@
 """What the hosts of an attempt run, from the record of the job."""
 
-from drumline.hosts.companion import Use
+from drumline.hosts.bundled_package import Use
 from drumline.hosts.environment import (
     PythonEnvironment,
     mount_steps,

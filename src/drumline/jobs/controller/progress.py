@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drumline.hosts.kept_log import read, size_of
+from drumline.hosts.log_segments import read_chunk, received_size
 from drumline.jobs.patterns import limited
 from drumline.observed.hosts import HostReport
 
@@ -55,10 +55,10 @@ class LogReader:
         return []
 
     def _read(self, path: Path) -> list[dict[str, Any]]:
-        size = size_of(path)
+        size = received_size(path)
         # A replaced host begins a new log.
         known = min(self._offsets.get(path, 0), size)
-        stretch = read(path, max(known, size - _MOST), _MOST)
+        stretch = read_chunk(path, max(known, size - _MOST), _MOST)
         start, data = stretch.start, stretch.data
         # An unfinished line is read once it is complete; progress bars end theirs with \r.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1

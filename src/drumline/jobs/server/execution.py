@@ -77,8 +77,8 @@ class Execution:
 
     async def _run(self, host: int, stdin: AsyncIterator[bytes] | None) -> None:
         # Already imported with the first connection, which exists at this point.
-        from drumline.hosts.connection import in_words
-        from drumline.hosts.driver import CUT
+        from drumline.hosts.connection import describe_connection_error
+        from drumline.hosts.driver import CONNECTION_ERRORS
 
         async def on_output(stream: Stream, data: bytes) -> None:
             text = base64.b64encode(data).decode()
@@ -87,8 +87,8 @@ class Execution:
         end: Frame = {"host": host, "exit_code": None}
         try:
             end["exit_code"] = await self._session.run(host, self._command, on_output, stdin=stdin)
-        except CUT as error:
-            end["error"] = in_words(error)
+        except CONNECTION_ERRORS as error:
+            end["error"] = describe_connection_error(error)
         except Exception as error:
             # Without this last frame the caller would wait forever.
             log.exception("a command on host %d", host)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.hosts import code
-from drumline.hosts.companion import Companion, companion
+from drumline.hosts.bundled_package import BundledPackage, choose_package
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
 from drumline.jobs.billing.quota import beyond_quota
@@ -80,26 +80,28 @@ class JobFiles:
         return spec, choices
 
     def warnings(
-        self, spec: "JobSpec", choices: tuple[Choice, ...], bundled: Companion
+        self, spec: "JobSpec", choices: tuple[Choice, ...], bundled: BundledPackage
     ) -> list[str]:
         """Return warnings about quota and packages for a valid job file."""
         config = self._config
         warnings = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
         return [*warnings, bundled.warning] if bundled.warning else warnings
 
-    async def companion(self, spec: "JobSpec") -> Companion:
+    async def companion(self, spec: "JobSpec") -> BundledPackage:
         """Decide if the Drumline package is sent to the hosts with the code."""
         scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
         local = self._config.local
         if spec.workdir is None:
-            return companion(None, scripts, python, local=local)
+            return choose_package(None, scripts, python, local=local)
         try:
             require_workdir(spec.workdir, self._config.home)
-            return await asyncio.to_thread(companion, spec.workdir, scripts, python, local=local)
+            return await asyncio.to_thread(
+                choose_package, spec.workdir, scripts, python, local=local
+            )
         except code.CodeError as error:
             raise RequestError(str(error)) from None
 
-    async def pack(self, spec: "JobSpec", bundled: Companion) -> dict[str, Any] | None:
+    async def pack(self, spec: "JobSpec", bundled: BundledPackage) -> dict[str, Any] | None:
         """Pack the job's code and describe the archive. Return None if there is no code."""
         if spec.workdir is None and bundled.package is None:
             return None
@@ -123,7 +125,7 @@ class JobFiles:
             **left_out_json(packed.left_out),
         }
 
-    async def measure(self, spec: "JobSpec", bundled: Companion) -> dict[str, Any] | None:
+    async def measure(self, spec: "JobSpec", bundled: BundledPackage) -> dict[str, Any] | None:
         """Describe the archive that `pack` would make, without writing it."""
         if spec.workdir is None:
             if bundled.package is None:

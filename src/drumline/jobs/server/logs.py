@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drumline.hosts.kept_log import Moments, parts_of, place_since, read
+from drumline.hosts.log_segments import TimestampReader, offset_at_time, read_chunk, segments
 from drumline.jobs.controller.log_limit import TRIMMED
 from drumline.jobs.core.state import Job
 from drumline.jobs.server.verbs import RequestError
@@ -285,7 +285,7 @@ class _HostReader:
         self._offset = offset
         self._unfinished = b""
         self._unfinished_at = 0.0
-        self._moments: Moments | None = None
+        self._timestamps: TimestampReader | None = None
         self._latest = 0.0
         self._at_line_start = True
 
@@ -296,13 +296,13 @@ class _HostReader:
 
     def raw(self) -> bytes:
         """Return the next bytes as they were written, or nothing at the end."""
-        stretch = read(self._path, self._offset, CHUNK_BYTES)
-        if not stretch.data:
+        chunk = read_chunk(self._path, self._offset, CHUNK_BYTES)
+        if not chunk.data:
             return b""
-        notice = self._gap_notice(stretch.start)
-        self._offset = stretch.start + len(stretch.data)
-        self._at_line_start = stretch.data.endswith(b"\n")
-        return notice + stretch.data
+        notice = self._gap_notice(chunk.start)
+        self._offset = chunk.start + len(chunk.data)
+        self._at_line_start = chunk.data.endswith(b"\n")
+        return notice + chunk.data
 
     def _gap_notice(self, start: int) -> bytes:
         """Return a notice if bytes before `start` were not kept."""
@@ -316,27 +316,30 @@ class _HostReader:
         """Return the next complete lines, or nothing at the end."""
         lines: list[TimedLine] = []
         while not lines:
-            stretch = read(self._path, self._offset, CHUNK_BYTES)
-            if stretch.part is None or not stretch.data:
+            chunk = read_chunk(self._path, self._offset, CHUNK_BYTES)
+            if chunk.segment is None or not chunk.data:
                 break
-            if self._moments is None or self._moments.part.start != stretch.part.start:
-                self._moments = Moments(stretch.part)
+            if self._timestamps is None or self._timestamps.segment.start != chunk.segment.start:
+                self._timestamps = TimestampReader(chunk.segment)
             self._at_line_start = not self._unfinished
-            if notice := self._gap_notice(stretch.start):
-                lines += [*self.unfinished(), (self._time_of(stretch.start), notice.lstrip(b"\n"))]
-            lines += self._split(stretch.data, stretch.start)
-            self._offset = stretch.start + len(stretch.data)
+            if notice := self._gap_notice(chunk.start):
+                lines += [*self.unfinished(), (self._time_of(chunk.start), notice.lstrip(b"\n"))]
+            lines += self._split(chunk.data, chunk.start)
+            self._offset = chunk.start + len(chunk.data)
         return lines
 
     def _split(self, data: bytes, offset: int) -> list[TimedLine]:
         """Return the lines that end in these bytes, and keep an unfinished line for later."""
         lines: list[TimedLine] = []
-        at, until = self._time_of(offset), self._moments.next_place if self._moments else 0
+        at, until = self._time_of(offset), self._next_change()
         *complete, last = data.split(b"\n")
         for line in complete:
             # Most lines were written at the same time as the line before.
             if offset >= until:
-                at, until = self._time_of(offset), self._moments.next_place if self._moments else 0
+                at, until = (
+                    self._time_of(offset),
+                    self._timestamps.next_offset if self._timestamps else 0,
+                )
             offset += len(line) + 1
             if self._unfinished:
                 lines.append((self._unfinished_at, self._unfinished + line + b"\n"))
@@ -351,6 +354,10 @@ class _HostReader:
             lines += self.unfinished()
         return lines
 
+    def _next_change(self) -> int:
+        """Return the offset from which on the time changes."""
+        return self._timestamps.next_offset if self._timestamps else 0
+
     def unfinished(self) -> list[TimedLine]:
         """Return and forget the unfinished last line, if any."""
         line, self._unfinished = self._unfinished, b""
@@ -358,21 +365,21 @@ class _HostReader:
 
     def _time_of(self, offset: int) -> float:
         """Return the time when a byte was written, never earlier than that of earlier bytes."""
-        time = self._moments.at(offset) if self._moments else None
+        time = self._timestamps.time_at(offset) if self._timestamps else None
         self._latest = max(self._latest, time or 0.0)
         return self._latest
 
 
 def _line_since(path: Path, time: float) -> int:
     """Return the offset of the first line that starts at or after a time."""
-    offset = place_since(path, time)
-    if offset == 0 or read(path, offset - 1, 1).data == b"\n":
+    offset = offset_at_time(path, time)
+    if offset == 0 or read_chunk(path, offset - 1, 1).data == b"\n":
         return offset
-    while (stretch := read(path, offset, CHUNK_BYTES)).data:
-        end = stretch.data.find(b"\n")
+    while (chunk := read_chunk(path, offset, CHUNK_BYTES)).data:
+        end = chunk.data.find(b"\n")
         if end >= 0:
-            return stretch.start + end + 1
-        offset = stretch.start + len(stretch.data)
+            return chunk.start + end + 1
+        offset = chunk.start + len(chunk.data)
     return offset
 
 
@@ -380,13 +387,13 @@ def _last_lines(path: Path, lines: int, first: int) -> tuple[int, int]:
     """Return the offset of the last `lines` lines, not before `first`, and their number."""
     count = 0
     at_end = True
-    for part in reversed(parts_of(path)):
-        stop = max(part.start, first)
-        upper = part.end
-        with contextlib.suppress(FileNotFoundError), part.path.open("rb") as file:
+    for segment in reversed(segments(path)):
+        stop = max(segment.start, first)
+        upper = segment.end
+        with contextlib.suppress(FileNotFoundError), segment.path.open("rb") as file:
             while upper > stop:
                 lower = max(upper - CHUNK_BYTES, stop)
-                file.seek(lower - part.start)
+                file.seek(lower - segment.start)
                 block = file.read(upper - lower)
                 at = len(block)
                 if at_end:

@@ -21,8 +21,8 @@ import uvicorn
 
 from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
+from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
 from drumline.cloud.protocol import Cloud
-from drumline.cloud.visits import LAST_CALLERS, Visits
 from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.controller.supervisor import Supervisor
@@ -118,15 +118,20 @@ async def serve(config: Config, stay: bool = False) -> None:
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(
-        service, stop.set, lambda: visits.leaves_in(), lambda: start_emulator(supervisor.config)
+        service,
+        stop.set,
+        lambda: idle_exit.seconds_left(),
+        lambda: start_emulator(supervisor.config),
     )
     idle_seconds = None if stay else config.idle_seconds
-    visits = Visits(api.application(), supervisor.busy, idle_seconds, unnoticed={"/status"})
+    idle_exit = IdleExit(
+        api.application(), supervisor.busy, idle_seconds, ignored_paths={"/status"}
+    )
     folders.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folders.socket))
     folders.socket.chmod(0o600)
-    web = uvicorn.Server(uvicorn.Config(visits, log_level="warning", lifespan="off"))
+    web = uvicorn.Server(uvicorn.Config(idle_exit, log_level="warning", lifespan="off"))
     web.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -135,14 +140,14 @@ async def serve(config: Config, stay: bool = False) -> None:
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(stop.wait())
     orphaned = asyncio.create_task(_socket_removed(folders.socket))
-    idle = asyncio.create_task(visits.over())
+    idle = asyncio.create_task(idle_exit.wait_until_idle())
     try:
         tasks = {serving, supervising, stopping, orphaned, idle}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if idle.done():
             log.info("exiting after %.0f min without work", config.idle_seconds / 60)
             folders.socket.unlink(missing_ok=True)
-            await asyncio.sleep(LAST_CALLERS)
+            await asyncio.sleep(SHUTDOWN_SECONDS)
     finally:
         web.should_exit = True
         web.force_exit = True

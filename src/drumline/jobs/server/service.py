@@ -13,8 +13,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from drumline.hosts.messages import working_copy
 from drumline.hosts.packing.rules import left_out_line
+from drumline.hosts.values import working_copy
 from drumline.jobs.controller.slices.sessions import run_of
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import SkipValidation, TypeAdapter
 
-from drumline.hosts.companion import Use
+from drumline.hosts.bundled_package import Use
 
 Capacity = Literal["spot", "on-demand", "reserved"]
 

@@ -1,6 +1,6 @@
 """`/emulator/…`: controls that a real cloud does not have: preempt, break, capacity, faults.
 
-Each call answers JSON; a mistake is `{"error": "one sentence"}` with status 400.
+Each call returns JSON. An error is `{"error": "one sentence"}` with status 400.
 """
 
 import os
@@ -13,33 +13,34 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from drumline.chips import UnknownName
-from drumline.cloud.emulator.breaking import Breakage, break_host, broken_machines
-from drumline.cloud.emulator.config import Faults, first_problem, known_zones, pool_name
-from drumline.cloud.emulator.service import ControlMistake, Service
+from drumline.cloud.emulator.breaking import BreakRequest, break_host, broken_machines
+from drumline.cloud.emulator.config import Faults, first_error, known_zones, pool_name
+from drumline.cloud.emulator.service import Service
 from drumline.cloud.model.errors import Json
+from drumline.errors import UserError
 
 PREFIX = "/emulator/"
-_Answer = Callable[[Service, object], Awaitable[Json]]
+_Control = Callable[[Service, object], Awaitable[Json]]
 
 
-class _Asked(BaseModel):
+class _Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Preempt(_Asked):
+class _Preempt(_Arguments):
     target: str
     notice: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
-    """Seconds until the preemption; if positive, the programs there get SIGTERM now."""
+    """Seconds until the preemption. If positive, the programs get SIGTERM now."""
 
 
-class _Capacity(_Asked):
+class _Capacity(_Arguments):
     zone: str
     accelerator: str
     chips: Annotated[int, Field(ge=0, le=999_999_999)] | None = None
     """The number of chips; None removes the limit."""
 
 
-class _Break(_Asked):
+class _Break(_Arguments):
     target: str
     host: int | None = None
     how: str
@@ -66,57 +67,57 @@ async def _status(service: Service, _: object) -> Json:
 
 
 async def _resources(service: Service, _: object) -> Json:
-    service.settle()
+    service.carry_out_orders()
     return service.resources()
 
 
 async def _preempt(service: Service, body: object) -> Json:
-    given = _Preempt.model_validate(body)
-    return {"preempted": await service.preempt(given.target, given.notice)}
+    arguments = _Preempt.model_validate(body)
+    return {"preempted": await service.preempt(arguments.target, arguments.notice)}
 
 
 async def _capacity(service: Service, body: object) -> Json:
-    given = _Capacity.model_validate(body)
-    if given.zone not in known_zones():
-        raise ControlMistake(
-            f"{given.zone!r} is no zone with TPUs; local-a is one, us-central2-b another"
+    arguments = _Capacity.model_validate(body)
+    if arguments.zone not in known_zones():
+        raise UserError(
+            f"{arguments.zone!r} is not a zone with TPUs, such as local-a or us-central2-b"
         )
-    pools = service.fleet.limits.capacity.setdefault(given.zone, {})
-    name = pool_name(given.accelerator)
-    if given.chips is None:
+    pools = service.fleet.limits.capacity.setdefault(arguments.zone, {})
+    name = pool_name(arguments.accelerator)
+    if arguments.chips is None:
         pools.pop(name, None)
     else:
-        pools[name] = given.chips
-    service.settle()
-    return {"zone": given.zone, "accelerator": name, "chips": given.chips}
+        pools[name] = arguments.chips
+    service.carry_out_orders()
+    return {"zone": arguments.zone, "accelerator": name, "chips": arguments.chips}
 
 
 async def _faults(service: Service, body: object) -> Json:
-    """Change the named faults and keep the others; `clear` ends all of them first."""
-    given = dict(body) if isinstance(body, dict) else {}
-    before = {} if given.pop("clear", False) else service.faults.model_dump()
-    service.faults = Faults.model_validate(before | given)
+    """Change the given faults and keep the others. `clear` ends all of them first."""
+    arguments = dict(body) if isinstance(body, dict) else {}
+    current = {} if arguments.pop("clear", False) else service.faults.model_dump()
+    service.faults = Faults.model_validate(current | arguments)
     for zone in service.faults.deny:
         if zone not in known_zones():
-            service.faults = Faults.model_validate(before)
-            raise ControlMistake(f"{zone!r} is no zone with TPUs")
+            service.faults = Faults.model_validate(current)
+            raise UserError(f"{zone!r} is not a zone with TPUs")
     return service.faults.model_dump()
 
 
 async def _break(service: Service, body: object) -> Json:
-    given = _Break.model_validate(body)
-    return await break_host(service, Breakage(**given.model_dump()))
+    arguments = _Break.model_validate(body)
+    return await break_host(service, BreakRequest(**arguments.model_dump()))
 
 
 def routes(service: Service, stop: Callable[[], None]) -> list[Route]:
-    """All controls; `stop` ends the process once the answer is sent."""
+    """Return the routes of all controls. `stop` ends the process after its response."""
 
     async def _stop(_: Service, __: object) -> Json:
         stop()
         return {"stopping": True}
 
-    def route(path: str, method: str, answer: _Answer) -> Route:
-        return Route(f"{PREFIX}{path}", _handler(service, answer), methods=[method])
+    def route(path: str, method: str, control: _Control) -> Route:
+        return Route(f"{PREFIX}{path}", _handler(service, control), methods=[method])
 
     return [
         route("status", "GET", _status),
@@ -129,17 +130,19 @@ def routes(service: Service, stop: Callable[[], None]) -> list[Route]:
     ]
 
 
-def _handler(service: Service, answer: _Answer) -> Callable[[HttpRequest], Awaitable[JSONResponse]]:
+def _handler(
+    service: Service, control: _Control
+) -> Callable[[HttpRequest], Awaitable[JSONResponse]]:
     async def handle(http: HttpRequest) -> JSONResponse:
         try:
             body = await http.json() if await http.body() else {}
         except ValueError:
             return JSONResponse({"error": "the body is not JSON"}, 400)
         try:
-            return JSONResponse(await answer(service, body))
-        except ValidationError as wrong:
-            return JSONResponse({"error": first_problem(wrong)}, 400)
-        except (ControlMistake, UnknownName) as wrong:
-            return JSONResponse({"error": str(wrong)}, 400)
+            return JSONResponse(await control(service, body))
+        except ValidationError as error:
+            return JSONResponse({"error": first_error(error)}, 400)
+        except (UserError, UnknownName) as error:
+            return JSONResponse({"error": str(error)}, 400)
 
     return handle

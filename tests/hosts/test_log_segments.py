@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hosts.kept_log import (
-    SMALLEST,
-    KeptLog,
-    Moments,
-    parts_of,
-    place_since,
-    read,
-    set_aside,
-    size_of,
+from drumline.hosts.log_segments import (
+    MIN_LIMIT,
+    LogWriter,
+    TimestampReader,
+    offset_at_time,
+    read_chunk,
+    received_size,
+    rename_log,
+    segments,
 )
 
 
 def kept(path: Path) -> bytes:
-    return b"".join(part.path.read_bytes() for part in parts_of(path))
+    return b"".join(part.path.read_bytes() for part in segments(path))
 
 
 def on_disk(folder: Path) -> int:
@@ -27,98 +27,99 @@ def on_disk(folder: Path) -> int:
 
 def test_a_log_within_its_limit_is_one_plain_file(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
-    log = KeptLog(path, SMALLEST)
+    log = LogWriter(path, MIN_LIMIT)
     log.append(b"one\n", 1.0)
     log.append(b"two\n", 2.0)
     log.close()
     assert path.read_bytes() == b"one\ntwo\n"
-    assert size_of(path) == 8
+    assert received_size(path) == 8
 
 
 @pytest.mark.parametrize("pieces", [100, 50_000])
 def test_beyond_its_limit_a_log_keeps_its_head_and_its_newest_end(
     tmp_path: Path, pieces: int
 ) -> None:
-    path, limit = tmp_path / "host-0.log", SMALLEST
+    path, limit = tmp_path / "host-0.log", MIN_LIMIT
     text = random.Random(0).randbytes(10 * limit)
-    log = KeptLog(path, limit)
+    log = LogWriter(path, limit)
     for start in range(0, len(text), pieces):
         log.append(text[start : start + pieces], float(start))
         assert on_disk(tmp_path) <= limit
     log.close()
-    head, *tail = parts_of(path)
+    head, *tail = segments(path)
     assert head.path.read_bytes() == text[: limit // 2]
     newest = b"".join(part.path.read_bytes() for part in tail)
     assert len(newest) >= limit // 2 - limit // 16
     assert text.endswith(newest)
-    assert size_of(path) == len(text)
+    assert received_size(path) == len(text)
 
 
 def test_after_a_crash_it_goes_on_where_it_ended(tmp_path: Path) -> None:
-    path, text = tmp_path / "host-0.log", random.Random(1).randbytes(3 * SMALLEST)
+    path, text = tmp_path / "host-0.log", random.Random(1).randbytes(3 * MIN_LIMIT)
     for start in range(0, len(text), 7000):
-        log = KeptLog(path, SMALLEST)
+        log = LogWriter(path, MIN_LIMIT)
         assert log.size == start
         log.append(text[start : start + 7000], 1.0)
         log.close()
-    assert size_of(path) == len(text)
-    assert text.endswith(b"".join(part.path.read_bytes() for part in parts_of(path)[1:]))
+    assert received_size(path) == len(text)
+    assert text.endswith(b"".join(part.path.read_bytes() for part in segments(path)[1:]))
 
 
 def test_reading_goes_on_behind_what_was_left_out(tmp_path: Path) -> None:
-    path, text = tmp_path / "host-0.log", random.Random(2).randbytes(4 * SMALLEST)
-    log = KeptLog(path, SMALLEST)
+    path, text = tmp_path / "host-0.log", random.Random(2).randbytes(4 * MIN_LIMIT)
+    log = LogWriter(path, MIN_LIMIT)
     log.append(text, 1.0)
     log.close()
-    assert read(path, 10, 5).data == text[10:15]
-    behind = read(path, SMALLEST, 100)
-    assert behind.start > SMALLEST
+    assert read_chunk(path, 10, 5).data == text[10:15]
+    behind = read_chunk(path, MIN_LIMIT, 100)
+    assert behind.start > MIN_LIMIT
     assert behind.data == text[behind.start : behind.start + 100]
-    assert read(path, len(text), 100).part is None
+    assert read_chunk(path, len(text), 100).segment is None
 
 
 def test_every_place_in_a_log_has_its_moment(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
-    log = KeptLog(path)
+    log = LogWriter(path)
     log.append(b"a" * 100, 10.0)
     log.append(b"b" * 100, 20.0)
     log.append(b".", 20.1)
     log.append(b"c" * 100, 20.15)
     log.close()
-    times = Moments(parts_of(path)[0])
-    assert [times.at(place) for place in (0, 99, 100, 199, 201)] == [10.0, 10.0, 20.0, 20.0, 20.1]
-    assert place_since(path, 15.0) == 100
-    assert place_since(path, 30.0) == 301
+    times = TimestampReader(segments(path)[0])
+    read = [times.time_at(offset) for offset in (0, 99, 100, 199, 201)]
+    assert read == [10.0, 10.0, 20.0, 20.0, 20.1]
+    assert offset_at_time(path, 15.0) == 100
+    assert offset_at_time(path, 30.0) == 301
 
 
 def test_moments_of_a_log_that_grows_are_found_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
-    log = KeptLog(path)
+    log = LogWriter(path)
     log.append(b"a" * 100, 10.0)
-    times = Moments(parts_of(path)[0])
-    assert times.at(50) == 10.0
+    times = TimestampReader(segments(path)[0])
+    assert times.time_at(50) == 10.0
     log.append(b"b" * 100, 20.0)
     log.append(b"c" * 100, 30.0)
     log.close()
-    assert [times.at(place) for place in (99, 150, 250)] == [10.0, 20.0, 30.0]
+    assert [times.time_at(place) for place in (99, 150, 250)] == [10.0, 20.0, 30.0]
 
 
 def test_moments_take_no_more_than_a_quarter_of_the_text_or_five_a_second(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
-    log = KeptLog(path)
+    log = LogWriter(path)
     for dot in range(10_000):
         log.append(b".", dot / 100)
     log.close()
-    assert parts_of(path)[0].times.stat().st_size <= 10_000 / 4 + 5 * 100 * 16 + 16
+    assert segments(path)[0].times.stat().st_size <= 10_000 / 4 + 5 * 100 * 16 + 16
 
 
 def test_a_log_set_aside_leaves_room_for_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
     for text in (b"first", b"second"):
-        log = KeptLog(path, SMALLEST)
-        log.append(text + b"x" * SMALLEST, 1.0)
+        log = LogWriter(path, MIN_LIMIT)
+        log.append(text + b"x" * MIN_LIMIT, 1.0)
         log.close()
-        set_aside(path)
-    assert size_of(path) == 0
+        rename_log(path)
+    assert received_size(path) == 0
     assert kept(tmp_path / "host-0.log.1").startswith(b"first")
     assert kept(tmp_path / "host-0.log.2").startswith(b"second")

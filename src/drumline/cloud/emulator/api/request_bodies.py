@@ -1,7 +1,7 @@
-"""Reads and validates what a caller sent: from the JSON of the API to the values of `fleet`.
+"""Parses and validates the bodies of calls: from the JSON of the API to the values of `fleet`.
 
-Field names may be camelCase or snake_case, and enums names or numbers, as protobuf's JSON allows;
-a field that does not exist is refused, as by Google.
+As in protobuf's JSON, field names may be camelCase or snake_case, and enums names or numbers. As at
+Google, an unknown field is an error.
 """
 
 import re
@@ -32,15 +32,15 @@ CHIP_TYPES = {
 M = TypeVar("M", bound="_Message")
 
 
-def _plain_type(given: object) -> object:
-    return CHIP_TYPES[given][0] if isinstance(given, int) and given in CHIP_TYPES else given
+def _type_name(value: object) -> object:
+    return CHIP_TYPES[value][0] if isinstance(value, int) and value in CHIP_TYPES else value
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
-    def plain(self) -> Json:
-        """The JSON that the API would return: only what was set."""
+    def as_json(self) -> Json:
+        """Return the JSON that the API returns: the fields that were set."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
@@ -51,12 +51,12 @@ class _SchedulingConfig(_Message):
 
 
 class _AcceleratorConfig(_Message):
-    type: Annotated[str, BeforeValidator(_plain_type)]
+    type: Annotated[str, BeforeValidator(_type_name)]
     topology: str
 
 
 class _Node(_Message):
-    """The fields of a node. Those that only the service sets are accepted and ignored."""
+    """The fields of a node. Output-only fields are accepted and ignored."""
 
     name: str = ""
     description: str = ""
@@ -85,7 +85,7 @@ class _Node(_Message):
     multislice_node: bool = False
 
 
-_SERVICE_SETS = {
+_OUTPUT_ONLY = {
     "name", "state", "health", "id", "createTime", "networkEndpoints", "healthDescription",
     "apiVersion", "symptoms", "queuedResource", "multisliceNode",
 }  # fmt: skip
@@ -126,43 +126,44 @@ class _QueuedResource(_Message):
 
 
 def request_spec(parent: str, request_id: str, body: object) -> RequestSpec:
-    """A queued resource to create under `projects/p/locations/z`."""
+    """Parse a queued resource to create under `projects/p/locations/z`."""
     _check_id(request_id, "queued_resource_id")
-    given = _read(_QueuedResource, body, "queued_resource")
-    if given.spot is not None and given.guaranteed is not None:
+    message = _parse(_QueuedResource, body, "queued_resource")
+    guaranteed = message.guaranteed
+    if message.spot is not None and guaranteed is not None:
         raise invalid("Only one of spot and guaranteed may be set", "queued_resource.tier")
     tier = Tier.ON_DEMAND
-    if given.spot is not None:
+    if message.spot is not None:
         tier = Tier.SPOT
-    elif given.reservation_name or (given.guaranteed is not None and given.guaranteed.reserved):
+    elif message.reservation_name or (guaranteed is not None and guaranteed.reserved):
         tier = Tier.RESERVED
     nodes: list[NodeSpec] = []
-    for index, spec in enumerate(given.tpu.node_spec):
-        where = f"queued_resource.tpu.node_spec[{index}]"
+    for index, spec in enumerate(message.tpu.node_spec):
+        path = f"queued_resource.tpu.node_spec[{index}]"
         if spec.parent != parent:
-            raise invalid(f"{where}.parent must be '{parent}'", f"{where}.parent")
-        identities = _node_ids(spec, request_id, where)
-        nodes += [_node_spec(parent, identity, spec.node, tier) for identity in identities]
-    shown = given.plain()
+            raise invalid(f"{path}.parent must be '{parent}'", f"{path}.parent")
+        node_ids = _node_ids(spec, request_id, path)
+        nodes += [_node_spec(parent, node_id, spec.node, tier) for node_id in node_ids]
+    fields = message.as_json()
     for field in ("name", "createTime", "state"):
-        shown.pop(field, None)
-    return RequestSpec(f"{parent}/queuedResources/{request_id}", tier, tuple(nodes), shown)
+        fields.pop(field, None)
+    return RequestSpec(f"{parent}/queuedResources/{request_id}", tier, tuple(nodes), fields)
 
 
 def node_spec(parent: str, node_id: str, body: object) -> NodeSpec:
-    """A node to create under `projects/p/locations/z`, without a queue."""
-    given = _read(_Node, body, "node")
-    config = given.scheduling_config
+    """Parse a node to create without a queue under `projects/p/locations/z`."""
+    node = _parse(_Node, body, "node")
+    config = node.scheduling_config
     tier = Tier.ON_DEMAND
     if config.spot or config.preemptible:
         tier = Tier.SPOT
     elif config.reserved:
         tier = Tier.RESERVED
-    return _node_spec(parent, node_id, given, tier)
+    return _node_spec(parent, node_id, node, tier)
 
 
 def check_labels(labels: Mapping[str, str], field: str) -> None:
-    """Refuse labels that Google would refuse."""
+    """Raise ApiError for labels that Google rejects."""
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key):
             raise invalid(f"Invalid label key '{key}': must match {_LABEL_KEY.pattern}", field)
@@ -171,67 +172,68 @@ def check_labels(labels: Mapping[str, str], field: str) -> None:
             raise invalid(message, field)
 
 
-def _node_ids(spec: _NodeSpec, request_id: str, where: str) -> list[str]:
-    many = spec.multislice_params
-    if bool(spec.node_id) == (many is not None):
-        raise invalid(f"{where}: set one of node_id and multislice_params", where)
-    if many is None:
+def _node_ids(spec: _NodeSpec, request_id: str, path: str) -> list[str]:
+    multislice = spec.multislice_params
+    if bool(spec.node_id) == (multislice is not None):
+        raise invalid(f"{path}: set one of node_id and multislice_params", path)
+    if multislice is None:
         return [spec.node_id]
-    return [f"{many.node_id_prefix or request_id}-{index}" for index in range(many.node_count)]
+    prefix = multislice.node_id_prefix or request_id
+    return [f"{prefix}-{index}" for index in range(multislice.node_count)]
 
 
-def _node_spec(parent: str, node_id: str, given: _Node, tier: Tier) -> NodeSpec:
+def _node_spec(parent: str, node_id: str, node: _Node, tier: Tier) -> NodeSpec:
     _check_id(node_id, "node_id")
-    check_labels(given.labels, "node.labels")
+    check_labels(node.labels, "node.labels")
     zone = parent.rpartition("/")[2]
-    wanted = _accelerator(given, zone)
-    if not _RUNTIME.fullmatch(given.runtime_version):
-        named = given.runtime_version
-        message = f"Runtime version '{named}' was not found in zone {zone}"
+    tpu_slice = _slice_of_node(node, zone)
+    if not _RUNTIME.fullmatch(node.runtime_version):
+        version = node.runtime_version
+        message = f"Runtime version '{version}' was not found in zone {zone}"
         raise invalid(
-            message if named else "Required field node.runtime_version is missing",
+            message if version else "Required field node.runtime_version is missing",
             "node.runtime_version",
         )
-    shown = {key: value for key, value in given.plain().items() if key not in _SERVICE_SETS}
+    fields = {key: value for key, value in node.as_json().items() if key not in _OUTPUT_ONLY}
     return NodeSpec(
         name=f"{parent}/nodes/{node_id}",
-        slice=wanted,
+        slice=tpu_slice,
         tier=tier,
-        labels=given.labels,
-        metadata=given.metadata,
-        shown=shown,
+        labels=node.labels,
+        metadata=node.metadata,
+        fields=fields,
     )
 
 
-def _accelerator(given: _Node, zone: str) -> Slice:
-    if given.accelerator_config is not None:
-        if given.accelerator_type:
+def _slice_of_node(node: _Node, zone: str) -> Slice:
+    if node.accelerator_config is not None:
+        if node.accelerator_type:
             raise invalid("Only one of accelerator_type and accelerator_config may be set", "node")
-        name = f"{given.accelerator_config.type} {given.accelerator_config.topology}"
-        found = _of_topology(given.accelerator_config)
+        name = f"{node.accelerator_config.type} {node.accelerator_config.topology}"
+        tpu_slice = _slice_of_topology(node.accelerator_config)
     else:
-        name = given.accelerator_type
+        name = node.accelerator_type
         if not name:
             raise invalid("Required field node.accelerator_type is missing", "node")
         try:
-            found = slice_of(name)
-        except UnknownName as wrong:
-            raise invalid(f"Accelerator type '{name}' is invalid: {wrong}", "node") from wrong
+            tpu_slice = slice_of(name)
+        except UnknownName as error:
+            raise invalid(f"Accelerator type '{name}' is invalid: {error}", "node") from error
         # `v5e-16` is the common name; the API has only `v5litepod-16`.
-        found = found if found.name == name else None
-    sold = found is not None and found.runtime_image is not None
-    here = found is not None and (
-        zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(found))
-    )
-    if found is None or not sold or not here:
+        tpu_slice = tpu_slice if tpu_slice.name == name else None
+    if (
+        tpu_slice is None
+        or tpu_slice.runtime_image is None
+        or not (zone in LOCAL_ZONES or any(offer.zone == zone for offer in zone_offers(tpu_slice)))
+    ):
         message = (
             f"Cloud TPU received a bad request. The accelerator {name} was not found in zone {zone}"
         )
         raise invalid(message, "node.accelerator_type")
-    return found
+    return tpu_slice
 
 
-def _of_topology(config: _AcceleratorConfig) -> Slice | None:
+def _slice_of_topology(config: _AcceleratorConfig) -> Slice | None:
     generation = dict(CHIP_TYPES.values()).get(config.type)
     for candidate in slices():
         if (
@@ -242,34 +244,34 @@ def _of_topology(config: _AcceleratorConfig) -> Slice | None:
     return None
 
 
-def _check_id(given: str, field: str) -> None:
-    if not _ID.fullmatch(given):
-        raise invalid(f"Invalid {field} '{given}': must match {_ID.pattern}", field)
+def _check_id(value: str, field: str) -> None:
+    if not _ID.fullmatch(value):
+        raise invalid(f"Invalid {field} '{value}': must match {_ID.pattern}", field)
 
 
-def _read(model: type[M], body: object, root: str) -> M:
+def _parse(model: type[M], body: object, root: str) -> M:
     try:
         return model.model_validate(body)
-    except ValidationError as wrong:
-        problem = wrong.errors()[0]
-        *path, last = problem["loc"] or ("",)
-        where = root
-        for part in path:
-            where += f"[{part}]" if isinstance(part, int) else f".{part}"
-        if problem["type"] == "extra_forbidden":
+    except ValidationError as error:
+        details = error.errors()[0]
+        *parents, name = details["loc"] or ("",)
+        path = root
+        for parent in parents:
+            path += f"[{parent}]" if isinstance(parent, int) else f".{parent}"
+        if details["type"] == "extra_forbidden":
             message = (
-                f'Invalid JSON payload received. Unknown name "{last}" at '
-                f"'{where}': Cannot find field."
+                f'Invalid JSON payload received. Unknown name "{name}" at '
+                f"'{path}': Cannot find field."
             )
-        elif problem["type"] == "missing":
-            message = f"Required field {where}.{last} is missing"
+        elif details["type"] == "missing":
+            message = f"Required field {path}.{name} is missing"
         else:
-            message = f"Invalid value at '{where}.{last}': {problem['msg']}"
-        raise invalid(message, f"{where}.{last}") from wrong
+            message = f"Invalid value at '{path}.{name}': {details['msg']}"
+        raise invalid(message, f"{path}.{name}") from error
 
 
-def read_json_object(body: Any) -> Json:
-    """The body of a call as an object; anything else is refused."""
+def require_object(body: Any) -> Json:
+    """Return the body if it is a JSON object, else raise ApiError."""
     if not isinstance(body, dict):
         raise invalid("Invalid JSON payload received. Expected an object.")
     return body

@@ -1,4 +1,4 @@
-"""Files below ~/.drumline, each replaced in one rename."""
+"""Files below ~/.drumline, each replaced by a rename."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import stat
 
-TYPE_CHECKING = False  # spares each call the import of typing
+TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,13 +19,13 @@ ROOT = os.path.join(os.path.expanduser("~"), ".drumline")
 
 
 def read_json(*path: str) -> Json | None:
-    """The object in a file; None where there is none or it is not whole."""
+    """Return the JSON object in a file, or None if there is none or it is incomplete."""
     try:
-        # The program writes some of these: a pipe in its place must not hold us up, and a huge one
-        # is cut, and so taken for none.
-        number = os.open(os.path.join(*path), os.O_RDONLY | os.O_NONBLOCK)
-        with open(number, encoding="utf-8") as file:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
+        # The program writes some of these files. A named pipe in place of a file must not block
+        # the agent, and a huge file is truncated, which makes it invalid.
+        descriptor = os.open(os.path.join(*path), os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None
             value = json.loads(file.read(1 << 20))
     except (OSError, ValueError):
@@ -34,7 +34,7 @@ def read_json(*path: str) -> Json | None:
 
 
 def write_json(value: Json, *path: str) -> None:
-    """Replace a file in one rename, readable by its owner alone."""
+    """Replace a file atomically. Only its owner can read it."""
     final = os.path.join(*path)
     os.makedirs(os.path.dirname(final), exist_ok=True)
     draft = f"{final}.{os.getpid()}.draft"
@@ -44,13 +44,16 @@ def write_json(value: Json, *path: str) -> None:
 
 
 def remove(*path: str) -> None:
-    """Remove a file that may be gone already."""
+    """Remove a file if it exists."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(*path))
 
 
-def take_lock(path: str, shared: bool = False) -> int | None:
-    """A lock that is held as long as any copy of the descriptor is open; None when taken."""
+def acquire_lock(path: str, shared: bool = False) -> int | None:
+    """Return the descriptor of a locked file, or None if another process holds the lock.
+
+    The lock lasts until every copy of the descriptor is closed.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -62,7 +65,7 @@ def take_lock(path: str, shared: bool = False) -> int | None:
 
 
 def below_root(name: str) -> str:
-    """A folder of ours by the name the server uses for it."""
+    """Return the absolute path of a name from the server. It must be below ~/.drumline."""
     path = os.path.normpath(os.path.join(ROOT, name))
     if not path.startswith(ROOT + os.sep):
         raise ValueError(f"{name!r} is not below {ROOT}")

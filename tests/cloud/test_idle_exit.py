@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from drumline.cloud.emulator import launch
-from drumline.cloud.visits import Visits
+from drumline.cloud.idle_exit import IdleExit
 
 
 class Inn:
@@ -25,8 +25,8 @@ class Inn:
         self.busy = False
         self.served = 0
         app = Starlette(routes=[Route("/", self._serve), Route("/status", self._serve)])
-        self.visits = Visits(
-            app, lambda: self.busy, patience, unnoticed={"/status"}, clock=lambda: self.now
+        self.visits = IdleExit(
+            app, lambda: self.busy, patience, ignored_paths={"/status"}, clock=lambda: self.now
         )
 
     async def _serve(self, _: Request) -> PlainTextResponse:
@@ -55,20 +55,20 @@ class Inn:
 def test_it_leaves_a_while_after_the_last_call() -> None:
     inn = Inn()
     inn.now = 50.0
-    assert inn.visits.leaves_in() == 10.0
+    assert inn.visits.seconds_left() == 10.0
     inn.call()
-    assert inn.visits.leaves_in() == 60.0
+    assert inn.visits.seconds_left() == 60.0
     inn.now = 80.0
     inn.call("/status")
-    assert inn.visits.leaves_in() == 30.0
+    assert inn.visits.seconds_left() == 30.0
 
 
 def test_it_stays_while_it_is_needed_and_a_while_longer() -> None:
     inn = Inn()
     inn.busy, inn.now = True, 1000.0
-    assert inn.visits.leaves_in() is None
+    assert inn.visits.seconds_left() is None
     inn.busy, inn.now = False, 1001.0
-    assert inn.visits.leaves_in() == 59.0
+    assert inn.visits.seconds_left() == 59.0
 
 
 def test_it_stays_while_somebody_is_served() -> None:
@@ -77,24 +77,24 @@ def test_it_stays_while_somebody_is_served() -> None:
 
     def serving() -> None:
         inn.now = 500.0
-        seen.append(inn.visits.leaves_in())
+        seen.append(inn.visits.seconds_left())
 
     inn.during = serving  # type: ignore[method-assign]
     inn.call()
     assert seen == [None]
-    assert inn.visits.leaves_in() == 60.0
+    assert inn.visits.seconds_left() == 60.0
 
 
 def test_without_patience_it_stays_for_ever() -> None:
     inn = Inn(patience=None)
     inn.now = 1e9
-    assert inn.visits.leaves_in() is None
+    assert inn.visits.seconds_left() is None
 
 
 def test_who_comes_too_late_is_turned_away_before_anything_is_done() -> None:
     inn = Inn()
     inn.now = 60.0
-    asyncio.run(asyncio.wait_for(inn.visits.over(), 5))
+    asyncio.run(asyncio.wait_for(inn.visits.wait_until_idle(), 5))
     assert inn.call() == 503
     assert inn.served == 0
 

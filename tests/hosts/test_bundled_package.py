@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import drumline
-from drumline.hosts.code import COMPANION, pack
-from drumline.hosts.companion import PACKAGE, companion, training_requirements, use_of
+from drumline.hosts.bundled_package import PACKAGE, choose_package, find_use, training_requirements
+from drumline.hosts.code import pack
 from drumline.hosts.environment import PythonEnvironment, python_steps, run_wrap, setup_step
+from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from tests.hosts.test_environment import BASH, bash
 
 TRAINS = "from drumline.train import fit\n"
@@ -43,7 +44,7 @@ def code(folder: Path, text: str, name: str = "train.py") -> Path:
 )
 def test_what_the_code_imports_is_seen(tmp_path: Path, text: str, script: str, use: str) -> None:
     folder = code(tmp_path, text, "a/b.py")
-    assert use_of(folder, ["a/b.py", "gone.py"], [script]) == use
+    assert find_use(folder, ["a/b.py", "gone.py"], [script]) == use
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_what_the_code_imports_is_seen(tmp_path: Path, text: str, script: str, u
 def test_it_is_sent_when_it_is_needed_and_what_will_lack_is_told(
     tmp_path: Path, python: dict[str, Any], local: bool, use: str, warning: str
 ) -> None:
-    found = companion(code(tmp_path, TRAINS), ["x"], SETTLES | python, local=local)
+    found = choose_package(code(tmp_path, TRAINS), ["x"], SETTLES | python, local=local)
     assert found.use == use
     assert bool(found.warning) == bool(warning)
     assert warning in found.warning
@@ -72,14 +73,14 @@ def test_it_is_sent_when_it_is_needed_and_what_will_lack_is_told(
 
 def test_code_that_brings_its_own_or_needs_none_is_left_alone(tmp_path: Path) -> None:
     own = code(code(tmp_path / "own", TRAINS), "", "src/drumline/__init__.py")
-    assert companion(own, ["x"], SETTLES, local=False).use == "none"
+    assert choose_package(own, ["x"], SETTLES, local=False).use == "none"
     other = code(tmp_path / "other", "import jax\n")
-    assert companion(other, ["x"], SETTLES, local=False).use == "none"
-    assert companion(other, ["x"], SETTLES | {"drumline": True}, local=False).use == "training"
-    assert companion(None, ["python -m drumline.train x.py"], SETTLES, local=False).package
+    assert choose_package(other, ["x"], SETTLES, local=False).use == "none"
+    assert choose_package(other, ["x"], SETTLES | {"drumline": True}, local=False).use == "training"
+    assert choose_package(None, ["python -m drumline.train x.py"], SETTLES, local=False).package
     (other / "requirements.txt").write_text("# all\nnumpy\nDrumline>=0.1\n")
     asked = SETTLES | {"requirements": "requirements.txt"}
-    assert companion(code(other, TRAINS), ["x"], asked, local=False).use == "none"
+    assert choose_package(code(other, TRAINS), ["x"], asked, local=False).use == "none"
 
 
 def unpacked(archive: Path, work: Path) -> Path:
@@ -95,12 +96,12 @@ def test_the_package_travels_with_the_code_and_counts_for_nothing(tmp_path: Path
     assert (both.files, both.bytes) == (plain.files, plain.bytes) == (1, len(BEATS))
     assert both.sha256 != plain.sha256
     # What an earlier working copy left in the folder does not come along as the user's.
-    stale = folder / COMPANION / "drumline" / "stale.py"
+    stale = folder / PACKAGE_FOLDER / "drumline" / "stale.py"
     stale.parent.mkdir(parents=True)
     stale.write_text("")
     assert pack(folder, tmp_path / "out", package=PACKAGE).sha256 == both.sha256
     alone = unpacked(pack(None, tmp_path / "out", package=PACKAGE).path, tmp_path / "alone")
-    assert (alone / COMPANION / "drumline" / "train" / "loop.py").is_file()
+    assert (alone / PACKAGE_FOLDER / "drumline" / "train" / "loop.py").is_file()
     assert not list(alone.rglob("__pycache__"))
 
 
@@ -132,8 +133,8 @@ def test_the_program_finds_it(tmp_path: Path, kind: Any) -> None:
     seen = bash(f'{SEEN}; echo "$PYTHONPATH"', work, run_wrap(python, "1"), **path)
     version, file, search = seen.stdout.split()
     assert version == drumline.__version__
-    assert Path(file) == work / COMPANION / "drumline" / "__init__.py"
-    assert search == f"{work / COMPANION}:{tmp_path / 'users'}"
+    assert Path(file) == work / PACKAGE_FOLDER / "drumline" / "__init__.py"
+    assert search == f"{work / PACKAGE_FOLDER}:{tmp_path / 'users'}"
     if kind != "docker":
         own = setup_step(python, "1", SEEN)
         assert bash(own.script, work, (), **path).stdout == f"{version} {file}\n"

@@ -1,7 +1,7 @@
-"""Starts and ends the hosts of nodes, as the fleet orders, and passes `break` on to them.
+"""Starts and ends the hosts of nodes, as the fleet orders, and passes other orders on to them.
 
-Hosts are forked from a fork server that has their code loaded, one process each, and communicate
-through a pipe. A host is gone when its process is.
+Each host is a process that is forked from a fork server with its code loaded. It communicates
+through a pipe.
 """
 
 import asyncio
@@ -17,18 +17,19 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from drumline.cloud.emulator import processes
-from drumline.cloud.emulator.hosts.entry import PRELOADED, be_host
-from drumline.cloud.emulator.hosts.terms import (
+from drumline.cloud.emulator.host_messages import (
     ACKNOWLEDGED,
+    PRELOADED_MODULES,
+    Booted,
     HostSpec,
     Order,
-    Up,
     new_key,
+    run_host,
 )
 from drumline.cloud.emulator.machines import MachineFolders
 from drumline.cloud.model.resources import HostAddress, Node
 
-# A host ends in milliseconds; one that hangs is killed after this long.
+# A host ends in milliseconds. One that hangs is killed after this time.
 _END_SECONDS = 40.0
 
 
@@ -47,33 +48,36 @@ class HostSettings:
 
     @property
     def buckets(self) -> Path:
-        """The folder that stands in for Cloud Storage."""
+        """The folder of the emulated Cloud Storage."""
         return self.home / "buckets"
 
     @property
-    def mark(self) -> str:
-        """The text in the environment of all processes on hosts of this emulator."""
+    def tag(self) -> str:
+        """The prefix of DRUMLINE_HOST_TAG on all hosts of this emulator."""
         return f"{self.home.resolve()}#"
 
 
 @dataclass
-class _Running:
+class _RunningHost:
+    """The process of a host, and the messages that it has sent."""
+
     process: ForkServerProcess
     pid: int
     pipe: Connection
     spec: HostSpec
     boots: int = 0
-    """How often the host has booted."""
+    """The number of boots so far."""
     sent: int = 0
+    """The number of orders sent."""
     acknowledged: int = 0
-    """How many orders the host has carried out."""
-    up: Up | None = None
+    """The number of orders carried out."""
+    booted: Booted | None = None
     closed: bool = False
-    """Whether no more messages will come."""
+    """True if no more messages will come."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def listen(self) -> None:
-        """Receive its messages from now on."""
+        """Receive the host's messages from now on."""
         asyncio.get_running_loop().add_reader(self.pipe.fileno(), self._receive)
 
     def _receive(self) -> None:
@@ -82,76 +86,76 @@ class _Running:
         except (EOFError, OSError):
             self.stop_listening()
             return
-        if isinstance(message, Up):
-            self.up = message
+        if isinstance(message, Booted):
+            self.booted = message
             self.boots += 1
         elif message == ACKNOWLEDGED:
             self.acknowledged += 1
         self.changed.set()
 
     def stop_listening(self) -> None:
-        """Receive no more, and wake those who wait."""
+        """Stop receiving messages, and wake the waiting tasks."""
         if not self.closed:
             asyncio.get_running_loop().remove_reader(self.pipe.fileno())
             self.closed = True
             self.changed.set()
 
-    async def booted(self, times: int) -> Up | None:
-        """Wait until the host has booted so many times; None if it never will."""
-        await self._until(lambda: self.boots >= times)
-        return self.up if self.boots >= times else None
+    async def wait_for_boot(self, count: int) -> Booted | None:
+        """Wait for the boot of this number. Return None if the host ends before."""
+        await self._wait_until(lambda: self.boots >= count)
+        return self.booted if self.boots >= count else None
 
-    async def do(self, what: Order) -> bool:
-        """Send the host an order and wait until it is done; False if it never will be."""
+    async def carry_out(self, order: Order) -> bool:
+        """Send an order and wait until it is carried out. Return False if the host ends before."""
         self.sent += 1
-        order = self.sent
+        number = self.sent
         try:
-            self.pipe.send(what)
+            self.pipe.send(order)
         except OSError:
             return False
-        await self._until(lambda: self.acknowledged >= order)
-        return self.acknowledged >= order
+        await self._wait_until(lambda: self.acknowledged >= number)
+        return self.acknowledged >= number
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds() and not self.closed:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self.closed:
             self.changed.clear()
             await self.changed.wait()
 
 
-class Hosts:
+class RunningHosts:
     """The hosts of all nodes."""
 
     def __init__(self, settings: HostSettings, machines: MachineFolders) -> None:
-        """No hosts yet."""
+        """Start without hosts."""
         self._settings = settings
         self._machines = machines
-        self._running: dict[int, list[_Running]] = {}
-        # In Python 3.11.0 the fork server would listen where every user of the machine could make
-        # it run code (CVE-2022-42919); a socket in our own folder prevents that.
+        self._running: dict[int, list[_RunningHost]] = {}
+        # In Python 3.11.0, any user of the machine can make the fork server run code
+        # (CVE-2022-42919). A socket in a private folder prevents this.
         vars(multiprocessing.util)["abstract_sockets_supported"] = False
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
-        # Starting a process blocks a little, and multiprocessing wants it done by one thread.
+        self._context.set_forkserver_preload(PRELOADED_MODULES)
+        # Starting a process blocks for a moment, and multiprocessing needs a single thread for it.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosts")
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: dict[int, asyncio.Lock] = {}
         self._keys: dict[int, dict[int, bytes]] = {}
         self._ending: set[int] = set()
 
-    def clear_away(self) -> None:
-        """End and remove what an earlier emulator in this home left behind."""
-        mark = f"DRUMLINE_HOST_TAG={self._settings.mark}"
-        processes.end_all(lambda: processes.bearing(mark), deadline=5.0)
+    def remove_leftovers(self) -> None:
+        """End the hosts of an earlier emulator in this home, and remove their disks."""
+        variable = f"DRUMLINE_HOST_TAG={self._settings.tag}"
+        processes.kill_all(lambda: processes.find_by_environment(variable), timeout=5.0)
         shutil.rmtree(self._settings.hosts, ignore_errors=True)
         self._settings.hosts.mkdir(parents=True, mode=0o700)
         self._settings.buckets.mkdir(exist_ok=True)
 
-    def warm_up(self) -> None:
-        """Start the fork server now, so that the first node does not wait for it."""
+    def start_fork_server(self) -> None:
+        """Start the fork server, so that the first node does not wait for it."""
         self._starter.submit(multiprocessing.forkserver.ensure_running)  # type: ignore[attr-defined]
 
     def start(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
-        """Start a node's hosts and report them when all accept logins; none if one failed."""
+        """Start a node's hosts and report them once all accept logins, or none if one failed."""
 
         async def work() -> None:
             async with self._lock(node):
@@ -161,23 +165,23 @@ class Hosts:
         self._spawn(work())
 
     def restart(self, node: Node, report: Callable[[Node, tuple[HostAddress, ...]], None]) -> None:
-        """Reset a node's hosts and report them when all accept logins; none if one is gone."""
+        """Reboot a node's hosts and report them once all accept logins, or none if one ended."""
 
-        async def reset(host: _Running) -> Up | None:
-            boots = host.boots + 1
-            return await host.booted(boots) if await host.do("reboot") else None
+        async def reboot(host: _RunningHost) -> Booted | None:
+            count = host.boots + 1
+            return await host.wait_for_boot(count) if await host.carry_out("reboot") else None
 
         async def work() -> None:
             async with self._lock(node):
-                ups = await asyncio.gather(*map(reset, self._running.get(node.uid, [])))
-            report(node, _addresses(ups))
+                boots = await asyncio.gather(*map(reboot, self._running.get(node.uid, [])))
+            report(node, _addresses(boots))
 
         self._spawn(work())
 
     def end(
         self, node: Node, report: Callable[[Node, bool], None], *, keep_disks: bool = False
     ) -> None:
-        """End a node's hosts and report when nothing is left of them, or only their disks."""
+        """End a node's hosts, delete their disks unless they are kept, and report it."""
 
         async def work() -> None:
             async with self._lock(node):
@@ -189,22 +193,24 @@ class Hosts:
                     self._locks.pop(node.uid, None)
             report(node, keep_disks)
 
-        # Hosts that still boot are not waited for.
+        # Hosts that are still starting are ended once they have started.
         self._ending.add(node.uid)
         self._send_all(node.uid, "end")
         self._spawn(work())
 
-    async def order(self, node: Node, index: int, what: Order) -> bool:
-        """Break or heal a host, and wait until that is done; False if the host is gone."""
+    async def order(self, node: Node, index: int, order: Order) -> bool:
+        """Break or heal a host, and wait until it is done. Return False if the host has ended."""
         running = self._running.get(node.uid, [])
-        return index < len(running) and await running[index].do(what)
+        return index < len(running) and await running[index].carry_out(order)
 
     async def give_notice(self, node: Node) -> None:
-        """Have every host of a node send SIGTERM to its programs."""
-        await asyncio.gather(*(host.do("notice") for host in self._running.get(node.uid, [])))
+        """Announce a preemption: every host of a node sends SIGTERM to its programs."""
+        await asyncio.gather(
+            *(host.carry_out("notice") for host in self._running.get(node.uid, []))
+        )
 
-    def listing(self, node: Node) -> list[int]:
-        """The process of each of a node's hosts."""
+    def pids(self, node: Node) -> list[int]:
+        """Return the process ids of a node's hosts."""
         return [host.pid for host in self._running.get(node.uid, [])]
 
     async def close(self) -> None:
@@ -241,20 +247,20 @@ class Hosts:
         if node.uid in self._ending:
             self._send_all(node.uid, "end")
         for host in running:
-            # Its machine may have been broken while it was not yet listed as running.
+            # The machine may have been broken before the host was registered.
             if (faults := self._machines.faults(host.spec.machine.name)) != host.spec.faults:
-                await host.do(faults)
-        return _addresses(await asyncio.gather(*(host.booted(1) for host in running)))
+                await host.carry_out(faults)
+        return _addresses(await asyncio.gather(*(host.wait_for_boot(1) for host in running)))
 
     def _folder(self, node: Node) -> Path:
         return self._settings.hosts / f"{node.spec.name.rpartition('/')[2]}-{node.uid:x}"
 
-    def _fork(self, node: Node, index: int) -> _Running:
+    def _fork(self, node: Node, index: int) -> _RunningHost:
         folder = self._folder(node) / str(index)
         keys = self._keys.setdefault(node.uid, {})
         spec = HostSpec(
             home=folder,
-            # A host has the same key as long as its disk exists.
+            # The host key belongs to the disk.
             host_key=keys.setdefault(index, new_key()),
             metadata=node.spec.metadata,
             chips=node.spec.slice.chips_per_host,
@@ -263,46 +269,48 @@ class Hosts:
             boot_seconds=self._settings.boot_seconds,
             machine=self._machines.folder(node.machines[index]),
             faults=self._machines.faults(node.machines[index]),
-            mark=f"{self._settings.mark}{node.uid:x}/{index}",
+            tag=f"{self._settings.tag}{node.uid:x}/{index}",
         )
-        ours, theirs = self._context.Pipe()
+        pipe, host_pipe = self._context.Pipe()
         name = f"host {folder.parent.name}/{index}"
-        process = self._context.Process(target=be_host, args=(spec, theirs), name=name)
+        process = self._context.Process(target=run_host, args=(spec, host_pipe), name=name)
         process.start()
-        theirs.close()
-        return _Running(process, process.pid or 0, ours, spec)
+        host_pipe.close()
+        return _RunningHost(process, process.pid or 0, pipe, spec)
 
     async def _end_all(self, uid: int) -> None:
-        ending = self._running.get(uid, [])
+        hosts_to_end = self._running.get(uid, [])
         self._send_all(uid, "end")
-        await asyncio.gather(*(self._ended(host) for host in ending))
+        await asyncio.gather(*(self._wait_for_end(host) for host in hosts_to_end))
         self._running.pop(uid, None)
 
-    async def _ended(self, host: _Running) -> None:
-        if not await _readable(host.process.sentinel, _END_SECONDS):
+    async def _wait_for_end(self, host: _RunningHost) -> None:
+        if not await _wait_readable(host.process.sentinel, _END_SECONDS):
             host.process.kill()
-            await _readable(host.process.sentinel, _END_SECONDS)
+            await _wait_readable(host.process.sentinel, _END_SECONDS)
         crashed = host.process.exitcode != 0
         host.stop_listening()
         host.pipe.close()
         host.process.close()
         if crashed:
-            mark = f"DRUMLINE_HOST_TAG={host.spec.mark}"
-            await asyncio.to_thread(processes.end_all, lambda: processes.bearing(mark))
+            variable = f"DRUMLINE_HOST_TAG={host.spec.tag}"
+            await asyncio.to_thread(
+                processes.kill_all, lambda: processes.find_by_environment(variable)
+            )
 
 
-def _addresses(ups: Sequence[Up | None]) -> tuple[HostAddress, ...]:
-    """The addresses of all hosts of a node; none if one does not answer."""
-    found = [HostAddress("127.0.0.1", up.port, up.host_key) for up in ups if up]
-    return tuple(found) if len(found) == len(ups) else ()
+def _addresses(boots: Sequence[Booted | None]) -> tuple[HostAddress, ...]:
+    """Return the addresses of all hosts of a node, or none if one host has ended."""
+    addresses = [HostAddress("127.0.0.1", boot.port, boot.host_key) for boot in boots if boot]
+    return tuple(addresses) if len(addresses) == len(boots) else ()
 
 
-async def _readable(fd: int, seconds: float | None) -> bool:
+async def _wait_readable(fd: int, seconds: float | None) -> bool:
     loop = asyncio.get_running_loop()
-    happened = asyncio.Event()
-    loop.add_reader(fd, happened.set)
+    readable = asyncio.Event()
+    loop.add_reader(fd, readable.set)
     try:
-        await asyncio.wait_for(happened.wait(), seconds)
+        await asyncio.wait_for(readable.wait(), seconds)
     except TimeoutError:
         return False
     finally:

@@ -1,7 +1,7 @@
 """The SSH server of an emulated host, which runs commands there.
 
-It behaves as OpenSSH, including its surprises: a command outlives a broken connection, and a
-channel stays open as long as any process holds its output.
+It behaves like OpenSSH: a command survives a lost connection, and a channel stays open as long as a
+process holds its output.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ import asyncssh
 
 
 @dataclass(frozen=True)
-class Door:
-    """What the server needs to know about its host."""
+class SshSettings:
+    """The host's settings for its SSH server."""
 
     home: str
     environment: Callable[[], Mapping[str, str]]
-    """The environment of a command that is started now."""
+    """Returns the environment of a new command."""
     authorized: Mapping[str, str]
     """The lines of an authorized_keys file, by user."""
     host_key: bytes
@@ -33,7 +33,7 @@ class Door:
 
 
 def authorized_keys(metadata: str) -> dict[str, str]:
-    """Keys by user, from the metadata `ssh-keys` with lines `user:ssh-ed25519 AAAA comment`."""
+    """Return keys by user from the metadata `ssh-keys`: lines `user:ssh-ed25519 AAAA comment`."""
     keys: dict[str, str] = {}
     for line in metadata.splitlines():
         user, colon, key = line.strip().partition(":")
@@ -42,24 +42,24 @@ def authorized_keys(metadata: str) -> dict[str, str]:
     return keys
 
 
-def serve_forever(listening: socket.socket, door: Door, answers: int) -> None:
-    """Serve on that socket until killed; writes a byte to the descriptor `answers` once it does."""
-    # Relative paths of SFTP and SCP start at the host's home.
-    os.chdir(door.home)
-    asyncio.run(_serve(listening, door, answers))
+def serve_forever(listening: socket.socket, settings: SshSettings, ready: int) -> None:
+    """Serve on a socket until killed. Write a byte to the descriptor `ready` once it serves."""
+    # SFTP and SCP resolve relative paths from the current folder.
+    os.chdir(settings.home)
+    asyncio.run(_serve(listening, settings, ready))
 
 
 CHUNK = 1 << 16
 
 
-async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
+async def _serve(listening: socket.socket, settings: SshSettings, ready: int) -> None:
     async def handle(process: asyncssh.SSHServerProcess[bytes]) -> None:
-        await _run(process, door)
+        await _run(process, settings)
 
     await asyncssh.listen(
         sock=listening,
-        server_factory=lambda: _Server(door.authorized),
-        server_host_keys=[asyncssh.import_private_key(door.host_key)],
+        server_factory=lambda: _Server(settings.authorized),
+        server_host_keys=[asyncssh.import_private_key(settings.host_key)],
         process_factory=handle,
         sftp_factory=_Files,
         allow_scp=True,
@@ -68,11 +68,11 @@ async def _serve(listening: socket.socket, door: Door, answers: int) -> None:
         password_auth=False,
         kbdint_auth=False,
         gss_host=None,
-        # Clients multiplex and stay connected: they set the timeouts.
+        # Long, because the clients set their own timeouts.
         login_timeout=120,
     )
-    os.write(answers, b"1")
-    os.close(answers)
+    os.write(ready, b"1")
+    os.close(ready)
     await asyncio.Event().wait()
 
 
@@ -80,7 +80,7 @@ class _Files(asyncssh.SFTPServer):
     """Serves files by SFTP, which scp uses."""
 
     def exit(self) -> None:
-        """Report success, or scp reports a good copy as a failure."""
+        """Report success. Without it, scp reports a failure after a complete copy."""
         with contextlib.suppress(OSError):
             self.channel.exit(0)
 
@@ -109,24 +109,24 @@ class _Server(asyncssh.SSHServer):
         return True  # `ssh -L` to a TensorBoard on the host
 
 
-async def _run(process: asyncssh.SSHServerProcess[bytes], door: Door) -> None:
-    """Run a command, or a shell, and pass on its exit status."""
+async def _run(process: asyncssh.SSHServerProcess[bytes], settings: SshSettings) -> None:
+    """Run a command or a shell, and report its exit status."""
     user = process.channel.get_connection().get_extra_info("username")
-    environment = {**door.environment(), "USER": user, "LOGNAME": user, **process.env}
+    environment = {**settings.environment(), "USER": user, "LOGNAME": user, **process.env}
     if process.term_type:
         environment["TERM"] = process.term_type
     # Without a command it is a login shell, as in OpenSSH.
     arguments = ["bash", "-c", process.command] if process.command else ["bash", "-l"]
     start = _start_on_terminal if process.term_type else _start_on_pipes
     try:
-        program = await start(process, arguments, {"env": environment, "cwd": door.home})
-    except OSError as wrong:
-        process.stderr.write(f"cannot start: {wrong}\n".encode())
+        program = await start(process, arguments, {"env": environment, "cwd": settings.home})
+    except OSError as error:
+        process.stderr.write(f"cannot start: {error}\n".encode())
         process.exit(126)
         return
     process.set_redirect_pid(program.pid)
     code = await program.wait()
-    # Output may still be coming, or be held open by what the command left running.
+    # A process that the command left running may still write or hold the output.
     await process.stdout.drain()
     await process.stderr.drain()
     if code >= 0:
@@ -139,7 +139,7 @@ async def _run(process: asyncssh.SSHServerProcess[bytes], door: Door) -> None:
 async def _start_on_pipes(
     process: asyncssh.SSHServerProcess[bytes], arguments: list[str], options: dict[str, Any]
 ) -> asyncio.subprocess.Process:
-    # Pipes of our own instead of asyncio's, which would kill the program when they are closed.
+    # asyncio kills the program when its own pipes are closed, so use other pipes.
     stdin, to_program = os.pipe()
     from_stdout, stdout = os.pipe()
     from_stderr, stderr = os.pipe()
@@ -159,24 +159,24 @@ async def _start_on_pipes(
     finally:
         for fd in (stdin, stdout, stderr):
             os.close(fd)
-    # One output may end before the other, so neither ends the channel.
+    # send_eof=False, because one output may end before the other.
     await process.redirect(stdout=from_stdout, stderr=from_stderr, send_eof=False)
-    feeding = asyncio.create_task(_feed(process, to_program, program.pid))
-    _feeding.add(feeding)
-    feeding.add_done_callback(_feeding.discard)
+    task = asyncio.create_task(_write_input(process, to_program, program.pid))
+    _input_tasks.add(task)
+    task.add_done_callback(_input_tasks.discard)
     return program
 
 
-_feeding: set[asyncio.Task[None]] = set()
-LEFT_SECONDS = 0.5
-"""Seconds between checks whether the sender has left, while a program does not read."""
+_input_tasks: set[asyncio.Task[None]] = set()
+DISCONNECT_CHECK_SECONDS = 0.5
+"""The interval of checks for a disconnected client while a program does not read its input."""
 
 
-async def _feed(process: asyncssh.SSHServerProcess[bytes], pipe: int, program: int) -> None:
-    """Pass a program its input.
+async def _write_input(process: asyncssh.SSHServerProcess[bytes], pipe: int, program: int) -> None:
+    """Pass the client's input to a program.
 
-    Not by a redirect: asyncio closes a pipe that was filled and closed again during its callback
-    for free space, and the contents of the buffer are lost.
+    A redirect would lose data: asyncio drops the buffer of a pipe that is filled and closed during
+    the callback for free space.
     """
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
@@ -191,30 +191,30 @@ async def _feed(process: asyncssh.SSHServerProcess[bytes], pipe: int, program: i
             except asyncssh.BreakReceived:
                 os.kill(program, signal.SIGINT)
                 continue
-            except asyncssh.SignalReceived as sent:
-                os.kill(program, signal.Signals[f"SIG{sent.signal}"])
+            except asyncssh.SignalReceived as received:
+                os.kill(program, signal.Signals[f"SIG{received.signal}"])
                 continue
             if not data:
                 return
             writer.write(data)
-            if not await _drained(writer, process):
-                # The channel closes once all input is read, and then nobody reads the program's
-                # output; a program that does not read is not waited for.
+            if not await _drain(writer, process):
+                # The client has disconnected. Read the rest of its input, because the channel only
+                # closes after that, and do not wait for a program that does not read.
                 transport.abort()
                 while await source.read(CHUNK):
                     pass
                 return
     except (OSError, KeyError, asyncssh.Error):
-        return  # it has ended or closed its input, or the connection was lost
+        return  # the program has ended or closed its input, or the connection was lost
     finally:
         writer.close()
 
 
-async def _drained(writer: asyncio.StreamWriter, process: asyncssh.SSHServerProcess[bytes]) -> bool:
-    """Wait until a program reads on; False if the sender left before."""
+async def _drain(writer: asyncio.StreamWriter, process: asyncssh.SSHServerProcess[bytes]) -> bool:
+    """Wait until the program reads. Return False if the client disconnects before."""
     while True:
         try:
-            async with asyncio.timeout(LEFT_SECONDS):
+            async with asyncio.timeout(DISCONNECT_CHECK_SECONDS):
                 await writer.drain()
             return True
         except TimeoutError:
@@ -225,23 +225,23 @@ async def _drained(writer: asyncio.StreamWriter, process: asyncssh.SSHServerProc
 async def _start_on_terminal(
     process: asyncssh.SSHServerProcess[bytes], arguments: list[str], options: dict[str, Any]
 ) -> asyncio.subprocess.Process:
-    ours, theirs = os.openpty()
+    server_end, program_end = os.openpty()
     columns, rows, width, height = process.term_size
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, width, height))
+    fcntl.ioctl(program_end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, width, height))
     try:
         program = await asyncio.create_subprocess_exec(
             *arguments,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
+            stdin=program_end,
+            stdout=program_end,
+            stderr=program_end,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
             **options,
         )
     except OSError:
-        os.close(ours)
+        os.close(server_end)
         raise
     finally:
-        os.close(theirs)
-    await process.redirect(stdin=os.dup(ours), stdout=ours)
+        os.close(program_end)
+    await process.redirect(stdin=os.dup(server_end), stdout=server_end)
     return program

@@ -1,1 +1,0 @@
-"""Emulated hosts: processes with a home folder, chips and an SSH server."""

@@ -1,1 +1,0 @@
-"""The machine under the agent: its files, its processes, its logs, and whether it goes down."""
