@@ -65,11 +65,11 @@ def test_counts_and_rates() -> None:
         ("\x1b(0x", "x"),
     ],
 )
-def test_nothing_a_terminal_acts_on_is_left(text: str, left: str) -> None:
+def test_sanitized_text_has_no_control_characters(text: str, left: str) -> None:
     assert sanitize(text) == left
 
 
-def test_wide_characters_are_counted_and_cut_as_they_are_drawn() -> None:
+def test_wide_characters_take_two_columns() -> None:
     assert display_width("模型-a") == 6
     assert truncate("模型模型", 5) == "模型…"
     assert display_width(truncate("模型模型", 4)) <= 4
@@ -77,7 +77,7 @@ def test_wide_characters_are_counted_and_cut_as_they_are_drawn() -> None:
     assert truncate("llama", 5) == "llama"
 
 
-def test_the_clock_names_the_day_only_when_it_is_not_today(
+def test_times_have_a_date_unless_they_are_today(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
@@ -107,7 +107,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("sent", "shown"), STREAMS)
-def test_a_stream_is_made_harmless_wherever_it_is_cut_into_pieces(sent: bytes, shown: str) -> None:
+def test_a_stream_is_sanitized_for_any_chunks(sent: bytes, shown: str) -> None:
     assert sanitize_lines(sent.decode("utf-8", "replace")) == shown
     for size in (1, 2, 3, 1000):
         stream = Sanitizer()
@@ -116,14 +116,14 @@ def test_a_stream_is_made_harmless_wherever_it_is_cut_into_pieces(sent: bytes, s
         assert text == shown
 
 
-def test_an_opening_that_is_never_closed_is_not_held_back_for_ever() -> None:
+def test_an_unclosed_escape_sequence_does_not_hide_the_log() -> None:
     stream = Sanitizer()
     shown = stream.feed(b"\x1b]") + "".join(stream.feed(b"x" * 1000) for _ in range(10))
     assert len(shown) >= 5000
     assert "\x1b" not in shown
 
 
-def test_a_moment_is_so_long_ago_or_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     noon = 1_700_049_600.0  # 2023-11-15 12:00
@@ -132,6 +132,6 @@ def test_a_moment_is_so_long_ago_or_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert parse_time("11:30", noon) == noon - 1800
     assert parse_time("12:30", noon) == noon + 1800 - 86400
     assert parse_time("2023-11-15T11:00", noon) == noon - 3600
-    for wrong in ("", "ten", "10", "25:99", "yesterday"):
+    for text in ("", "ten", "10", "25:99", "yesterday"):
         with pytest.raises(ValueError, match=r"[Ii]nvalid|must be|range|format"):
-            parse_time(wrong, noon)
+            parse_time(text, noon)

@@ -1,4 +1,4 @@
-"""Waiting at the desk ends when whoever waits is told to stop, whatever happens at that moment."""
+"""Waiting for events ends when its task is cancelled, even while new events arrive."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,9 +16,7 @@ WAITS: dict[str, Callable[[Office, str], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_waiter_that_is_told_to_stop_just_as_there_is_news_stops(
-    tmp_path: Path, wait: str
-) -> None:
+def test_a_cancelled_wait_for_events_stops(tmp_path: Path, wait: str) -> None:
     async def story(office: Office) -> None:
         job = await office.create()
         await office.reaches(job, "RUNNING")

@@ -23,10 +23,10 @@ def left(server: Any) -> Any:
 
 
 def posted(server: Any) -> list[str]:
-    return [path for method, path, _ in server.asked if method == "POST"]
+    return [path for method, path, _ in server.requests if method == "POST"]
 
 
-def test_what_is_left_is_listed_with_the_next_step(
+def test_orphans_are_listed_with_the_next_commands(
     left: Any, drumline: Run, capsys: Printed
 ) -> None:
     assert drumline("server", "strays") == 0
@@ -38,7 +38,7 @@ def test_what_is_left_is_listed_with_the_next_step(
     assert posted(left) == []
 
 
-def test_nothing_is_released_unasked(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_release_needs_a_confirmation(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", "--release") == 2
     assert "add --yes" in capsys.readouterr().err
     assert posted(left) == []
@@ -47,26 +47,26 @@ def test_nothing_is_released_unasked(left: Any, drumline: Run, capsys: Printed) 
     assert posted(left) == ["/strays/release"]
 
 
-def test_some_are_adopted_by_name(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_orphans_are_adopted_by_name(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", STRAY["name"], "--adopt") == 0
     assert capsys.readouterr().out == "000007 holds it\n"
     (asked,) = [body for method, _, body in left.asked if method == "POST"]
     assert asked["names"] == [STRAY["name"]]
 
 
-def test_both_at_once_are_neither(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_release_and_adopt_cannot_be_combined(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", "--adopt", "--release") == 2
     assert "cannot be combined" in capsys.readouterr().err
     assert posted(left) == []
 
 
-def test_nothing_left_is_said(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_no_orphans_are_reported(left: Any, drumline: Run, capsys: Printed) -> None:
     left.answers["GET /strays"] = {"strays": [], "not_seen": {}}
     assert drumline("server", "strays") == 0
     assert capsys.readouterr().out == "there are no slices of a lost database\n"
 
 
-def test_the_status_of_the_server_tells_of_them_and_of_rows_it_cannot_read(
+def test_server_status_reports_orphans_and_unreadable_jobs(
     left: Any, drumline: Run, capsys: Printed
 ) -> None:
     aside = {"id": "000003", "user": "lab", "name": "x", "reason": "choices: field required"}
