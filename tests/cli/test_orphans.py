@@ -50,8 +50,8 @@ def test_release_needs_a_confirmation(left: Any, drumline: Run, capsys: Printed)
 def test_orphans_are_adopted_by_name(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", STRAY["name"], "--adopt") == 0
     assert capsys.readouterr().out == "000007 holds it\n"
-    (asked,) = [body for method, _, body in left.asked if method == "POST"]
-    assert asked["names"] == [STRAY["name"]]
+    (request,) = [body for method, _, body in left.requests if method == "POST"]
+    assert request["names"] == [STRAY["name"]]
 
 
 def test_release_and_adopt_cannot_be_combined(left: Any, drumline: Run, capsys: Printed) -> None:
