@@ -332,7 +332,7 @@ LABEL_WIDTH = 66
 def svg(drawing: Drawing) -> str:
     """Render a drawing as an SVG file."""
     title = escape(drawing.title)
-    parts = [
+    elements = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}'"
         f" width='{WIDTH}' height='{HEIGHT}' {_FONT} font-size='13' fill='{_INK}'>",
         f"<title>{title}</title>",
@@ -345,7 +345,7 @@ def svg(drawing: Drawing) -> str:
         *_svg_curves(drawing),
         "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(elements) + "\n"
 
 
 def _svg_position(drawing: Drawing, point: Point) -> Point:
@@ -363,83 +363,83 @@ def _svg_rerun_steps(drawing: Drawing) -> list[str]:
     if not drawing.rerun_steps:
         return []
     right = WIDTH - RIGHT
-    parts = [
+    elements = [
         f"<rect x='{right - 12}' y='35' width='12' height='12' fill='{_RERUN_COLOUR}'/>",
         f"<text x='{right - 18}' y='46' text-anchor='end' fill='#5e5c64'>run again</text>",
     ]
     for begin, end in drawing.rerun_steps:
         first, last = _svg_x(drawing, begin), _svg_x(drawing, end)
         width = max(last - first, 2.0)
-        parts.append(
+        elements.append(
             f"<rect x='{first:.1f}' y='{TOP}' width='{width:.1f}' height='{HEIGHT - TOP - BOTTOM}'"
             f" fill='{_RERUN_COLOUR}'><title>steps {begin:,.0f} to {end:,.0f} run again</title>"
             "</rect>"
         )
-    return parts
+    return elements
 
 
 def _svg_axes(drawing: Drawing) -> list[str]:
     low, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    parts = []
+    elements = []
     for tick in drawing.y.ticks:
         y = _svg_position(drawing, (drawing.x.low, tick))[1]
         label = escape(drawing.y.tick_label(tick))
-        parts += [
+        elements += [
             f"<line x1='{LEFT}' y1='{y:.1f}' x2='{right}' y2='{y:.1f}' stroke='{_GRID}'/>",
             f"<text x='{LEFT - 8}' y='{y + 4:.1f}' text-anchor='end'>{label}</text>",
         ]
     for tick in drawing.x.ticks:
         x = _svg_x(drawing, tick)
         label = escape(drawing.x.tick_label(tick))
-        parts += [
+        elements += [
             f"<line x1='{x:.1f}' y1='{low}' x2='{x:.1f}' y2='{low + 5}' stroke='{_INK}'/>",
             f"<text x='{x:.1f}' y='{low + 20}' text-anchor='middle'>{label}</text>",
         ]
     middle = (TOP + low) / 2
-    parts += [
+    elements += [
         f"<path d='M{LEFT} {TOP}V{low}H{right}' fill='none' stroke='{_INK}'/>",
         f"<text x='{(LEFT + right) / 2:.0f}' y='{HEIGHT - 14}' text-anchor='middle'>"
         f"{escape(drawing.x.label)}</text>",
         f"<text transform='translate(18 {middle:.0f}) rotate(-90)' text-anchor='middle'>"
         f"{escape(drawing.y.label)}</text>",
     ]
-    return parts
+    return elements
 
 
 def _svg_interruptions(drawing: Drawing) -> list[str]:
-    parts: list[str] = []
+    elements: list[str] = []
     free_from = 0.0
     for interruption in sorted(drawing.interruptions, key=lambda interruption: interruption.x):
         x = _svg_x(drawing, interruption.x)
-        parts.append(
+        elements.append(
             f"<line x1='{x:.1f}' y1='{TOP}' x2='{x:.1f}' y2='{HEIGHT - BOTTOM}'"
             f" stroke='{_INTERRUPTION_COLOUR}' stroke-dasharray='4 3'/>"
         )
         if x >= free_from:
             # Near the right edge the label is on the left of its line.
             anchor, gap = ("end", -4) if x > WIDTH - RIGHT - LABEL_WIDTH else ("start", 4)
-            parts.append(
+            elements.append(
                 f"<text x='{x + gap:.1f}' y='{TOP + 12}' font-size='11'"
                 f" fill='{_INTERRUPTION_COLOUR}' text-anchor='{anchor}'>"
                 f"{escape(interruption.label)}</text>"
             )
         free_from = max(free_from, x + LABEL_WIDTH)
-    return parts
+    return elements
 
 
 def _svg_curves(drawing: Drawing) -> list[str]:
-    parts = []
+    elements = []
     for index, curve in enumerate(drawing.curves):
         colour = _SVG_COLOURS[index % 2]
         for segment in curve.segments:
             points = [_svg_position(drawing, point) for point in segment]
             if len(points) == 1:
                 x, y = points[0]
-                parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2' fill='{colour}'/>")
+                elements.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2' fill='{colour}'/>")
                 continue
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-            parts.append(
+            elements.append(
                 f"<path d='M{path}' fill='none' stroke='{colour}' stroke-width='1.6'"
                 f" stroke-linejoin='round'><title>attempt {curve.attempt}</title></path>"
             )
-    return parts
+    return elements
