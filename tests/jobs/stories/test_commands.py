@@ -258,7 +258,7 @@ def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
     assert shell.world.status(job) == "RUNNING"
     told = shell("cancel", job)
     assert told.code == 0
-    assert "is kept 60 min for a resume, which costs about $" in told.out
+    assert "is kept for 60 min for a resume, which costs about $" in told.out
     assert f"drumline delete {job}" in told.out
     assert shell("wait", job).code == 1
     assert not holds_nothing(shell, job)
